@@ -67,6 +67,9 @@ BOXES = {
         "cli": Box(330, 80, 150),
         "launch": Box(180, 180),
         "setup": Box(288, 180),
+        "export": Box(378, 180, 70),
+        "report": Box(460, 180, 78),
+        "escape": Box(575, 180, 78),
         "check": Box(180, 284),
         "dispatch": Box(294, 284),
         "observe": Box(409, 284, 84),
@@ -124,7 +127,10 @@ TABLES: dict[str, Table] = {"control": WHOLE, "agent": INSIDE_AGENT, "runtime": 
 
 # Imports whose arrow would run through other boxes take this path instead.
 DETOURS: dict[tuple[str, str], tuple[Point, ...]] = {
+    ("export", "escape"): ((405, 163), (405, 147), (560, 147), (560, 163)),
     ("cli", "fake"): ((255, 80), (100, 80), (100, 587)),
+    ("cli", "prune"): ((405, 88), (526, 88), (526, 226), (490, 226), (490, 267)),
+    ("cli", "collect"): ((405, 72), (622, 72), (622, 230), (572, 230), (572, 267)),
     ("launch", "certificates"): ((132, 180), (116, 180), (116, 500), (128, 500)),
     ("fake", "common"): ((52, 604), (36, 604), (36, 806)),
     ("cluster", "common"): ((420, 407), (420, 806)),

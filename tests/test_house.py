@@ -29,6 +29,7 @@ MAY_IMPORT: Table = {
     "agent": ("common", "transfer"),
     "runtime": ("common", "transfer"),
     "errors": (),
+    "escape": (),
     "templates": (),
     "config": ("errors",),
     "certificates": (),
@@ -40,12 +41,14 @@ MAY_IMPORT: Table = {
     "launch": ("certificates", "check", "cluster", "common", "config", "errors", "inventory"),
     "setup": ("cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
     "observe": ("cluster", "common", "errors", "inventory"),
+    "report": ("escape", "observe"),
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
+    "export": ("cluster", "errors", "escape", "inventory", "observe"),
     "fake": ("common", "errors", "templates"),
     "cli": (
-        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "fake", "inventory"),
-        *("launch", "observe", "prune", "setup", "templates", "transport"),
+        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fake"),
+        *("inventory", "launch", "observe", "prune", "report", "setup", "templates", "transport"),
     ),
     "__main__": ("cli",),
 }
@@ -86,6 +89,10 @@ INSIDE_RUNTIME: Table = {
     "connector": ("environment", "local", "supervisor_socket", "trainer"),
 }
 
+# What shows a run reads its record, and streams of events that records are made of.
+VIEWS = ("cli.live_display", "cli.screen", "cli.commands.status", "cli.commands.report", "export", "report")
+FOR_VIEWS = ("observe.record", "observe.follow")
+
 # The only modules that may import these packages. All other packages outside the standard library are forbidden.
 THIRD_PARTY = {
     "paramiko": ("transport",),
@@ -95,6 +102,8 @@ THIRD_PARTY = {
     "numpy": ("runtime",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
     "cryptography": ("certificates",),
+    "tensorboardX": ("export.tensorboard",),
+    "prometheus_client": ("export.families", "export.scraped"),
 }
 
 
@@ -135,6 +144,13 @@ def test_the_tables_contain_every_part() -> None:
 def test_the_arrows_point_down(table: Table) -> None:
     parts = list(table)
     assert [(part, target) for part, target in allowed(table) if parts.index(target) > parts.index(part)] == []
+
+
+def test_views_of_a_run_read_its_record_and_nothing_else() -> None:
+    views = [module for module in modules() if within(module, VIEWS)]
+    used = {(module, name) for module in views for name in imported(module) if within(name, ["observe"])}
+    assert {within(module, [view]) for view in VIEWS for module, _ in used} == {True, False}
+    assert [(module, name) for module, name in sorted(used) if not within(name, FOR_VIEWS)] == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

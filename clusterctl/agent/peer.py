@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 64 << 20
 BEAT_S = 5.0
+NEWS_S = 0.5
 GO_S = 90.0  # a control machine that vanished does not close the connection
 
 
@@ -82,10 +83,13 @@ class Peer:
 
         return bool(select.select([self.incoming], [], [], 0)[0])
 
-    def beat(self) -> None:
-        """Send a heartbeat every BEAT_S during long work. Clients that wait for an answer skip it."""
-        if time.monotonic() - self._spoke > BEAT_S:
-            self.send({"alive": True})
+    def beat(self, **news: Any) -> None:
+        """Send a heartbeat every BEAT_S during long work, every NEWS_S with news of it.
+
+        Clients that wait for an answer skip it.
+        """
+        if time.monotonic() - self._spoke > (NEWS_S if news else BEAT_S):
+            self.send({"alive": True, **news})
 
     def send_bytes(self, data: bytes) -> None:
         self._spoke = time.monotonic()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.console import clean, human_bytes, plural
+from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster

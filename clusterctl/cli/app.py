@@ -23,6 +23,7 @@ START_OPTIONS = (
     "--job-workspace",
     "--job_dispatch_package",
     "--job-dispatch-package",
+    "--name",
     "--engine",
     "--set",
     "--resume",
@@ -44,7 +45,6 @@ START_OPTIONS = (
     "--version",
 )
 TAKES_PROGRAM = ("start", "exec")
-NOT_YET = ("report",)
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -59,8 +59,6 @@ def command_name(arguments: Arguments) -> str | None:
 def checked(arguments: Arguments) -> Arguments:
     """Separate the arguments of the training program. Raises UsageError for a command that takes none."""
     name = command_name(arguments)
-    if name in NOT_YET:
-        raise UsageError(f"{name} is not available in this version", hint="clusterctl --help lists the commands")
     if name == "exec" and not arguments.program and not {"-h", "--help"} & set(arguments.ours):
         words = [word for word in arguments.ours if word != "exec"]
         options = list(takewhile(lambda word: word.startswith("-"), words))

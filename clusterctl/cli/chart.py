@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+
+from clusterctl.cli.console import human_count
 
 Point = tuple[float, float]
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -44,8 +46,13 @@ def interpolate(points: Sequence[Point], count: int) -> list[float]:
     return heights
 
 
-def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8) -> list[str]:
-    """Draw filled columns of eighth blocks with the scale on the left; empty for fewer than two points."""
+def terminal_chart(
+    points: Sequence[Point], *, width: int = 60, height: int = 8, x_text: Callable[[float], str] = "step {:,.0f}".format
+) -> list[str]:
+    """Draw filled columns of eighth blocks with the scale on the left; empty for fewer than two points.
+
+    `x_text` formats the two ends of the x axis.
+    """
     means = resample(points, width)
     if len(means) < 2:
         return []
@@ -56,11 +63,16 @@ def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8)
     lines = []
     for row in range(height - 1, -1, -1):
         scale = high if row == height - 1 else low if row == 0 else None
-        label = f"{scale:7.2f}" if scale is not None else " " * 7
+        label = f"{_scale(scale):>7}" if scale is not None else " " * 7
         cells = "".join(EIGHTHS[max(0, min(8, level - 8 * row))] for level in levels)
         lines.append(f"{label} ┤{cells}".rstrip())
-    first, last = f"step {means[0][0]:,.0f}", f"{means[-1][0]:,.0f}"
+    first, last = x_text(means[0][0]), x_text(means[-1][0])
     return [*lines, f"{'':8}└{'─' * width}", f"{'':9}{first}{last:>{max(1, width - len(first))}}"]
+
+
+def _scale(value: float) -> str:
+    """Format a value in at most seven characters."""
+    return f"{value:.2f}" if abs(value) < 1000 else human_count(value)
 
 
 def svg_chart(points: Sequence[Point], title: str, x_label: str, y_label: str) -> str:

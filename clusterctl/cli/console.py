@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
+from clusterctl.cli import style
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.hints import hints_with_conf, message_with_conf, with_conf
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, InterruptedRun
+from clusterctl.escape import clean, finite
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
+    from rich.text import Text
 
 SCHEMA = "clusterctl/1"
-BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text direction
-#: Characters without a width, line separators, and tags. Joiners stay: scripts and emoji need them.
-INVISIBLE = "\xad\u180e\u200b\u2028\u2029\u2060-\u2064\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-HARMFUL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{BIDI}{INVISIBLE}]")
 
 
 class Console:
@@ -38,6 +36,8 @@ class Console:
         self.quiet = options.quiet
         self.verbose = options.verbose
         self.streaming = False
+        #: Entered around all that is printed, so that it appears above a line that redraws itself.
+        self.above_progress: Callable[[], AbstractContextManager[None]] = nullcontext
         #: Returns the error to report instead of one that ends the command.
         self.explain: Callable[[ClusterctlError], ClusterctlError] = lambda error: error
 
@@ -48,12 +48,40 @@ class Console:
     @property
     def live(self) -> bool:
         """True if a display that redraws itself can be shown."""
-        return not (self.json or self.quiet or "NO_COLOR" in os.environ) and sys.stdout.isatty()
+        return not (self.json or self.quiet) and _is_terminal(sys.stdout) and style.is_capable(os.environ)
 
     def rich(self) -> RichConsole:
         from rich.console import Console as RichConsole
 
         return RichConsole(file=self.people, highlight=False, emoji=False, markup=False)
+
+    def rich_text(self, text: str, *, keep_newlines: bool = False) -> Text:
+        """Return text for `rich`, cleaned and in its colours."""
+        from rich.text import Text
+
+        return Text.from_ansi(self._rendered(text, self.people, keep_newlines=keep_newlines))
+
+    def rich_lines(self, lines: Sequence[str]) -> Text:
+        """Return lines for `rich`, one below the other, none of which is wrapped."""
+        from rich.text import Text
+
+        return Text("\n", no_wrap=True, overflow="crop").join(map(self.rich_text, lines))
+
+    def _rendered(self, text: str, stream: TextIO, *, keep_newlines: bool) -> str:
+        colour = isinstance(text, style.Styled) and self.has_colour(stream)
+        return style.render(text, colour=colour, keep_newlines=keep_newlines)
+
+    def has_colour(self, stream: TextIO) -> bool:
+        """Return True if text on standard output or standard error is to have colours."""
+        return not (self.json or self.quiet) and style.wants_colour(os.environ, is_terminal=_is_terminal(stream))
+
+    def _print(self, text: str, stream: TextIO, *, keep_newlines: bool = True) -> None:
+        with self.above_progress():
+            print(self._rendered(text, stream, keep_newlines=keep_newlines), file=stream, flush=True)
+
+    def draw(self, control: str, text: str = "") -> None:
+        """Write an escape sequence and one line of text, without its end, to a terminal that is `live`."""
+        print(control + self._rendered(text, self.people, keep_newlines=False), end="", file=self.people, flush=True)
 
     def say(self, text: str = "") -> None:
         """Print text of ours for people, unless `--quiet`. Escape sequences from nodes or files are made harmless."""
@@ -61,12 +89,12 @@ class Console:
 
     def pasteable(self, text: str) -> str:
         """Return text of ours in which commands have the `--conf` of this call."""
-        return with_conf(text, self._conf)
+        return style.changed(text, lambda piece: with_conf(piece, self._conf))
 
     def output(self, text: str) -> None:
         """Print text of a program or a node, unless `--quiet`, with its escape sequences made harmless."""
         if not self.quiet:
-            print(clean(text, keep_newlines=True), file=self.people, flush=True)
+            self._print(text, self.people)
 
     def clear(self) -> None:
         """Clear the screen if there is one."""
@@ -74,16 +102,22 @@ class Console:
             print("\x1b[H\x1b[2J", end="", file=self.people)
 
     def warn(self, text: str) -> None:
-        """Print text of ours for people even with `--quiet`. Escape sequences are made harmless."""
-        self._complain(self.pasteable(text))
+        """Print a warning for people even with `--quiet`. Escape sequences are made harmless."""
+        text = self.pasteable(text)
+        self._complain(text if isinstance(text, style.Styled) else style.warning(text))
+
+    def note(self, text: str) -> None:
+        """Print a line about progress where it is not mistaken for output, unless `--quiet` or `--json`."""
+        if not (self.quiet or self.json):
+            self._complain(text)
 
     def _complain(self, text: str) -> None:
-        print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
+        self._print(text, sys.stderr)
 
     def document(self, value: Mapping[str, Any]) -> None:
         """Print the JSON document of a command; nothing without `--json`."""
         if self.json:
-            document = _finite(hints_with_conf({"schema": SCHEMA, **value}, self._conf))
+            document = finite(hints_with_conf({"schema": SCHEMA, **value}, self._conf))
             text = json.dumps(document, indent=None if self.streaming else 1)  # printable ASCII, except DEL
             print(text.replace("\x7f", "\\u007f"), flush=True)
 
@@ -103,9 +137,10 @@ class Console:
             self.document({"error": self._describe(error)})
         if self.verbose:
             self.traceback(error)
-        self._complain(message_with_conf(error, str(error), self._conf))
+        message = style.changed(str(error), lambda text: message_with_conf(error, text, self._conf))
+        self._complain(_as_failure(message, error))
         if error.hint:
-            self.warn(f"  {clean(error.hint)}")
+            self._complain(self.pasteable(f"  {clean(error.hint)}"))
         return exit_code(error)
 
     def traceback(self, error: BaseException) -> None:
@@ -137,16 +172,7 @@ class Console:
         if not self.quiet:
             table = list(rows)
             for line in fitting(headings, table, numeric, dropped_first if self.people.isatty() else ()):
-                print(clean(line), file=self.people, flush=True)
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, with null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+                self._print(line, self.people, keep_newlines=False)
 
 
 class ReportedError(ClusterctlError):
@@ -158,6 +184,17 @@ class ReportedError(ClusterctlError):
         self.original = error
 
 
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _as_failure(message: str, error: ClusterctlError) -> str:
+    """Return the message of an error in red, except its indented lines. An interruption is not a failure."""
+    if isinstance(message, style.Styled) or exit_code(error) == InterruptedRun.exit_code:
+        return message
+    return style.join("\n", (line if line.startswith(" ") else style.bad(line) for line in message.split("\n")))
+
+
 def exit_code(error: ClusterctlError) -> int:
     return error.code if isinstance(error, ReportedError) else error.exit_code
 
@@ -167,19 +204,26 @@ def align(headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seque
     widths = [max(len(cell) for cell in column) for column in zip(headings, *body, strict=True)]
     right = [heading in numeric for heading in headings]
     return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
+        style.join(
+            "  ",
+            (
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(row, widths, right, strict=True)
+            ),
         ).rstrip()
         for row in ([list(headings)] if any(headings) else []) + body
     ]
 
 
 def fitting(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str], dropped_first: Sequence[str]
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[str],
+    dropped_first: Sequence[str],
+    width: int | None = None,
 ) -> list[str]:
-    """Align a table, dropping columns in the order of `dropped_first` until it fits the terminal's width."""
-    width = shutil.get_terminal_size().columns
+    """Align a table, dropping columns in the order of `dropped_first` until it fits the `width` of the terminal."""
+    width = width or shutil.get_terminal_size().columns
     lines = align(headings, rows, numeric)
     for name in dropped_first:
         if max(len(line) for line in lines) <= width:
@@ -188,22 +232,6 @@ def fitting(
         headings, rows = [headings[i] for i in kept], [[row[i] for i in kept] for row in rows]
         lines = align(headings, rows, numeric)
     return lines
-
-
-def clean(text: str, *, keep_newlines: bool = False) -> str:
-    """Make text from a node safe for a terminal by replacing control and invisible characters with visible ones."""
-    if (text.replace("\n", "") if keep_newlines else text).isprintable():
-        return text
-    return HARMFUL.sub(lambda match: _harmless(match[0], keep_newlines), text)
-
-
-def _harmless(char: str, keep_newlines: bool) -> str:
-    code = ord(char)
-    if char == "\n" and keep_newlines:
-        return char
-    if code < 0x20:
-        return chr(0x2400 + code)  # the Unicode pictures of control characters
-    return "\ufffd"
 
 
 def plural(count: int, word: str) -> str:
@@ -230,6 +258,14 @@ def human_count(count: float | None) -> str:
 def human_time(seconds: float) -> str:
     whole = int(seconds)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def human_duration(seconds: float) -> str:
+    """Format a duration as `30 s`, `2 min 5 s` or `1 h 3 min`."""
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def percent(share: float | None) -> str:

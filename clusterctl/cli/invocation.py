@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
+from clusterctl.cli.progress import ProgressLine
 from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.config import Settings
     from clusterctl.inventory import Inventory
+    from clusterctl.observe.record.references import Reference
 
 
 class Invocation:
@@ -25,6 +28,7 @@ class Invocation:
         self.options = options
         self.program_args = program_args
         self.console = console
+        self.progress = ProgressLine(console)
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
 
@@ -58,9 +62,17 @@ class Invocation:
         self.console.explain = partial(explained, conf=settings.source)
         only = self.options.only
         nodes = select(inventory, only, last_failed.read(record)) if only else inventory.nodes
-        cluster = Cluster(settings, inventory, nodes)
+        cluster = Cluster(settings, inventory, nodes, self._ask)
+        cluster.watch = self.progress.watch
         self._opened = cluster, record
         return cluster
+
+    def _ask(self, prompt: str, stop: threading.Event) -> str | None:
+        """Prompt the user for a secret, on a line of its own."""
+        from clusterctl.transport import ask_terminal
+
+        with self.progress.hidden():
+            return ask_terminal(prompt, stop)
 
     def tolerate(self, error: ClusterctlError) -> None:
         """Record nodes that failed and that the user allows to be missing: not an error, but `failed@last` has them."""
@@ -107,6 +119,28 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
             path = "~" + path[len(home) :]
     parent, _, name = path.rpartition("/")
     return name if parent == settings.root_dir.rstrip("/") else path
+
+
+def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Reference:
+    """Return the run that a user named as JOB, JOB/RUN or with the name of a run; `number` is that of `--run`."""
+    from clusterctl.observe.record.references import Reference, resolve, run_number, split_run
+
+    ref, run = (None, None) if text is None else split_run(text)
+    ref = job_ref(cluster.settings, ref)
+    reference = Reference(ref, run) if run is not None else resolve(cluster, ref)
+    if number is None or reference.run == run_number(number):
+        return reference
+    if reference.run is not None:
+        hint = f"leave out --run {number}, or name the job: {reference.job}"
+        raise UsageError(f"{text} is run {int(reference.run)} of {reference.job}, not run {number}", hint=hint)
+    return Reference(reference.job, run_number(number))
+
+
+def job_of(cluster: Cluster, text: str | None) -> str | None:
+    """Return the job to send to the nodes. Raises UsageError if the text names another run of it than the newest."""
+    from clusterctl.observe.record.references import need_newest
+
+    return need_newest(cluster, run_of(cluster, text))
 
 
 def fail_on_broken_pipe() -> None:

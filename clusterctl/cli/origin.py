@@ -1,4 +1,4 @@
-"""What `start` is to start from: the options, the choice, and the messages about it."""
+"""What `start` starts, and from what: the options, the choice, and the messages about it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.chosen_settings import shown_option
-from clusterctl.cli.console import clean
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli.invocation import Invocation, job_of, job_ref, run_of
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,6 +19,85 @@ if TYPE_CHECKING:
     from clusterctl.config import Settings
     from clusterctl.inventory import Node
     from clusterctl.launch import LaunchPlan, Origin, Resume
+
+
+@dataclass(frozen=True)
+class Target:
+    """A dispatched `job` to start, or a workspace to dispatch first; `word` names it if no option does."""
+
+    job: str | None = None
+    package: Path | None = None
+    word: str | None = None
+
+    @classmethod
+    def find(cls, word: str | None, job_workspace: str | None, package: Path | None, *, only_jobs: bool) -> Target:
+        """Return the target that `word` or one of the options names.
+
+        An existing directory is a workspace, unless the other options go with a job only. Raises UsageError if `word`
+        and an option are given.
+        """
+        from clusterctl.errors import UsageError
+
+        if word is None:
+            return cls(job_workspace, package)
+        if job_workspace is not None or package is not None:
+            option = "--job_workspace" if package is None else "--job_dispatch_package"
+            raise UsageError(f"{word!r} and {option} both name what to start", hint="give one of them")
+        if not only_jobs and Path(word).is_dir():
+            return cls(package=Path(word), word=word)
+        return cls(job=word, word=word)
+
+
+def check_target(target: Target, options: OriginOptions, name: str | None) -> None:
+    """Raise UsageError unless there is one job to start, at most one origin, and a plain name, if any."""
+    from clusterctl.common.paths import MOST_LABEL_CHARS, is_label
+    from clusterctl.errors import UsageError
+
+    check_origin(target.job, target.package, options)
+    if name is not None and not is_label(name):
+        hint = (
+            f"use 1 to {MOST_LABEL_CHARS} letters, digits and ._-=+, not - or . at the beginning, and nothing that "
+            "looks like a job id"
+        )
+        raise UsageError(f"--name {name!r} cannot be the name of a run", hint=hint)
+
+
+def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as_given: bool) -> str | None:
+    """Return the reference of the job to send to the nodes; `as_given`: without asking the nodes.
+
+    The name of a run means its job. A resume continues from the newest run, which has to be that one then.
+    """
+    from clusterctl.common.paths import is_label
+    from clusterctl.errors import UsageError
+    from clusterctl.observe.record.references import is_known, need_newest
+
+    if as_given:
+        return job_ref(cluster.settings, target.job)
+    if target.package is not None:
+        if target.word is not None:
+            _refuse_job_of_this_name(cluster, target.word)
+        return None
+    named = run_of(cluster, target.job)
+    if named.chosen and not options.resume:
+        return named.job
+    if target.word is not None and is_label(target.word) and not named.chosen and not is_known(cluster, target.word):
+        message = f"there is no job {target.word} on the nodes, and no directory {target.word} here"
+        raise UsageError(message, hint="clusterctl jobs lists the jobs on the nodes")
+    return need_newest(cluster, named)
+
+
+def _refuse_job_of_this_name(cluster: Cluster, word: str) -> None:
+    """Raise UsageError if a directory of this machine is named like a job or a run. Errors of nodes come later."""
+    from clusterctl.errors import UsageError
+    from clusterctl.observe.record.references import is_known
+
+    ref = job_ref(cluster.settings, word)
+    if ref is not None and is_known(cluster, ref):
+        quoted = shlex.quote(word)
+        raise UsageError(
+            f"{word!r} is a directory here, and a job on the nodes",
+            hint=f"--job_dispatch_package {quoted} starts the directory, --job_workspace {quoted} the job",
+        )
 
 
 @dataclass(frozen=True)
@@ -48,10 +127,11 @@ class OriginOptions:
         from clusterctl.launch import choose, choose_model
 
         if self.load is None:
-            return choose(cluster, job, nodes, launch, job_ref(cluster.settings, self.resume_from))
-        ref = job_ref(cluster.settings, self.load)
-        assert ref is not None
-        return choose_model(cluster, ref, nodes, launch, run=self.load_run, tag=self.load_tag)
+            return choose(cluster, job, nodes, launch, job_of(cluster, self.resume_from))
+        named = run_of(cluster, self.load, self.load_run)
+        assert named.job is not None
+        run = None if named.run is None else int(named.run)
+        return choose_model(cluster, named.job, nodes, launch, run=run, tag=self.load_tag)
 
 
 def check_origin(job_workspace: str | None, package: Path | None, options: OriginOptions) -> None:
@@ -72,7 +152,7 @@ def check_origin(job_workspace: str | None, package: Path | None, options: Origi
     if not options.resume and (job_workspace is None) == (package is None):
         raise UsageError(
             "start needs a job: --job_workspace DIR, or --job_dispatch_package WORKSPACE to dispatch one first",
-            hint="clusterctl jobs lists the jobs on the nodes",
+            hint="clusterctl start WORKSPACE does the latter; clusterctl jobs lists the jobs on the nodes",
         )
 
 
@@ -80,7 +160,7 @@ def would_start_from(
     cluster: Cluster, launch: LaunchPlan, ref: str | None, options: OriginOptions
 ) -> tuple[str, Origin]:
     """Return the job and what it would start from."""
-    from clusterctl.observe.status import find
+    from clusterctl.observe.record.status import find
 
     job = find(cluster, ref, to_resume=True)[0] if options.resume else ref or "JOB..."
     return job, options.find(cluster, job, launch.nodes, launch)
@@ -89,7 +169,7 @@ def would_start_from(
 def kept_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
     """Return the job to resume, and the `--set`s of its run that apply again; those `given` now replace them."""
     from clusterctl import launch
-    from clusterctl.observe.status import find
+    from clusterctl.observe.record.status import find
 
     job, _ = find(cluster, ref, to_resume=True)
     return job, launch.kept_settings(cluster, job, given)

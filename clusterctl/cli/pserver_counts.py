@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import human_bytes, human_count, percent
 
-Processes = Iterable[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from clusterctl.observe.record.model import ProcessRecord
 
 
-def count_lines(processes: Processes) -> list[str]:
-    pservers = [process for process in processes if process["role"] == "pserver"]
+def count_lines(processes: Iterable[ProcessRecord]) -> list[str]:
+    pservers = [process for process in processes if process.role == "pserver"]
     return [*_staleness_lines(pservers), *_lost_lines(pservers), *_table_lines(pservers)]
 
 
-def staleness(processes: Processes) -> Counter[int]:
+def staleness(processes: Iterable[ProcessRecord]) -> Counter[int]:
     """Count pushes by staleness, over all pservers: {pushes applied in between: number of pushes}."""
     counts: Counter[int] = Counter()
     for process in processes:
-        counts.update({int(age): int(count) for age, count in process.get("staleness") or ()})
+        counts.update({int(age): int(count) for age, count in process.figures.get("staleness") or ()})
     return counts
 
 
-def _staleness_lines(pservers: Processes) -> list[str]:
+def _staleness_lines(pservers: Iterable[ProcessRecord]) -> list[str]:
     counts = staleness(pservers)
     if not counts:
         return []
@@ -35,8 +36,8 @@ def _staleness_lines(pservers: Processes) -> list[str]:
     return [f"staleness of {human_count(counts.total())} pushes  {'  '.join(shares)}"]
 
 
-def _lost_lines(pservers: Processes) -> list[str]:
-    lost = [f"{process['lost']:,} on pserver{process['rank']}" for process in pservers if process.get("lost")]
+def _lost_lines(pservers: Iterable[ProcessRecord]) -> list[str]:
+    lost = [f"{count:,} on {process.name}" for process in pservers if (count := process.figures.get("lost"))]
     return [f"pushes lost when a pserver failed: {', '.join(lost)}"] if lost else []
 
 
@@ -46,10 +47,10 @@ def _range(bits: int) -> str:
     return str(high) if low >= high else f"{low}-{high}"
 
 
-def _table_lines(pservers: Processes) -> list[str]:
+def _table_lines(pservers: Iterable[ProcessRecord]) -> list[str]:
     tables: dict[str, Counter[str]] = {}
     for process in pservers:
-        for table in process.get("tables") or ():
+        for table in process.figures.get("tables") or ():
             counts = {key: int(value) for key, value in table.items() if key != "name"}
             tables.setdefault(table["name"], Counter()).update(counts)
     return [f"table {name}  {_table(counts)}" for name, counts in sorted(tables.items())]

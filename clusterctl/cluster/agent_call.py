@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +32,7 @@ class AgentCall:
     """A running agent on one node. Every wait has a deadline; errors name the node.
 
     `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
-    sends no further answers.
+    sends no further answers. `on_alive` is called with each sign of life, which may say how far the agent is.
     """
 
     def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:
@@ -40,6 +40,7 @@ class AgentCall:
         self._bundle = bundle
         self._process = process
         self.untouched: str | None = None
+        self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
 
     def begin(self, request: Mapping[str, Any], answer_s: float = ANSWER_S) -> None:
@@ -74,8 +75,7 @@ class AgentCall:
 
         Every sign of life restarts the deadline.
         """
-        message: dict[str, Any] = {"alive": True}
-        while message == {"alive": True}:
+        while True:
             line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
             try:
                 value = parse(line)
@@ -83,10 +83,11 @@ class AgentCall:
                 raise self._broken(line) from None
             if not isinstance(value, dict):
                 raise self._broken(line)
-            message = value
-        if "error" in message:
-            raise self._error(message["error"])
-        return message
+            if "error" in value:
+                raise self._error(value["error"])
+            if value.get("alive") is not True:
+                return value
+            self.on_alive(value)
 
     def result(self, deadline_s: float | None = ANSWER_S) -> Any:
         """Return the agent's final answer, an object, skipping the messages before it."""

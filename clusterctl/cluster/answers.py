@@ -1,48 +1,49 @@
 """The schema of the nodes' answers. Answers are checked on arrival, so that no later code meets a malformed one.
 
-A shape is a predicate: it returns True if a value has that shape. Shapes check ranges and lengths, because an answer
-may be hostile; the classes below declare the keys that our code reads, for type checkers. A stage declares the answers
-that only it reads.
+Shapes (see `shapes.py`) check ranges and lengths, because an answer may be hostile; the classes below declare the keys
+that our code reads, for type checkers. A stage declares the answers that only it reads.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from clusterctl.cluster.job_choice import JobChoice
-from clusterctl.common.paths import is_job_name
+from clusterctl.cluster.run_answers import JOB, MEMBERSHIP, NAMED, STATES, WARNINGS, Membership, RunWarning
+from clusterctl.cluster.shapes import (
+    Shape,
+    all_of,
+    count,
+    each_value,
+    finite,
+    job_id,
+    line,
+    list_of,
+    maybe,
+    misfits,
+    moment,
+    names_process,
+    number,
+    one_of,
+    pair_of,
+    record,
+    run_name,
+    text,
+    truth,
+    up_to,
+)
 from clusterctl.common.safe_json import is_whole
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
 
-Shape = Callable[[Any], bool]
-#: States of jobs and runs, the worst first.
-STATES = ("unknown", "lost", "failed", "stopped", "running", "starting", "succeeded", "dispatched")
 ROLES = ("pserver", "trainer", "scheduler")
-END_OF_TIME = 1e11  # seconds since the epoch; calendars do not reach further
-LONGEST_LINE = 64 << 10  # of a log; agents truncate at this length
-MOST_DIGITS = 9
+CURVES_OF = ("step", "log", "usage", "table")
+MOST_BUCKETS = 1000  # of a curve; agents send no more
+MOST_NAME = 200  # characters of the name of a curve
 MOST_WORDS = 4000  # characters of an error message from a node
 #: Errors that a malformed answer causes in code that reads it.
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-
-class LeftOutNode(TypedDict):
-    """A node of conf.py that does not take part in a run, and the reason given at the start."""
-
-    node: int
-    message: str
-
-
-class Membership(TypedDict, total=False):
-    """The newest run as one node knows it: its name, when it started, and its nodes. Without a run these are None."""
-
-    run: str | None
-    started: float | None
-    members: list[int] | None
-    left_out: list[LeftOutNode] | None
 
 
 class Cause(TypedDict, total=False):
@@ -63,13 +64,6 @@ class RunEnd(TypedDict, total=False):
     state: str
     cause: Cause | None
     warnings: list[RunWarning]
-
-
-class RunWarning(TypedDict):
-    """A doubt about a run that succeeded."""
-
-    kind: str
-    message: str
 
 
 class Checkpoint(TypedDict):
@@ -96,34 +90,11 @@ class StatusAnswer(Membership, JobChoice, total=False):
     mode: str | None
     now: float | None
     resumed: Resumed | None
+    phase: str | None
     waits_for: list[str] | None
     ended: RunEnd | None
     processes: list[dict[str, Any]]
     last_event: object
-
-
-class _RunFacts(Membership, total=False):
-    warnings: list[RunWarning]
-
-
-class RunAnswer(_RunFacts):
-    state: str
-
-
-class DispatchRecord(TypedDict):
-    workspace: str
-    content: str
-    files: int
-    bytes: int
-    t: float
-
-
-class JobAnswer(TypedDict):
-    """One job on one node, in the answer to `jobs`."""
-
-    job: str
-    runs: list[RunAnswer]
-    record: DispatchRecord
 
 
 class PortHolder(TypedDict):
@@ -150,8 +121,24 @@ class LogNews(TypedDict, total=False):
     at: int
     lines: list[list[Any]]
     held: list[list[int]]
+    caught_up: bool
     done: dict[str, Any]
     alive: bool
+
+
+class CurveAnswer(TypedDict):
+    """One figure of one process over a run, in the answer to `curves`: see `agent/node/curves.py`.
+
+    `of` is the kind of figure, `undone` true for points that a roll back undid. Each bucket is `[t0, t1, step0, step1,
+    count, weight, min, max, mean, last, gaps]`; the steps may be None, and without finite values the four figures are.
+    """
+
+    role: str
+    rank: int
+    of: str
+    name: str
+    undone: bool
+    buckets: list[list[Any]]
 
 
 class FollowedNode(TypedDict):
@@ -164,86 +151,15 @@ class FollowEnd(TypedDict):
     node: FollowedNode
 
 
-def text(value: Any) -> bool:
-    return isinstance(value, str)
+def bucket(value: Any) -> bool:
+    """Return True for a bucket of a curve, as `CurveAnswer` describes it."""
+    if not _BUCKET_FIELDS(value):
+        return False
+    t0, t1, _, _, counted, weight, *figures, _ = value
+    return t0 <= t1 and weight >= 0 and all((figure is None) == (counted == 0) for figure in figures)
 
 
-def line(value: Any) -> bool:
-    return text(value) and len(value) <= LONGEST_LINE
-
-
-def number(value: Any) -> bool:
-    """Return True for any number, including NaN and infinity: a loss can be either."""
-    return isinstance(value, float) or is_whole(value)
-
-
-def moment(value: Any) -> bool:
-    return number(value) and math.isfinite(value) and 0 <= value < END_OF_TIME
-
-
-def truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def count(value: Any) -> bool:
-    return is_whole(value) and value >= 0
-
-
-def run_name(value: Any) -> bool:
-    return text(value) and value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS
-
-
-def job_id(value: Any) -> bool:
-    """Return True for the name of a job that is safe to use as a directory name on this machine."""
-    return text(value) and is_job_name(value)
-
-
-def one_of(*words: str) -> Shape:
-    return lambda value: text(value) and value in words
-
-
-def maybe(shape: Shape) -> Shape:
-    """Accept a value of this shape, None, or a missing field."""
-    return lambda value: value is None or shape(value)
-
-
-def all_of(*shapes: Shape) -> Shape:
-    return lambda value: all(shape(value) for shape in shapes)
-
-
-def list_of(shape: Shape) -> Shape:
-    return lambda value: isinstance(value, list) and all(map(shape, value))
-
-
-def pair_of(*shapes: Shape) -> Shape:
-    def fits(value: Any) -> bool:
-        return (
-            isinstance(value, list)
-            and len(value) == len(shapes)
-            and all(s(v) for s, v in zip(shapes, value, strict=True))
-        )
-
-    return fits
-
-
-def each_value(shape: Shape) -> Shape:
-    return lambda value: isinstance(value, dict) and all(map(shape, value.values()))
-
-
-def record(**fields: Shape) -> Shape:
-    """An object with these fields. Other fields are allowed and ignored."""
-    return lambda value: isinstance(value, dict) and not misfits(fields, value)
-
-
-def misfits(fields: Mapping[str, Shape], value: Mapping[str, Any]) -> list[str]:
-    return [name for name, shape in fields.items() if not shape(value.get(name))]
-
-
-def names_process(value: Mapping[str, Any]) -> bool:
-    """Return True if the value names a process by role and rank, or names no process."""
-    return (value.get("role") is None) == (value.get("rank") is None)
-
-
+_BUCKET_FIELDS = pair_of(moment, moment, *[maybe(count)] * 2, count, finite, *[maybe(finite)] * 4, count)
 CAUSE = all_of(
     record(
         kind=maybe(text),
@@ -255,7 +171,6 @@ CAUSE = all_of(
     ),
     names_process,
 )
-WARNINGS = maybe(list_of(record(kind=text, message=text)))
 _END: Mapping[str, Shape] = {"state": one_of(*STATES), "cause": maybe(CAUSE), "warnings": WARNINGS}
 ENDED = record(**_END)
 ENDED_BEFORE = record(state=one_of(*STATES), t=moment)
@@ -267,15 +182,6 @@ PROCESS = record(
     restarts=maybe(count),
     exit_code=maybe(is_whole),
 )
-MEMBERSHIP: Mapping[str, Shape] = {
-    "started": maybe(moment),
-    "members": maybe(list_of(count)),
-    "left_out": maybe(list_of(record(node=count, message=text))),
-}
-RUN = record(run=run_name, state=one_of(*STATES), warnings=WARNINGS, **MEMBERSHIP)
-JOB = record(
-    job=job_id, runs=list_of(RUN), record=record(workspace=text, content=text, files=count, bytes=count, t=moment)
-)
 RESUMED = record(run=run_name, step=count, job=maybe(job_id))
 #: The fields that are checked in each operation's answer.
 ANSWERS: Mapping[str, Mapping[str, Shape]] = {
@@ -285,6 +191,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "run": maybe(run_name),
         "state": one_of(*STATES),
         "mode": maybe(text),
+        "phase": maybe(text),
         "now": maybe(moment),
         "resumed": maybe(RESUMED),
         "waits_for": maybe(list_of(text)),
@@ -294,6 +201,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         **MEMBERSHIP,
     },
     "jobs": {"jobs": list_of(JOB)},
+    "find_named": NAMED,
     "diagnose": {
         "job": job_id,
         "run": maybe(run_name),
@@ -316,6 +224,15 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "python": maybe(text),
         "requirements": maybe(list_of(text)),
         "environment": maybe(text),
+        "spec": maybe(record()),
+        "versions": maybe(each_value(text)),
+    },
+    "contents": {
+        "job": job_id,
+        "run": maybe(run_name),
+        "digest": up_to(64, text),
+        "changed": count,
+        "packages": each_value(up_to(MOST_NAME, text)),
     },
     "stop": {
         "job": job_id,
@@ -334,10 +251,11 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
 }
 #: Further fields of a process that `status` shows. The process itself reports them; a malformed one is dropped.
 OWN_WORDS: Mapping[str, Shape] = {
-    **dict.fromkeys(("pass", "step", "memory", "lost"), count),
-    **dict.fromkeys(("loss", "samples_per_s", "compute", "wait", "wire", "cpu"), number),
+    **dict.fromkeys(("pass", "passes", "step", "memory", "lost"), count),
+    **dict.fromkeys(("loss", "samples_per_s", "compute", "wait", "wire", "cpu", "apply_s", "send_s"), number),
     "started": moment,
     "values": each_value(number),
+    "metrics": each_value(pair_of(number, maybe(finite), maybe(finite))),
     "staleness": list_of(pair_of(count, count)),
     "tables": list_of(lambda table: isinstance(table, dict) and text(table.get("name")) and _counts(table)),
 }
@@ -352,7 +270,21 @@ NEWS = record(
     lines=maybe(list_of(LINE)),
     held=maybe(list_of(pair_of(count, count, count))),
 )
+READ_UNTIL = record(at=count, now=moment)
 FOLLOWED = record(node=record(state=one_of(*STATES)))
+#: The message of `curves`.
+CURVES = record(
+    curves=list_of(
+        record(
+            role=one_of(*ROLES),
+            rank=count,
+            of=one_of(*CURVES_OF),
+            name=up_to(MOST_NAME, text),
+            undone=truth,
+            buckets=up_to(MOST_BUCKETS, list_of(bucket)),
+        )
+    )
+)
 
 
 def _counts(table: Mapping[str, Any]) -> bool:
@@ -372,6 +304,21 @@ def news(message: Any) -> LogNews:
         raise ValueError(f"malformed log message: {', '.join(message)}"[:200])
     checked: LogNews = message
     return checked
+
+
+def curves(message: Any) -> list[CurveAnswer]:
+    """Return the curves in a message of `curves`. Raises ValueError if one is malformed."""
+    if not CURVES(message):
+        raise ValueError("malformed curves")
+    checked: list[CurveAnswer] = message["curves"]
+    return checked
+
+
+def read_until(last: Any) -> tuple[int, float]:
+    """Return the offset and the node's time in the final message of `curves`. Raises ValueError if it is malformed."""
+    if not READ_UNTIL(last):
+        raise ValueError("the final message has no offset, or no time")
+    return int(last["at"]), float(last["now"])
 
 
 def followed(last: Any) -> FollowEnd:

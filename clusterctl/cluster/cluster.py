@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cluster import answers
 from clusterctl.cluster.agent_call import ANSWER_S, AgentCall
@@ -15,6 +16,9 @@ from clusterctl.cluster.outcomes import NodeOutcome
 from clusterctl.config import Settings
 from clusterctl.inventory import Inventory, Node
 from clusterctl.transport import Command, RemotePath, Transport
+
+if TYPE_CHECKING:
+    from clusterctl.transport import Ask
 
 T = TypeVar("T")
 FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
@@ -30,18 +34,25 @@ def who_asks() -> str:
     return f"{local_user()}@{socket.gethostname()}"
 
 
+@contextmanager
+def unwatched(nodes: Sequence[Node]) -> Iterator[Callable[[Node], None]]:
+    yield lambda node: None
+
+
 class Cluster:
     """The nodes that a command works on, and a transport to them. A context manager.
 
-    `asked` becomes True when a node is first asked; a plan asks no node.
+    `asked` becomes True when a node is first asked; a plan asks no node. `watch(nodes)` is entered while nodes are
+    asked, and yields a function that is called with each node that is done. `ask` prompts the user for a secret.
     """
 
-    def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node]) -> None:
+    def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node], ask: Ask | None = None) -> None:
         self.settings = settings
         self.inventory = inventory
         self.nodes = tuple(nodes)
         self.asked = False
-        self.transport = Transport(settings)
+        self.watch: Callable[[Sequence[Node]], AbstractContextManager[Callable[[Node], None]]] = unwatched
+        self.transport = Transport(settings, ask=ask)
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
 
@@ -110,14 +121,18 @@ class Cluster:
     ) -> list[NodeOutcome[T]]:
         """Run `work` for every node, at most `at_once` at a time, and return the outcomes in node order."""
         self.asked = True
+        chosen = self.nodes if nodes is None else nodes
 
         def guarded(node: Node) -> T:
             try:
                 return work(node)
             except NONSENSE as exc:
                 raise senseless(node, exc) from exc
+            finally:
+                is_done(node)
 
-        return self.transport.map(self.nodes if nodes is None else nodes, guarded, max_workers=at_once)
+        with self.watch(chosen) as is_done:
+            return self.transport.map(chosen, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
         return self

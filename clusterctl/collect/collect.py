@@ -11,15 +11,15 @@ import contextlib
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
-from clusterctl.cluster.answers import RunWarning
+from clusterctl.cluster.run_answers import RunWarning
 from clusterctl.collect.copies import Pieces, bring_merged
-from clusterctl.collect.receive import MOST_FILES, TOPS, Collected, Left, Received, receive, refuse
+from clusterctl.collect.receive import MOST_FILES, TOPS, Collected, Left, Received, Report, receive, refuse
 from clusterctl.common.manifest import NAME, is_scheduled_tag, is_tag, read_manifest
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
@@ -127,11 +127,12 @@ def collect(
     members: Sequence[Node],
     job: str,
     target: Path,
-    on_file: Callable[[Collected], None],
+    report: Report,
     selection: Selection,
 ) -> Collection:
     """Collect from the `members` of the run, the lead first; nodes that fail are among the outcomes.
 
+    `report` gets the bytes of each node done so far and in total, from several threads.
     Removes files of an earlier collection that this one did not bring, since they belong to another run; models of the
     same run stay. Raises RefusedError if `target` holds anything else, UsageError if the selected model is unknown.
     """
@@ -147,7 +148,7 @@ def collect(
                 choice.offer(node, _listed(node, call.receive()))
                 choice.wait()
                 call.send({"bring": choice.bring})
-                return receive(call, target, on_file)
+                return receive(call, target, report)
         finally:
             choice.offer(node, None)
 
@@ -157,7 +158,7 @@ def collect(
     left = [path for one_node in received for path in one_node.left]
     answered = [outcome.node for outcome in outcomes if outcome.ok]
     pieces = Pieces(target, choice.model.tag, files) if choice.model else None
-    copies = pieces.complete(cluster, answered, request, on_file) if pieces is not None else []
+    copies = pieces.complete(cluster, answered, request, report) if pieces is not None else []
     files += copies
     stay = _models_to_keep(target, lead, selection.run, choice)
     for outcome in outcomes:
@@ -169,7 +170,7 @@ def collect(
     shutil.rmtree(target / "model", ignore_errors=True)
     model = _merge(target, pieces) if pieces is not None and pieces.are_whole else None
     if model is None and pieces is not None and lead in answered:
-        model = bring_merged(cluster, lead, {**request, "model": choice.model}, target, pieces.tag, on_file)
+        model = bring_merged(cluster, lead, {**request, "model": choice.model}, target, pieces.tag, report)
     if model is None and pieces is not None and len(answered) == len(members):
         model = _merge(target, pieces)  # which says what is missing
     more = sum(is_scheduled_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster
-from clusterctl.collect.receive import Collected, receive
+from clusterctl.collect.receive import Collected, Report, receive
 from clusterctl.common.manifest import MERGED_NAME, read_manifest
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
@@ -65,26 +65,26 @@ class Pieces:
         return {name for name, files in self._have.items() if files[0].sha256 == named.get(name)}
 
     def complete(
-        self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], on_file: Callable[[Collected], None]
+        self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], report: Report
     ) -> list[Collected]:
         """Ask nodes for copies of what is missing, until nothing is. Return the files that came."""
         came: list[Collected] = []
         for node in nodes:
             if not self.are_whole:
                 copies = {"tag": self.tag, "have": sorted(self._sound())}
-                new = _ask(cluster, node, {**request, "copies": copies}, self._target, on_file)
+                new = _ask(cluster, node, {**request, "copies": copies}, self._target, report)
                 self._add(new)
                 came += new
         return [file for file in came if file.path not in self.damaged]
 
 
 def bring_merged(
-    cluster: Cluster, lead: Node, request: dict[str, Any], target: Path, tag: str, on_file: Callable[[Collected], None]
+    cluster: Cluster, lead: Node, request: dict[str, Any], target: Path, tag: str, report: Report
 ) -> Path | None:
     """Bring the model that was merged on the lead's node, if there is one."""
     model = request.pop("model")
     copies = {"tag": tag, "have": [], "merged": {"run": model.run, "step": model.step}}
-    files = _ask(cluster, lead, {**request, "copies": copies}, target, on_file)
+    files = _ask(cluster, lead, {**request, "copies": copies}, target, report)
     paths = [target / file.path for file in files if file.path.endswith(f"/{MERGED_NAME}")]
     if not paths:
         return None
@@ -93,10 +93,8 @@ def bring_merged(
     return paths[0].replace(merged)
 
 
-def _ask(
-    cluster: Cluster, node: Node, request: dict[str, Any], target: Path, on_file: Callable[[Collected], None]
-) -> list[Collected]:
+def _ask(cluster: Cluster, node: Node, request: dict[str, Any], target: Path, report: Report) -> list[Collected]:
     """Return the files that a node sent; none if it failed, which its part of the collection has told already."""
     with contextlib.suppress(ClusterctlError), cluster.call(node, request) as call:
-        return receive(call, target, on_file).files
+        return receive(call, target, report).files
     return []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.cluster import AgentCall
-from clusterctl.cluster.answers import WARNINGS, RunWarning
+from clusterctl.cluster.run_answers import WARNINGS, RunWarning
 from clusterctl.common.tree import ODD_CHARACTERS
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
@@ -24,7 +24,11 @@ KINDS = ("link", "special", "name")
 MOST_LEVELS = 32
 LONGEST_NAME = 300  # characters of a name shown in an error
 KEPT_FREE_BYTES = 256 << 20  # on the local file system
+MOST_BYTES = 1 << 62
 LATEST_NS = 1 << 62  # as a time of change
+
+#: Called with a node, the bytes done, and the bytes in total.
+Report = Callable[[Node, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,20 @@ class Received:
     warnings: list[RunWarning]
 
 
-def receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]) -> Received:
-    """Receive everything until the node is done. Raises NodeError for what a node must not send."""
+def receive(call: AgentCall, target: Path, report: Report) -> Received:
+    """Receive everything until the node is done. Raises NodeError for what a node must not send.
+
+    `report` gets the bytes of files done so far and in total, as the node announces them.
+    """
     home = target / f"node-{call.node.id}"
     files: list[Collected] = []
-    count = 0
+    count = done = total = 0
+
+    def on_piece(size: int) -> None:
+        nonlocal done
+        done += size
+        report(call.node, done, max(done, total))
+
     while True:
         message = call.receive()
         if "done" in message:
@@ -69,15 +82,17 @@ def receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None])
         count += 1
         if count > MOST_FILES:
             raise refuse(call.node, f"more than {MOST_FILES:,} files", "have the job pack them, or copy them with scp")
+        if "total" in message:
+            total = _checked_total(call.node, message["total"])
+            continue
         if "dir" in message:
             _make_directories(call.node, target, home / _checked_name(call.node, message["dir"]))
             continue
         name, size = _checked_name(call.node, message["file"]), _checked_size(call.node, message["bytes"], target)
         path = home / name
         _make_directories(call.node, target, path.parent)
-        digest = _receive_file(call, path, size, _attributes(call.node, message))
+        digest = _receive_file(call, path, size, _attributes(call.node, message), on_piece)
         files.append(Collected(f"node-{call.node.id}/{name}", call.node.id, size, digest))
-        on_file(files[-1])
 
 
 def _left(node: Node, done: object) -> Iterator[Left]:
@@ -138,6 +153,13 @@ def _checked_size(node: Node, size: object, target: Path) -> int:
     return size
 
 
+def _checked_total(node: Node, total: object) -> int:
+    """Return the bytes of all files that a node announces; only progress depends on them."""
+    if not isinstance(total, int) or not 0 <= total <= MOST_BYTES:
+        raise refuse(node, f"files of {total!r} bytes"[:LONGEST_NAME])
+    return total
+
+
 def _make_directories(node: Node, target: Path, directory: Path) -> None:
     """Create the directories below `target`; they must not be links to elsewhere."""
     for level in [*reversed(directory.relative_to(target).parents), directory.relative_to(target)]:
@@ -149,7 +171,9 @@ def _make_directories(node: Node, target: Path, directory: Path) -> None:
             )
 
 
-def _receive_file(call: AgentCall, path: Path, size: int, attributes: tuple[int, int] | None) -> str:
+def _receive_file(
+    call: AgentCall, path: Path, size: int, attributes: tuple[int, int] | None, on_piece: Callable[[int], None]
+) -> str:
     digest = hashlib.sha256()
     part = path.with_name(f".{os.getpid()}.part")
     part.unlink(missing_ok=True)
@@ -161,6 +185,7 @@ def _receive_file(call: AgentCall, path: Path, size: int, attributes: tuple[int,
                 f.write(data)
                 digest.update(data)
                 left -= len(data)
+                on_piece(len(data))
         if call.receive()["sha256"] != digest.hexdigest():
             raise NodeError(
                 f"{path.name} arrived damaged: its checksum differs", node=call.node.label, hint="collect again"

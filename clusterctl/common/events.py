@@ -105,6 +105,14 @@ class Exited(Exit):
     event: Literal["exited"]
 
 
+class Usage(TypedDict):
+    """The use of the CPU, in cores, on average since the last such event (1.0 is one core), and resident bytes."""
+
+    event: Literal["usage"]
+    cpu: float
+    memory: int
+
+
 class _StallFacts(TypedDict, total=False):
     stalled_s: float
     halted: bool
@@ -327,4 +335,5 @@ if TYPE_CHECKING:
         Standstill,
         Suspect,
         TookOver,
+        Usage,
     ]

@@ -31,6 +31,7 @@ PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(_
 ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for its end: do not move it
 META, RESERVED = seal.META, seal.RESERVED
 MOST_NAME_CHARS = 100
+MOST_LABEL_CHARS = 64
 LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 
@@ -60,6 +61,13 @@ def is_job_name(name: str) -> bool:
     """Return True for a name that a job may have: an id, or another plain name if it was deployed by hand."""
     plain = name.isascii() and all(char.isalnum() or char in "._-" for char in name)
     return plain and 0 < len(name) <= MOST_NAME_CHARS and name[0] not in "._-"
+
+
+def is_label(text: str) -> bool:
+    """Return True for a name that a run may be given: plain, and never taken for a job id, an option or a path."""
+    plain = text.isascii() and all(char.isalnum() or char in "._-=+" for char in text)
+    is_prefix = text.startswith("JOB") and all(char.isdigit() or char == "-" for char in text[3:])
+    return plain and 0 < len(text) <= MOST_LABEL_CHARS and text[0] not in ".-" and not is_prefix
 
 
 def job_key(job: str) -> tuple[str, int]:
@@ -96,9 +104,12 @@ class JobPaths:
     def run(self, run: str) -> RunPaths:
         return RunPaths(self, run)
 
+    def run_names(self) -> list[str]:
+        """Return the names of all runs, in no order."""
+        return [p.name for p in self.runs.iterdir() if p.name.isdigit()] if self.runs.is_dir() else []
+
     def newest_run(self) -> str | None:
-        names = [p.name for p in self.runs.iterdir() if p.name.isdigit()] if self.runs.is_dir() else []
-        return max(names, key=int, default=None)
+        return max(self.run_names(), key=int, default=None)
 
 
 class RunPaths:
@@ -163,8 +174,7 @@ def saved_places(job: JobPaths, run: str, tag: str) -> Iterator[Path]:
 
     Outputs move beside the events of the run after which they were set aside; copies of other nodes' pieces come last.
     """
-    names = [path.name for path in job.runs.iterdir() if path.name.isdigit()] if job.runs.is_dir() else []
-    later = sorted((name for name in names if int(name) >= int(run)), key=int)
+    later = sorted((name for name in job.run_names() if int(name) >= int(run)), key=int)
     outputs = [job.output, *(job.run(name).dir / "output" for name in reversed(later))]
     for place in (job.run(run).checkpoints, *outputs, job.run(run).copies):
         directory = place / tag

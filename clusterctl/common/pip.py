@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from clusterctl.common.errors import Gone
 from clusterctl.common.wheels import Wheel, WheelStore, pinned
 
 LOOK_S = 0.2
+TAIL_BYTES = 4096
+PACKAGE = re.compile(r"^(?:Collecting|Building wheel for) ([\w.-]+)", re.MULTILINE)
 OPTIONS = ("--disable-pip-version-check", "--no-input", "--no-color")
 UV_PLACES = ("~/.local/bin/uv", "~/.cargo/bin/uv")  # where its installers put it: not in the PATH of an SSH command
 UV_RUNS = ("tool", "run", "--isolated", "--no-python-downloads", "--no-progress", "--color=never", "--python")
@@ -28,13 +31,17 @@ UV_VARIABLES = {  # not on the command line: a URL may hold a password
 BETWEEN = {"UV_INDEX": " ", "UV_FIND_LINKS": ","}
 
 
+#: Called while pip runs, with the package that it is working on, or "". True if nobody waits for it any more.
+IsGone = Callable[[str], bool]
+
+
 class Pip(NamedTuple):
     """A pip to run. `tool` is its source, "pip" or "uv"; `argv` runs it."""
 
     tool: str
     argv: tuple[str, ...]
 
-    def resolve(self, requirements: Sequence[str], store: WheelStore, is_gone: Callable[[], bool]) -> list[Wheel] | str:
+    def resolve(self, requirements: Sequence[str], store: WheelStore, is_gone: IsGone) -> list[Wheel] | str:
         """Choose versions for this python, download their wheels, and build those that have none.
 
         Return the wheels, now in the store; or pip's output if it failed.
@@ -48,9 +55,7 @@ class Pip(NamedTuple):
             failed = self._run(arguments, requirements, is_gone)
             return failed or sorted(store.adopt(path) for path in wheels.glob("*.whl"))
 
-    def download(
-        self, missing: Sequence[Wheel], options: Sequence[str], store: WheelStore, is_gone: Callable[[], bool]
-    ) -> None:
+    def download(self, missing: Sequence[Wheel], options: Sequence[str], store: WheelStore, is_gone: IsGone) -> None:
         """Download the wheels that the index has with exactly this hash; the others stay missing."""
         with store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
@@ -64,7 +69,7 @@ class Pip(NamedTuple):
         """Return the environment to run pip with, given the options among the requirements; None to inherit."""
         return {**os.environ, **uv_variables(requirements)} if self.tool == "uv" else None
 
-    def _run(self, arguments: Sequence[str], requirements: Sequence[str], is_gone: Callable[[], bool]) -> str | None:
+    def _run(self, arguments: Sequence[str], requirements: Sequence[str], is_gone: IsGone) -> str | None:
         """Run it, and kill it when `is_gone` (the control machine left). Return its output if it failed."""
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
@@ -78,7 +83,7 @@ class Pip(NamedTuple):
             )
             try:
                 while not _has_ended(process):
-                    if is_gone():
+                    if is_gone(_current_package(output.fileno())):
                         raise Gone
             finally:
                 if process.poll() is None:
@@ -87,6 +92,13 @@ class Pip(NamedTuple):
             output.seek(0)
             text = output.read().decode(errors="replace")[-20_000:].strip()
         return (text or f"exit code {process.returncode}") if process.returncode else None
+
+
+def _current_package(output: int) -> str:
+    """Return the package that the last lines of pip's output name, or ""."""
+    last = os.pread(output, TAIL_BYTES, max(0, os.fstat(output).st_size - TAIL_BYTES))
+    names = PACKAGE.findall(last.decode(errors="replace"))
+    return names[-1] if names else ""
 
 
 def find_pip() -> Pip | None:

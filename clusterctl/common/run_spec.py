@@ -228,20 +228,21 @@ class RunSpec(Record):
     """The spec of a run for the node `node`; immutable.
 
     `members` are the nodes that take part, the lead first; `lead` is None on the lead's own node. `address` and
-    `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
-    Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
-    `recover` when processes are restarted. `sharing` is the number of processes on the node's machine, if other nodes
-    of the run are on it too. `by` is who started it, as USER@HOST. `hosts` are the addresses of the members, for
-    engines whose programs get a list of them. `settings` has the text of each setting that was given with `--set`.
-    `shm` is "off" in benchmarks.
+    `pserver_hosts` (by rank) are addresses within the cluster. `name` was given with `start --name`. The node adds
+    `venv`, the directory of its Python environment if it has one, the `versions` of its interpreter, and `t`, the time
+    at which it prepared the run. The lead adds `epoch` and `recover` when processes are restarted. `sharing` is the
+    number of processes on the node's machine, if other nodes of the run are on it too. `by` is who started it, as
+    USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
+    the text of each setting that was given with `--set`. `shm` is "off" in benchmarks.
     """
 
-    OMITTED = ("settings", "sharing", "by", "hosts", "venv", "t", "recover", "shm")
+    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm")
 
     v: int = 1
     job: str
     run: str
     node: int
+    name: str | None = None
     members: tuple[int, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     address: str = ""
@@ -265,6 +266,7 @@ class RunSpec(Record):
     by: str | None = None
     hosts: tuple[str, ...] | None = None
     venv: str | None = None
+    versions: Mapping[str, str] | None = None
     t: float | None = None
     recover: Recovery | None = None
     shm: str | None = None
@@ -294,8 +296,11 @@ class RunSummary(Record):
     """
 
     node: int
+    name: str | None = None
     members: tuple[int, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    arguments: tuple[str, ...] = ()
+    env: Mapping[str, str] = NOTHING
     training: Training = Training()
     timing: Timing = Timing()
     saving: Saving = Saving()

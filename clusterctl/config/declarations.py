@@ -100,6 +100,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         1,
         "the number of threads that the program of a trainer is to use; passed on to it",
     ),
+    Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(

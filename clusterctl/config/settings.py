@@ -35,6 +35,7 @@ class Settings:
     trainers_per_node: int
     trainer_threads: int
     exclusive: bool
+    report: bool
     nic: str | None
     port: int
     ports_num: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
@@ -9,10 +10,11 @@ import random
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster import AgentCall, Cluster, NodeOutcome, combined, who_asks
+from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combined, who_asks
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan, room
@@ -129,6 +131,8 @@ class _Dispatch:
                 answers = {id_: answer for id_, answer in answers.items() if id_ not in full}
                 self._plan_relay(answers, instructions)
                 reached = [node for node in self._cluster.nodes if node.id in answers]
+                for node in reached:
+                    self._announce(node, instructions[node.id], answers[node.id])
                 done = self._cluster.map(
                     lambda node: self._transfer(node, instructions[node.id], answers[node.id]), reached
                 )
@@ -147,22 +151,13 @@ class _Dispatch:
                 asked, answers, _, instructions = self._negotiate("", plan=True)
         finally:
             self._close()
-        return [
-            NodeOutcome[Planned](
-                outcome.node,
-                self._planned(outcome.node, instructions[outcome.node.id], answers[outcome.node.id])
-                if outcome.ok
-                else None,
-                outcome.error,
-                outcome.seconds,
-            )
-            for outcome in asked
-        ]
+        planned = {id_: self._planned(id_, instructions[id_], answer) for id_, answer in answers.items()}
+        return [NodeOutcome[Planned](o.node, planned.get(o.node.id), o.error, o.seconds) for o in asked]
 
-    def _planned(self, node: Node, instruction: Instruction, answer: Answer) -> Planned:
+    def _planned(self, id_: int, instruction: Instruction, answer: Answer) -> Planned:
         if "keep" in instruction:
             return Planned(instruction["keep"], [], [])
-        lacking = self._trees[node.id].rows(answer["missing"])
+        lacking = self._trees[id_].rows(answer["missing"])
         return Planned(None, lacking, answer["gone"] if instruction["supersede"] else [])
 
     def _left_out(self, outcome: NodeOutcome[Answer], error: NodeError | None) -> NodeOutcome[Answer]:
@@ -321,6 +316,14 @@ class _Dispatch:
         outcomes = self._cluster.map(listen, [node for node in self._cluster.nodes if node.id in ids])
         return {outcome.node.id: endpoint for outcome in outcomes if outcome.ok and (endpoint := outcome.get())}
 
+    def _announce(self, node: Node, instruction: Instruction, answer: Answer) -> None:
+        """Report the bytes of files that a node is to get."""
+        relayed = self._relayed if "relay" in instruction else None
+        if "go" in instruction:
+            with contextlib.suppress(*NONSENSE):  # a malformed answer is reported by `_transfer`
+                direct = 0 if relayed else self._trees[node.id].bytes_of(answer["missing"], answer["torn"])
+                self._progress.expect(node, relayed.total if relayed else direct)
+
     def _transfer(self, node: Node, instruction: Instruction, answer: Answer) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
@@ -353,6 +356,8 @@ class _Dispatch:
         if "relay" in instruction:
             if self._relayed and instruction["relay"]["upstream"] is None:
                 count = self._write_to_head(call, self._relayed)
+            else:
+                call.on_alive = partial(self._progress.relayed, call.node)
             last, instruction = call.receive(SILENCE_S), {}
         else:
             last = answer
@@ -368,7 +373,7 @@ class _Dispatch:
 
     def _write(self, call: AgentCall, blobs: Blobs) -> int:
         try:
-            return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))
+            return blobs.write(call.write, partial(self._progress.sent, call.node))
         except NodeError as exc:
             if "changed" in exc.details:
                 self._changed[exc.details["changed"]] = exc

@@ -6,8 +6,9 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -36,19 +37,38 @@ class _Changed(Exception):  # noqa: N818 - a signal to read the file again, not 
     pass
 
 
-def hash_files(top: str, files: Iterable[tuple[str, int]]) -> Iterator[Hashed]:
+class Meter:
+    """Counts the bytes that several threads have read, and reports them with the total."""
+
+    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
+        self._total = total
+        self._report = report
+        self._lock = threading.Lock()
+        self._done = 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._report(min(self._done, self._total), self._total)  # a file that changes is read again
+
+
+def hash_files(
+    top: str, files: Sequence[tuple[str, int]], report: Callable[[int, int], None] = lambda done, total: None
+) -> Iterator[Hashed]:
     """Hash the files below `top`, given as (path, size), and yield the results in the same order.
 
-    Raises RefusedError for a file that keeps changing while it is read, ConfigError for one that cannot be read.
+    `report` gets the bytes done and in total, from several threads, one at a time. Raises RefusedError for a file that
+    keeps changing while it is read, ConfigError for one that cannot be read.
     """
+    meter = Meter(sum(size for _, size in files), report)
     batches = list(_batches(files))
     if len(batches) <= 1:
         for batch in batches:
-            yield from _hash_batch(top, batch)
+            yield from _hash_batch(top, batch, meter)
         return
     pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "hash")
     try:
-        for results in pool.map(lambda batch: _hash_batch(top, batch), batches):
+        for results in pool.map(lambda batch: _hash_batch(top, batch, meter), batches):
             yield from results
     finally:
         pool.shutdown(cancel_futures=True)
@@ -67,17 +87,17 @@ def _batches(files: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
         yield batch
 
 
-def _hash_batch(top: str, paths: list[str]) -> list[Hashed]:
-    return [hash_file(top, path) for path in paths]
+def _hash_batch(top: str, paths: list[str], meter: Meter) -> list[Hashed]:
+    return [hash_file(top, path, meter) for path in paths]
 
 
-def hash_file(top: str, path: str) -> Hashed:
+def hash_file(top: str, path: str, meter: Meter) -> Hashed:
     """Hash a file. If it changes while it is read, retry once."""
     try:
         try:
-            return _read(f"{top}/{path}")
+            return _read(f"{top}/{path}", meter)
         except _Changed:
-            return _read(f"{top}/{path}")
+            return _read(f"{top}/{path}", meter)
     except (_Changed, OSError) as exc:
         if isinstance(exc, _Changed) or exc.errno in GONE:
             raise RefusedError(
@@ -90,7 +110,7 @@ def hash_file(top: str, path: str) -> Hashed:
         ) from exc
 
 
-def _read(path: str) -> Hashed:
+def _read(path: str, meter: Meter) -> Hashed:
     started_ns = time.time_ns()
     digest = hashlib.sha256()
     with open(os.open(path, OPEN_FLAGS), "rb", buffering=0) as f:  # noqa: PTH123 - by descriptor
@@ -101,6 +121,7 @@ def _read(path: str) -> Hashed:
         while data := f.read(min(left, COPY_BYTES)):
             digest.update(data)
             left -= len(data)
+            meter.add(len(data))
         after = os.fstat(f.fileno())
     if left != 1 or stamp(before) != stamp(after):
         raise _Changed

@@ -33,6 +33,10 @@ class Tree:
         numbers = (number for first, end in runs for number in range(first, end))
         return [self.entries[number] for number in numbers if self.entries[number].kind == FILE]
 
+    def bytes_of(self, runs: Sequence[Sequence[int]], torn: Mapping[str, int]) -> int:
+        """Return the bytes of the files in these rows, without the beginnings that a node has, by digest."""
+        return sum(entry.size - torn.get(entry.digest, 0) for entry in self.rows(runs))
+
 
 def make_trees(
     workspace: Workspace, last: Sent | None, nodes: Sequence[Node], shards: Sequence[str], trainers: int

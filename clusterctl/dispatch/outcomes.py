@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.cluster import NodeOutcome
@@ -16,6 +16,23 @@ class Progress:
 
     report: Callable[[Node, int, int], None] = field(default=lambda node, done, total: None)
     waiting: Callable[[str], None] = field(default=lambda message: None)
+    _expected: dict[int, int] = field(default_factory=dict)
+
+    def expect(self, node: Node, total: int) -> None:
+        """Report a node that is to get so many bytes."""
+        self._expected[node.id] = total
+        self.report(node, 0, total)
+
+    def sent(self, node: Node, done: int, of: int) -> None:
+        """Report bytes of a direct stream of `of` bytes, the last ones that the node gets."""
+        total = max(of, self._expected.get(node.id, 0))
+        self.report(node, total - of + done, total)
+
+    def relayed(self, node: Node, message: Mapping[str, object]) -> None:
+        """Report the bytes that have reached a node through the relay, by its own word."""
+        count, total = message.get("bytes"), self._expected.get(node.id, 0)
+        if isinstance(count, int):
+            self.report(node, min(max(0, count), total), total)
 
 
 @dataclass(frozen=True)

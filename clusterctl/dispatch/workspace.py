@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,18 +60,25 @@ def check_exists(directory: Path) -> None:
         raise ConfigError(f"the workspace {directory} {problem}", hint="clusterctl init creates one")
 
 
-def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) -> Workspace:
+def scan(
+    directory: Path,
+    *,
+    rehash: bool = False,
+    cache: Path | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Workspace:
     """Read a workspace, and hash the files that changed since their digests were stored in the `cache` directory.
 
-    With `rehash`, hash all files. Raises ConfigError if `directory` is not a workspace or cannot be read, RefusedError
-    for an entry that cannot be sent or a file that changes while it is read.
+    With `rehash`, hash all files. `report` gets the bytes hashed so far and in total, from any thread. Raises
+    ConfigError if `directory` is not a workspace or cannot be read, RefusedError for an entry that cannot be sent or a
+    file that changes while it is read.
     """
     check_exists(directory)
     cache_file = caches.cache_path(cache, directory) if cache else None
     known = caches.load(cache_file) if cache_file and not rehash else {}
     walk = _Walk(os.fspath(directory), known)
     walk.run()
-    fresh = walk.hash_pending()
+    fresh = walk.hash_pending(report)
     if cache_file and (fresh or rehash or len(walk.rows) != len(known)):
         caches.save(cache_file, walk.rows)
     return Workspace(directory, tuple(walk.entries), tuple(walk.ignored), walk.unkept.warnings())
@@ -162,11 +169,11 @@ class _Walk:
             self.pending.append(len(self.entries))
         self.entries.append(Entry(path, FILE, status.st_mode & 0o777, status.st_mtime_ns, status.st_size, digest))
 
-    def hash_pending(self) -> bool:
+    def hash_pending(self, report: Callable[[int, int], None]) -> bool:
         """Hash the pending files. Return True if the cache has new rows to save."""
         files = [(self.entries[i].path, self.entries[i].size) for i in self.pending]
         added = False
-        for i, hashed in zip(self.pending, hash_files(self.top, files), strict=True):
+        for i, hashed in zip(self.pending, hash_files(self.top, files, report), strict=True):
             path = self.entries[i].path
             self.entries[i] = Entry(path, FILE, hashed.mode, hashed.mtime_ns, hashed.size, hashed.digest)
             if hashed.row is not None:

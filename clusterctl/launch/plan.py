@@ -64,7 +64,7 @@ class Process:
 class LaunchPlan:
     """The processes of a run. `nodes` are its members, with their ranks in this plan; the first one leads.
 
-    `program_args` is None if none were given: a resumed run takes those of the run before.
+    `program_args` is None if none were given: a resumed run takes those of the run before. `name` is that of the run.
     """
 
     settings: Settings
@@ -72,6 +72,7 @@ class LaunchPlan:
     nodes: tuple[Node, ...]
     program_args: tuple[str, ...] | None
     processes: tuple[Process, ...]
+    name: str | None = None
 
     @property
     def needs_runtime(self) -> bool:
@@ -91,7 +92,7 @@ class LaunchPlan:
         return [process for process in self.processes if process.node == node.id]
 
     def with_arguments(self, program_args: Sequence[str]) -> LaunchPlan:
-        return _place(self.settings, self.inventory, self.nodes, tuple(program_args))
+        return replace(_place(self.settings, self.inventory, self.nodes, tuple(program_args)), name=self.name)
 
     def among(self, ids: Collection[int]) -> LaunchPlan:
         """Return the plan for these nodes only, with new ranks. Raises NodeError if a role has no process left."""
@@ -99,7 +100,7 @@ class LaunchPlan:
         for role in ("pserver", "trainer"):
             if self.count(role) and not part.count(role):
                 raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
-        return part
+        return replace(part, name=self.name)
 
     def spec(
         self,
@@ -129,6 +130,7 @@ class LaunchPlan:
             job=job,
             run=run,
             node=node.id,
+            name=self.name,
             members=tuple(member.id for member in self.nodes),
             left_out=tuple(left_out),
             address=addresses[node.id],
@@ -258,13 +260,15 @@ class LaunchPlan:
         return described
 
 
-def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] | None = None) -> LaunchPlan:
+def plan(
+    settings: Settings, inventory: Inventory, program_args: Sequence[str] | None = None, *, name: str | None = None
+) -> LaunchPlan:
     """Place every process. `program_args` go to the training program. Raises ConfigError if no trainer would run."""
     given = None if program_args is None else tuple(program_args)
     whole = _place(settings, inventory, inventory.nodes, given)
     if not whole.count("trainer"):
         raise ConfigError("no host runs a trainer", hint="set TRAINERS or Host(roles=...) in conf.py")
-    return whole
+    return replace(whole, name=name)
 
 
 def require_our_pservers(settings: Settings, option: str, hint: str | None = None) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.cluster import Cluster
-from clusterctl.common.paths import META
+from clusterctl.common.paths import META, is_label
 from clusterctl.common.run_spec import ResumePoint
 from clusterctl.config import Settings
 from clusterctl.config.declarations import BY_SPELLING
@@ -63,8 +63,15 @@ class Resume:
         """The text of each setting that the run was given with `--set`."""
         return _settings_of(self.manifest)
 
+    @property
+    def name(self) -> str | None:
+        """The name of the run that wrote the checkpoint, unless that is a run of another job."""
+        name: object = self.manifest.get("name")
+        return name if self.job is None and isinstance(name, str) and is_label(name) else None
+
     def applied_to(self, launch: LaunchPlan) -> LaunchPlan:
-        """Return the plan with the arguments of the run before, if none were given."""
+        """Return the plan with the arguments and the name of the run before, if none were given."""
+        launch = replace(launch, name=launch.name or self.name)
         return launch.with_arguments(self.arguments or ()) if launch.program_args is None else launch
 
     def in_spec(self, job: str, run: str, launch: LaunchPlan, node: Node) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster import Cluster, raise_failures
-from clusterctl.cluster.answers import run_name
+from clusterctl.cluster.shapes import run_name
 from clusterctl.common.manifest import is_piece_name, is_tag
 from clusterctl.common.paths import is_job_name
 from clusterctl.common.run_spec import PieceSource, PieceSources
@@ -43,6 +43,7 @@ Manifest = TypedDict(
         "lanes": list[int],
         "arguments": list[str],
         "settings": dict[str, str],
+        "name": str,
         "files": list[Piece],
     },
     total=False,

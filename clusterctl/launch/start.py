@@ -76,6 +76,7 @@ class Run:
     `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
     other nodes of conf.py do not take part, by node id. `origin`: the checkpoint or model that the run starts from.
     `started_t`: when, by the clock of the lead's node. `pserver_port`: the port of all pservers, if one was chosen.
+    `name`: the one that the user gave it.
     """
 
     job: str
@@ -87,6 +88,7 @@ class Run:
     origin: Origin | None = None
     started_t: float | None = None
     pserver_port: int | None = None
+    name: str | None = None
 
     @property
     def members(self) -> list[int]:
@@ -154,7 +156,7 @@ def start(
             if find_origin is not None:
                 origin = find_origin(run.job, run.nodes, launch)
                 launch = origin.applied_to(launch)
-                run = replace(run, origin=origin)
+                run = replace(run, origin=origin, name=launch.name)
             on_go(run)
             return replace(run, started_t=_go(cluster, launch, calls, looks, run, waiting))
     finally:
@@ -247,7 +249,7 @@ def _make_run(
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
     port, differ = choose_pserver_port(launch, looks)
     findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks))
-    return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port)
+    return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
 
 
 def _check_routes(

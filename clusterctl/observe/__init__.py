@@ -1,4 +1,4 @@
-"""The status, logs and events of jobs, gathered from all nodes.
+"""The logs, events and records of jobs, gathered from all nodes.
 
-May import `cluster`, `common`, `errors` and `inventory`. Start reading at `status.py`.
+May import `cluster`, `common`, `errors` and `inventory`. Start reading at `record/model.py`.
 """

@@ -43,7 +43,9 @@ class News:
     """News of one node: events, log lines, the end of its run, an error, or its return.
 
     A node whose run `ended` as lost may come back and end again; the end is `final` once all others have ended too.
-    `held`: (role, rank, count) of lines beyond the budget, which followed the last lines delivered.
+    `held`: (role, rank, count) of lines beyond the budget, which followed the last lines delivered. A node has
+    `caught_up` when it has delivered the lines from before the follow began. Lines `in_order` are those of several
+    nodes, in time order.
     """
 
     node: Node
@@ -54,6 +56,8 @@ class News:
     final: bool = True
     error: ClusterctlError | None = None
     back: bool = False
+    caught_up: bool = False
+    in_order: bool = False
 
 
 @dataclass
@@ -99,9 +103,23 @@ class _Endings:
 
 
 class Follower:
-    """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second."""
+    """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second.
 
-    def __init__(self, cluster: Cluster, nodes: Sequence[Node], job: str, run: str | None, **wanted: Any) -> None:
+    `at` are the offsets, by node, from which its events are followed; from the first one by default. `wanted` is the
+    agent's selection of log lines; with `role=""` there are none.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        nodes: Sequence[Node],
+        job: str,
+        run: str | None,
+        *,
+        at: Mapping[int, int] | None = None,
+        **wanted: Any,
+    ) -> None:
+        self._at = at or {}
         self._cluster = cluster
         self._request = {"op": "follow", "ref": job, **wanted}
         self._run = run
@@ -138,7 +156,7 @@ class Follower:
                 return
 
     def _listen(self, node: Node) -> None:
-        cursor = _Cursor(self._run)
+        cursor = _Cursor(self._run, self._at.get(node.id, 0))
         while not self._over.is_set():
             final = cursor.lost is not None and self._all_reported.is_set()
             try:
@@ -207,6 +225,8 @@ class Follower:
             self._put(News(node, held=tuple(held)))
             for stream, _, end in message["held"]:
                 cursor.offsets[_name(streams[stream])] = end
+        elif "caught_up" in message:
+            self._put(News(node, caught_up=True))
 
     def _put(self, news: News) -> None:
         while not self._over.is_set():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
 from clusterctl.transport import Outcome
 
 T = TypeVar("T")
+OnStep = Callable[[Node | None, str], None]
+#: The steps that an agent reports, in our words; the package follows.
+STEPS = {"choose": "resolving", "fetch": "fetching", "install": "installing"}
 WORK_S = 3600.0  # packages may have to be downloaded, and built from source
 
 
@@ -72,14 +76,19 @@ class Wishes:
 
 
 def prepare(
-    cluster: Cluster, requirements: Requirements, wishes: Wishes, report: Callable[[str], None], cache: Path
+    cluster: Cluster,
+    requirements: Requirements,
+    wishes: Wishes,
+    report: Callable[[str], None],
+    cache: Path,
+    on_step: OnStep = lambda node, words: None,
 ) -> Prepared:
     """Build the environment on every node that does not have it, and return the outcome of every node.
 
-    One SSH command per node stays open from start to end and holds that node's lock. `report` receives progress
-    messages. `cache` is the directory of this machine's wheels.
+    One SSH command per node stays open from start to end and holds that node's lock. `report` receives messages, and
+    `on_step` what a node (None: this machine) is doing. `cache` is the directory of this machine's wheels.
     """
-    work = _Setup(cluster, requirements, wishes, report, Downloads(cache))
+    work = _Setup(cluster, requirements, wishes, report, Downloads(cache), on_step)
     try:
         return work.run()
     finally:
@@ -95,6 +104,7 @@ class _Setup:
         wishes: Wishes,
         report: Callable[[str], None],
         downloads: Downloads,
+        on_step: OnStep = lambda node, words: None,
     ) -> None:
         self._cluster = cluster
         self._requirements = list(requirements.lines)
@@ -102,6 +112,7 @@ class _Setup:
         self._wishes = wishes
         self._report = report
         self._downloads = downloads
+        self._on_step = on_step
         self._facts: dict[int, SetupFacts] = {}
         self._missing: dict[int, list[Wheel]] = {}
         self._sent: dict[int, int] = {}  # through the relay
@@ -144,10 +155,17 @@ class _Setup:
 
     def _inspect(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
+        call.on_alive = partial(self._on_alive, node)
         facts: SetupFacts = call.receive()["facts"]
         _decode(node, facts["lock"] or ())
         kind_of(facts)
         self._facts[node.id] = facts
+
+    def _on_alive(self, node: Node, message: Mapping[str, object]) -> None:
+        """Report the step and the package that an agent names."""
+        step, package = str(message.get("step")), message.get("package")
+        if step in STEPS and isinstance(package, str):
+            self._on_step(node, f"{STEPS[step]} {package}".rstrip())
 
     def _groups(self) -> list[Group]:
         kinds: dict[Kind, list[Node]] = {}
@@ -165,6 +183,7 @@ class _Setup:
         self._report(f"{group.kind}  choosing versions")
         failed = None if self._wishes.offline else self._choose_on_node(group)
         if not group.lock:
+            self._on_step(None, "choosing versions on this machine")
             try:
                 cached = self._wishes.offline and not self._wishes.upgrade
                 group.lock = self._downloads.resolve(self._requirements, group.platform, cached=cached)
@@ -201,6 +220,7 @@ class _Setup:
 
     def _resolve_on(self, node: Node, group: Group) -> ClusterctlError | None:
         call = self.calls[node.id]
+        self._on_step(node, STEPS["choose"])
         try:
             call.send({"do": "resolve", "requirements": self._requirements})
             answer = call.receive(WORK_S)
@@ -243,6 +263,7 @@ class _Setup:
                 self._errors[node.id] = exc
             wanted = {wheel for wheel in wanted if not store.has(wheel)}
         if wanted:
+            self._on_step(None, f"fetching {len(wanted)} packages to this machine")
             self._downloads.fetch(sorted(wanted), self._options, group.platform)
             _check_all_there(wanted, store)
 
@@ -264,7 +285,8 @@ class _Setup:
         if self._is_ready(node, lock):
             call.send({"do": "keep"})
         else:
-            sent += send_files(call, self._missing[node.id], self._downloads.store)
+            report = partial(self._on_step, node)
+            sent += send_files(call, self._missing[node.id], self._downloads.store, report)
             call.send({"do": "build", "lock": lock})
         answer = call.result(WORK_S)
         return NodeSetup(answer["environment"], answer["built"], sent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from clusterctl.cluster import AgentCall
 from clusterctl.common.errors import AgentError
@@ -17,15 +17,18 @@ from clusterctl.inventory import Node
 WORK_S = 3600.0
 
 
-def send_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> int:
+def send_files(
+    call: AgentCall, wheels: Sequence[Wheel], store: WheelStore, report: Callable[[str], None] = lambda words: None
+) -> int:
     """Send wheels from this machine's store, verified by hash on the node. Returns the number of bytes.
 
-    Raises the error that the node reports.
+    `report` is called with words for each wheel. Raises the error that the node reports.
     """
     if not wheels:
         return 0
     call.send({"do": "take", "lock": wheels})
     for wheel in wheels:
+        report(f"receiving {wheel.name}")
         with store.path(wheel).open("rb") as f:
             while data := f.read(COPY_BYTES):
                 call.write(data)

@@ -16,8 +16,18 @@ from clusterctl.transport.transport import Transport
 
 if TYPE_CHECKING:
     from clusterctl.transport.remote_process import Completed, RemoteProcess
+    from clusterctl.transport.secrets import Ask, ask_terminal
+
+#: The module of each name that is imported when it is first used.
+_LATER = {
+    "Ask": "secrets",
+    "Completed": "remote_process",
+    "RemoteProcess": "remote_process",
+    "ask_terminal": "secrets",
+}
 
 __all__ = [
+    "Ask",
     "Command",
     "Completed",
     "HostKey",
@@ -29,14 +39,15 @@ __all__ = [
     "SshSettings",
     "Transport",
     "Verdict",
+    "ask_terminal",
     "command",
     "quote",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Completed", "RemoteProcess"):
-        from clusterctl.transport import remote_process
+    if name in _LATER:
+        import importlib
 
-        return getattr(remote_process, name)
+        return getattr(importlib.import_module(f"clusterctl.transport.{_LATER[name]}"), name)
     raise AttributeError(name)

@@ -20,7 +20,7 @@ from clusterctl.cluster.bundle import boot_code
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.launch import Run, plan, start
-from clusterctl.observe.status import status
+from clusterctl.observe.record.status import status
 from support.processes import wait_until
 
 WORKING = [version for version in PYTHONS if int(version[2:]) >= 9]

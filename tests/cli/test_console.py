@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.commands.logs import parse_since
-from clusterctl.cli.console import Console, align, clean, human_bytes, human_count, human_time, percent
+from clusterctl.cli.console import Console, align, human_bytes, human_count, human_time, percent
 from clusterctl.cli.declarations import app
 from clusterctl.cli.hints import READ_CONF
 from clusterctl.cli.invocation import job_name, job_ref
 from clusterctl.cluster import combined
 from clusterctl.config import Settings, from_values
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
+from clusterctl.escape import clean
 from clusterctl.inventory import build
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.cli.chart import resample, svg_chart, terminal_chart
-from clusterctl.cli.live_display import BARS, sparkline
+from clusterctl.cli.screen.screen import BARS, sparkline
 
 CURVE = [(float(step), 7.0 / (1 + step / 20)) for step in range(200)]
 numbers = st.floats(-1e9, 1e9)

@@ -26,9 +26,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_over(*news: News, ended: dict[str, str] | None = None) -> int:
     """Return the number of ticks left when the watch stopped."""
     script: Iterator[News | None] = iter([*news, *[None] * TICKS])
-    display: Any = SimpleNamespace(news=lambda one: None)
-    view: Any = SimpleNamespace(ended=ended)
-    start._watch(script, display, view, lambda: None)
+    screen = SimpleNamespace(record=SimpleNamespace(ended=ended))
+    display: Any = SimpleNamespace(news=lambda one: None, screen=screen)
+    log_feed: Any = None  # no key is pressed
+    start._watch(script, display, list, log_feed)
     return len(list(script))
 
 

@@ -17,8 +17,9 @@ import pytest
 
 from agent.nodes import BUNDLE, NodeOutcome, PipeCluster
 from clusterctl.agent.relay import upstream
+from clusterctl.config import from_values
 from clusterctl.dispatch import Dispatched, Progress, dispatch, scan
-from clusterctl.inventory import Node
+from clusterctl.inventory import Node, build
 from support.addresses import IPV6
 from support.trees import described
 
@@ -142,6 +143,41 @@ def test_the_control_machine_sends_each_byte_once(place: Place) -> None:
     done = place.dispatch()
     place.assert_same(done)
     assert sent_directly(done) == [True, False, False, False, False]
+
+
+def test_the_bytes_that_arrive_through_the_relay_are_reported_for_every_node(place: Place) -> None:
+    reports: dict[int, list[tuple[int, int]]] = {node: [] for node in range(NODES)}
+    for node in range(NODES):
+        place.change(node, "NEWS_S = 0.0", "peer")
+    progress = Progress(lambda node, done, total: reports[node.id].append((done, total)))
+    workspace = scan(place.workspace)
+    place.assert_same(dispatch(place.cluster, workspace, progress, "JOB20261121-000001"))
+    for counts in reports.values():
+        assert counts[0] == (0, workspace.bytes)
+        assert {total for _, total in counts} == {workspace.bytes}
+        assert counts == sorted(counts)
+        assert counts[-1][0] > 0
+
+
+def test_bytes_that_are_sent_directly_after_a_broken_relay_are_the_last_ones() -> None:
+    reports: list[tuple[int, int]] = []
+    progress = Progress(lambda node, done, total: reports.append((done, total)))
+    [node] = build(from_values({"HOSTS": ["a"]})).nodes
+    progress.expect(node, 100)
+    progress.relayed(node, {"bytes": 30})
+    progress.sent(node, 0, 60)
+    progress.sent(node, 60, 60)
+    assert reports == [(0, 100), (30, 100), (40, 100), (100, 100)]
+
+
+@pytest.mark.parametrize("count", [-1, 10**400, None, "7", [7]], ids=["negative", "huge", "none", "text", "list"])
+def test_a_wrong_count_of_a_node_only_misleads(count: object) -> None:
+    reports: list[tuple[int, int]] = []
+    progress = Progress(lambda node, done, total: reports.append((done, total)))
+    [node] = build(from_values({"HOSTS": ["a"]})).nodes
+    progress.expect(node, 100)
+    progress.relayed(node, {"alive": True, "bytes": count})
+    assert all(0 <= done <= total == 100 for done, total in reports)
 
 
 def test_nodes_that_lost_their_files_get_them_through_the_relay_again(place: Place, tmp_path: Path) -> None:

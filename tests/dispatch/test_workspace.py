@@ -47,7 +47,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are opened for hashing."""
     opened: list[str] = []
     original = hashing._read
-    monkeypatch.setattr(hashing, "_read", lambda place: opened.append(place.rpartition("/")[2]) or original(place))
+
+    def read(place: str, meter: hashing.Meter) -> hashing.Hashed:
+        opened.append(place.rpartition("/")[2])
+        return original(place, meter)
+
+    monkeypatch.setattr(hashing, "_read", read)
     return opened
 
 
@@ -178,6 +183,18 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     workspace = scan(tmp_path)
     assert digests(workspace) == contents(tmp_path)
     assert (workspace.entries[0].size, workspace.entries[0].mtime_ns) == (path.stat().st_size, path.stat().st_mtime_ns)
+
+
+def test_hashing_reports_the_bytes_of_the_files_that_are_read(top: Path) -> None:
+    reports: list[tuple[int, int]] = []
+
+    def report(done: int, total: int) -> None:
+        reports.append((done, total))
+
+    total = scan(top, report=report).bytes
+    assert reports[-1] == (total, total)
+    assert reports == sorted(reports)
+    assert len(reports) > len(list(top.rglob("*")))  # the large file in pieces
 
 
 def test_a_file_that_keeps_changing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from clusterctl.cli.declarations import app
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.process_environment import NodeFacts, environment
 from clusterctl.config.declarations import TABLE, Setting
-from clusterctl.observe.status import WORST_FIRST
+from clusterctl.observe.record.status import WORST_FIRST
 from clusterctl.observe.why.errno_and_signals import ERRNOS, SHELL_CODES, SIGNALS
 from docs.pages import REPOSITORY
 

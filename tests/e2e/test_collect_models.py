@@ -13,7 +13,7 @@ from e2e.programs import REGRESSION
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.copies]
 FAIL = REGRESSION.replace('print("end of pass"', 'pass_ == 3 and 1 / len(rest); print("end of pass"')
 
 

@@ -18,7 +18,7 @@ from e2e.programs import REGRESSION
 from support.processes import wait_until
 from support.site import Site, agent_processes
 
-pytestmark = pytest.mark.nodes(3)
+pytestmark = [pytest.mark.nodes(3), pytest.mark.copies]
 
 
 def events(site: Site, job: str, run: str = "0001") -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clusterctl.cli import declarations
+from clusterctl.cli.declarations import commands
 from clusterctl.runtime import load_model
 from support.openssh import find_sshd
 from support.processes import assert_none_left, processes_below, processes_with_environment, wait_until
@@ -58,7 +58,7 @@ def assert_learned(directory: Path, out: str, err: str) -> None:
 
 
 def test_a_demo_makes_four_passes_by_default() -> None:
-    assert inspect.signature(declarations.demo).parameters["passes"].default == 4
+    assert inspect.signature(commands.demo).parameters["passes"].default == 4
 
 
 @pytest.mark.parametrize("backend", ["embedded", pytest.param("ssh", marks=pytest.mark.slow)])

@@ -19,6 +19,8 @@ from e2e.programs import READY, REGRESSION, SLEEP
 from support.processes import descendants, processes_with_environment, wait_until
 from support.site import Site
 
+pytestmark = pytest.mark.copies
+
 
 @pytest.mark.nodes(2)
 def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> None:

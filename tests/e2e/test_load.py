@@ -13,7 +13,7 @@ from e2e.models import assert_same, model_of
 from e2e.test_resume import QUICK, TRAIN, checkpoints, crash
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(3)
+pytestmark = [pytest.mark.nodes(3), pytest.mark.copies]
 
 #: Saves what it has loaded, as `copy`.
 LOAD = """

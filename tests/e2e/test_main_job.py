@@ -17,7 +17,7 @@ from e2e.programs import REGRESSION, SLEEP
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.copies]
 
 
 @pytest.mark.nodes(4)

@@ -11,6 +11,7 @@ import pytest
 from e2e.models import assert_same, model_of
 from support.site import Result, Site
 
+pytestmark = pytest.mark.copies
 QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
 STEPS = 85
 # With the arguments KIND, STEP and RUN, trainer 0 of that run kills a random process of that kind at that step. Before

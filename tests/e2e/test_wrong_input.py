@@ -253,7 +253,7 @@ def test_logs_of_a_process_that_does_not_exist_are_a_usage_error(site: Site) -> 
     ):
         for follow in ([], ["-f"]):
             error = failing(site, 2, "logs", job, *words, *follow).err
-            assert f"{problem} in the newest run of {job}" in error
+            assert f"{problem} in {job} run 1" in error
             assert there in error
     wait_until(lambda: site.status(job)["state"] == "succeeded")
     site.ok("logs", job, "--rank", "1")

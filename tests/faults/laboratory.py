@@ -175,7 +175,7 @@ class Laboratory(Site):
 
     def story(self, job: str, run: str = "0001") -> str:
         """Return the events and logs of a run, for failure messages."""
-        omitted = ("step", "pass", "saved", "ready")
+        omitted = ("step", "pass", "saved", "ready", "usage")
         lines = [json.dumps(event)[:400] for event in self.all_events(job, run) if event["event"] not in omitted]
         logs = [path for node in range(len(self.machines)) for path in (self.job_dir(job, node) / "log").glob("*.log")]
         return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-1000:]}" for path in logs)])

@@ -16,7 +16,7 @@ from clusterctl.agent.node.content import read_manifest
 from clusterctl.common.files import digest_of
 from clusterctl.common.tree import FILE
 from clusterctl.dispatch import Progress, dispatch, scan
-from clusterctl.observe.status import jobs
+from clusterctl.observe.record.jobs import jobs
 from support.processes import wait_until
 
 pytestmark = pytest.mark.faults
@@ -104,6 +104,6 @@ def inspect(image: Path, expected: list[str]) -> None:
             assert len(rows) == FILES, image.name
             wrong = [row.entry.path for row in rows if digest_of(root / job / row.entry.path) != row.entry.digest]
             assert wrong == [], (image.name, job)
-        assert sorted(job["job"] for job in jobs(cluster)[0]) == expected
+        assert sorted(job.job for job in jobs(cluster)[0]) == expected
     finally:
         disk.unmount()

@@ -28,7 +28,7 @@ MAY_READ_ENVIRONMENT = {
     "runtime.environment": "what a started process finds, parsed once",
     "cli.invocation": "hands it to the config loader",
     "cli.commands.demo": "hands it to the config loader",
-    "cli.console": "NO_COLOR",
+    "cli.console": "NO_COLOR, FORCE_COLOR and TERM",
     "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",
     "agent.packages.interpreter": "what decides where an interpreter finds its packages",
     "common.pip": "what uv inherits",

@@ -59,3 +59,13 @@ def test_a_plan_produces_the_recorded_specs(case: dict[str, Any]) -> None:
     spec, expected = planned(case), {**case["spec"], **NEWER}
     assert spec.to_json() == expected
     assert RunSpec.from_json(expected) == spec
+
+
+def test_the_name_of_a_run_is_in_every_spec_of_its_plan() -> None:
+    settings = from_values({"HOSTS": HOSTS})
+    launch = plan(settings, build(settings), name="lr-0.1")
+    for one in (launch, launch.among([0, 2]), launch.with_arguments(["--x"])):
+        spec = one.spec(one.nodes[-1], job="JOB20261121-081530", run="0001", addresses=ADDRESSES, lead=None)
+        assert spec.to_json()["name"] == "lr-0.1"
+        assert RunSpec.from_json(spec.to_json()).name == "lr-0.1"
+    assert "name" not in planned({"conf": {}}).to_json()

@@ -10,9 +10,9 @@ from clusterctl.cluster import NodeOutcome
 from clusterctl.config import from_values
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UnreachableError
 from clusterctl.inventory import build
-from clusterctl.observe.members import members_of
-from clusterctl.observe.run_view import RunView
-from clusterctl.observe.status import JobStatus, merge_states, status
+from clusterctl.observe.record.live import LiveRecord
+from clusterctl.observe.record.members import members_of
+from clusterctl.observe.record.status import JobStatus, merge_states, status
 
 INVENTORY = build(from_values({"HOSTS": ["a", "b", "c", "d"]}))
 NEVER = {"run": None, "state": "dispatched"}
@@ -105,7 +105,7 @@ def full(answer: dict[str, Any], *states: str) -> dict[str, Any]:
 def test_only_processes_of_this_run_are_shown_and_those_of_a_silent_node_with_their_ranks_in_it() -> None:
     now = says("0002", "running", [1, 2])
     seen = Nodes(full(says("0001", "failed", None), "failed"), GONE, full(now), GONE).status()
-    assert [(row["node"], row["role"], row["rank"], row["state"]) for row in seen.processes] == [
+    assert [(one.node.id, one.role, one.rank, one.state) for one in seen.processes] == [
         (1, "pserver", 0, "unknown"),
         (1, "trainer", 0, "unknown"),
     ]
@@ -120,7 +120,7 @@ def test_a_lead_that_lost_the_job_and_got_it_again_knows_nothing_of_the_run() ->
 
 
 def test_a_view_takes_the_end_of_the_run_from_the_lead_whichever_node_that_is() -> None:
-    view = RunView(INVENTORY.nodes[1:])
+    view = LiveRecord(INVENTORY.nodes[1:])
     view.take({"event": "ended", "node": 2, "state": "failed"})
     assert view.ended is None
     view.take({"event": "ended", "node": 1, "state": "stopped"})
@@ -128,7 +128,7 @@ def test_a_view_takes_the_end_of_the_run_from_the_lead_whichever_node_that_is() 
 
 
 def test_a_run_that_succeeds_may_still_have_warnings() -> None:
-    view = RunView(INVENTORY.nodes)
+    view = LiveRecord(INVENTORY.nodes)
     for step in (3, 4):
         view.take({"event": "nan", "role": "trainer", "rank": 1, "message": f"the loss is not finite (step {step})"})
     view.take({"event": "lost", "node": 2, "message": "nothing heard"})

@@ -85,6 +85,7 @@ class ThreadCluster:
         self.trainers = trainers
         self.probe_every_s = 1.0
         self.receipts: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
         self.pservers: list[PServer] = []
         self._threads: list[threading.Thread] = []
         for rank in range(pservers):
@@ -96,6 +97,8 @@ class ThreadCluster:
     def _hear(self, event: str, facts: dict[str, Any]) -> None:
         if event == "saved":
             self.receipts.append(facts)
+        elif event == "step":
+            self.steps.append(facts)
 
     @property
     def lanes(self) -> list[Lane]:

@@ -13,8 +13,10 @@ import pytest
 
 from clusterctl.runtime import SGD, load_model
 from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.pserver import lanes
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.sockets import send_frames
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
 
 MODES = ["sync", "async", "ssp(1)", "geo(2)"]
@@ -99,6 +101,46 @@ def test_uneven_data_ends_on_every_lane(tmp_path: Path, mode: str) -> None:
     with thread_cluster(tmp_path, 2, 3, mode=mode, ports_num=2, ports_num_for_sparse=1) as cluster:
         cluster.train(program)
         assert not cluster.cores[0].trainers.active()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pserver_reports_how_long_it_applied_updates_and_sent_replies(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause_s, update = 0.01, SGD.update
+    pauses: dict[str, list[float]] = {"apply_s": [], "send_s": []}  # of all lanes
+
+    def pause(figure: str) -> None:
+        began = time.perf_counter()
+        time.sleep(pause_s)
+        pauses[figure].append(time.perf_counter() - began)
+
+    def slow_update(self: SGD, *arguments: Any) -> None:
+        if threading.current_thread().name != "trainer":  # in geo mode trainers apply the rule, too
+            pause("apply_s")
+        update(self, *arguments)
+
+    def slow_send(*arguments: Any) -> None:
+        pause("send_s")
+        send_frames(*arguments)
+
+    def program(ps: Session) -> None:
+        threading.current_thread().name = "trainer"
+        w, e = ps.dense("w", 3_000, SGD(1.0)), ps.embedding("e", 2, SGD(1.0))
+        for n in ps.steps(lambda pass_, rng: range(4), passes=1):
+            ps.push({w: np.ones(3_000), e: ([n, 9], e.pull([n, 9]))}, samples=1)
+
+    monkeypatch.setattr(SGD, "update", slow_update)
+    monkeypatch.setattr(lanes, "send_frames", slow_send)
+    with thread_cluster(tmp_path, 1, 1, mode=mode, ports_num=2, ports_num_for_sparse=1) as cluster:
+        cluster.train(program)
+        cluster.pservers[0].report()
+        cluster.pservers[0].report()
+    assert pauses["send_s"]
+    assert pauses["apply_s"] or mode == "geo(2)"
+    for figure, paused in pauses.items():
+        assert sum(step[figure] for step in cluster.steps) >= sum(paused) - 1e-6 * len(cluster.steps)
+        assert cluster.steps[-1][figure] == 0, "it is the time since the report before"
 
 
 def test_a_save_has_the_values_of_its_step_while_training_continues(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from clusterctl.cli.live_display import Display
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.follow import LogLine, News
-from clusterctl.observe.run_view import RunView
+from clusterctl.observe.record.live import LiveRecord
 from security.liars import EVIL, is_harmless
 
 JUNK: list[Any] = [None, [], {}, EVIL, -1, 1e999, float("nan"), 10**30, True, [EVIL], {"a": EVIL}]
@@ -32,6 +32,7 @@ EVENTS: list[dict[str, Any]] = [
         "samples_per_s": 3.0,
         "wait": 0.1,
     },
+    {"event": "usage", "role": "trainer", "rank": 0, "cpu": 0.5, "memory": 1},
     {"event": "log", "role": "trainer", "rank": 0, "pass": 1, "values": {"auc": 0.5}, "weight": 2},
     {"event": "log", "role": "trainer", "rank": 1, "pass": 1, "values": {"auc": 0.5}, "weight": -2},
     {"event": "log", "level": "warning", "message": "m"},
@@ -59,7 +60,7 @@ def test_the_display_of_a_run_is_harmless_whatever_its_events_contain(
     settings = from_values({"HOSTS": ["a", "b"]})
     nodes = build(settings).nodes
     for junk in JUNK:
-        view = RunView(nodes)
+        view = LiveRecord(nodes)
         with Display(Console(GlobalOptions()), view, "title") as display:
             for event in EVENTS:
                 for key in event:
@@ -71,4 +72,4 @@ def test_the_display_of_a_run_is_harmless_whatever_its_events_contain(
         captured = capsys.readouterr()
         assert is_harmless(captured.out + captured.err), junk
         assert view.ended is not None  # the valid events in between were accepted
-        assert view.processes["trainer", 0].numbers["step"] == 5
+        assert view.processes["trainer", 0].figures["step"] == 5

@@ -17,7 +17,16 @@ ENDED = {"event": "ended", "t": 1.7e9, "state": "failed", "cause": {"message": E
 STREAMS = {"run": "0001", "streams": [{"role": "trainer", "rank": 1, "at": 0}]}
 ROW = [1.7e9, 0, "a line", 7]
 RECORD = {"workspace": "w", "content": "c" * 40, "files": 1, "bytes": 2, "t": 1.7e9}
-RUN = {"run": "0001", "state": "running", "started": 1.7e9, "members": [0, 1], "left_out": []}
+RUN = {"run": "0001", "state": "running", "started": 1.7e9, "members": [0, 1], "left_out": [], "name": "lr-0.1"}
+LISTED = {
+    **{**RUN, "seconds": 7.5, "arguments": ["--token", "x"], "env": {"A": "b"}},
+    "keep_best": {"name": "acc", "direction": "max"},
+    "trainers": [{"loss": 0.5, "metrics": {"acc": [0.5, 0.25, 0.75]}}],
+}
+EVIL_RUN = {
+    **{**LISTED, "arguments": [EVIL, "--" + EVIL], "env": {EVIL: EVIL}},
+    "trainers": [{"loss": 1e999, "metrics": {EVIL: [1e999, -1e308, 1e308]}}, {"metrics": {EVIL: [-1e999, None, None]}}],
+}
 STOPPED = {"job": JOB, "dir": "/d", "run": "0001", "was": "running", "killed": 0, "survivors": 0, **RUN}
 STOPPED |= {"leftovers": 0, "left": [], "ports_busy": [], "holders": []}
 
@@ -32,15 +41,20 @@ EVENTS = [
 OUTPUTS = [{**TRAINER, "lines": [[1.7e9, "ValueError: x"]]}]
 
 
+CONSTANT: dict[str, Any] = {
+    "jobs": {"jobs": [{"job": JOB, "dir": "/d", "record": RECORD, "runs": [LISTED]}]},
+    "stop": STOPPED,
+    "find_named": {"job": None, "runs": [{"job": JOB, "run": "0001", "t": 1.7e9}]},
+}
+
+
 def answer(node: int, request: dict[str, Any], **more: Any) -> Iterator[bytes]:
     """Return the answer of an honest agent of `node`, with `more` in its status."""
     operation = request["op"]
     if operation == "status":
         return lines({"done": status(node, **more)})
-    if operation == "jobs":
-        return lines({"done": {"jobs": [{"job": JOB, "dir": "/d", "record": RECORD, "runs": [RUN]}]}})
-    if operation == "stop":
-        return lines({"done": STOPPED})
+    if operation in CONSTANT:
+        return lines({"done": CONSTANT[operation]})
     if operation == "diagnose":
         report = {
             "events": EVENTS,
@@ -77,8 +91,9 @@ def test_malformed_answers_are_reported_by_node_and_hide_no_other_node(liars: Li
     """Replace every part of every answer by many things."""
     liars.answers["node0"] = honest(0)
     attempts = 0
-    for operation in ("status", "jobs", "stop", "diagnose"):
-        command = {"stop": ("stop", JOB), "diagnose": ("why",)}.get(operation, (operation,))
+    for operation in ("status", "jobs", "stop", "diagnose", "find_named"):
+        other = {"stop": ("stop", JOB), "diagnose": ("why",), "find_named": ("status", "lr-0.1")}
+        command = other.get(operation, (operation,))
         *before, last = answer(1, {"op": operation})
         whole = json.loads(last)
         for index, junk in enumerate(JUNK):
@@ -127,7 +142,7 @@ def test_no_text_of_a_node_reaches_a_terminal_unescaped(liars: Liars, options: t
     reported["members"] = [1, 0]  # so that it is the lead
     failing = {"error": {"kind": "node", "message": EVIL, "hint": EVIL, "details": {"more": EVIL}}}
     row = [1.7e9, 0, f"{EVIL}\r{EVIL}", 7]
-    job = {"job": JOB, "dir": EVIL, "record": {**RECORD, "workspace": EVIL, "content": EVIL}, "runs": [RUN]}
+    job = {"job": JOB, "dir": EVIL, "record": {**RECORD, "workspace": EVIL, "content": EVIL}, "runs": [EVIL_RUN]}
     says = {
         "status": lambda: lines({"done": reported}),
         "jobs": lambda: lines({"done": {"jobs": [job]}}),

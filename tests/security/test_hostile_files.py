@@ -76,7 +76,7 @@ def test_a_file_is_written_only_below_its_nodes_directory_whatever_its_name(liar
         assert "node1" in err
         assert "Traceback" not in err
         assert is_harmless(out + err)
-    assert set(below(tmp_path)) - set(before) - {"home/job", "home/node-0/log/train.log"} <= {
+    assert set(below(tmp_path)) - set(before) - {"home/job", "home/node-0/log/train.log", "home/report.html"} <= {
         path for path in below(tmp_path) if path.startswith("cache/")
     }
     assert not Path("/etc/evil").exists()
@@ -89,6 +89,18 @@ def test_sizes_that_are_invalid_or_too_large_are_refused_before_a_byte_is_writte
         assert code == 3, size
         assert "refused a file of" in err
     assert "home/node-1/log/evil" not in below(tmp_path)
+
+
+def test_an_invalid_total_is_refused(liars: Liars) -> None:
+    for total in SIZES:
+        code, _, err = collected(liars, {"total": total}, *offer("log/evil"))
+        assert code == (0 if total == 10**18 else 3), total
+        assert ("refused files of" in err) is bool(code)
+
+
+def test_a_node_that_announces_endless_totals_is_cut_off(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MOST_FILES", 50)
+    assert collected(liars, *({"total": 1} for _ in range(10_000)))[0] == 3
 
 
 def test_a_node_that_offers_endless_files_is_cut_off(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +176,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.total = 0
         self._name = ""
 
     def next_message(self) -> dict[str, Any]:
         return {"bring": None}
 
     def send(self, message: dict[str, Any]) -> None:
+        self.total = message.get("total", self.total)
         if "file" in message:
             self._name = message["file"]
             self.files[self._name] = b""
@@ -195,6 +209,7 @@ def test_an_agent_sends_only_plain_files_and_does_not_block_on_a_pipe(tmp_path: 
             os.mknod(output / "device", 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
         recorder = Recorder()
         answer = agent.collect(tmp_path, {"ref": JOB}, recorder)  # type: ignore[arg-type]  # it only sends
+    assert recorder.total == 4
     assert recorder.files == {"output/deep/good": b"good"}
     left = {name.removeprefix("output/"): kind for name, kind in answer["left"]}
     links, special = dict.fromkeys(("link", "directory", "dangling"), "link"), {"pipe": "special", "socket": "special"}

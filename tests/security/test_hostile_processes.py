@@ -27,6 +27,7 @@ words = [
     {**receipt, "checkpoint": True, "steps": [inf]}, {**receipt, "do": "stop", "complete": True, "node": 9, "rank": 9},
     {**receipt, "pservers": EVIL}, {**receipt, "pservers": 0}, {**receipt, "tag": EVIL}, {**receipt, "step": None},
     {"event": "log", "role": "trainer", "rank": 7, "node": 7, "t": 0, "seq": 0, "v": 9, "message": "not mine"},
+    {"event": "step", "apply_s": EVIL, "send_s": [1]}, {"event": "usage", "cpu": 7, "memory": 7},
     [], 7, None, {"event": "step", "step": inf},
 ]
 for word in words:
@@ -70,6 +71,8 @@ def test_supervisors_survive_all_forged_messages_and_attribute_each_to_its_own_p
         e for e in recorded if e["event"] in ("saved", "phase", "exited", "ended") and EVIL[:5] in json.dumps(e)
     ]
     assert [e["state"] for e in recorded if e["event"] == "ended"] == ["succeeded", "succeeded"]
+    assert not [e for e in recorded if e["event"] == "usage" and e["memory"] == 7]
+    assert not [e for e in recorded if e["event"] == "step" and {"apply_s", "send_s"} & set(e)]
     assert not list(site.nodes_directory.rglob("evil*"))
     collected = site.run("collect", job, "-o", str(site.directory / "home"))  # of a model that does not exist
     assert (collected.code, is_harmless(collected.err)) == (3, True)

@@ -42,12 +42,14 @@ class Site:
         self.hosts = hosts
         self.paths = paths
         self.environment: dict[str, str] = {}
+        self.defaults: dict[str, Any] = {}
         self.conf_path = directory / "conf.py"
         self.conf()
 
     def conf(self, **settings: Any) -> Path:
         """Rewrite conf.py with short grace periods, no restarts, and `settings`."""
-        values: dict[str, Any] = {"HOSTS": self.hosts, "GRACE_S": GRACE_S, "RESTARTS": 0, **self.paths, **settings}
+        values: dict[str, Any] = {"HOSTS": self.hosts, "GRACE_S": GRACE_S, "RESTARTS": 0}
+        values |= {**self.defaults, **self.paths, **settings}
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         self.conf_path.write_text("".join(f"{name} = {value!r}\n" for name, value in plain.items()))
         return self.conf_path
@@ -197,11 +199,13 @@ def make_site(kind: str, directory: Path, n: int = 4) -> Iterator[Site]:
 def fresh(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
     """Give a test the same nodes with its own directory and the default conf.py; no process may be left afterwards.
 
-    The mark `nodes(2)` selects the first two nodes: each one costs time, and few tests need all of them.
+    The mark `nodes(2)` selects the first two nodes: each one costs time, and few tests need all of them. For the same
+    reason, only tests with the mark `copies` copy and merge models, as COPIES and MODEL_ON_LEAD_MB do by default.
     """
     before = every, _, _ = site.hosts, site.directory, site.conf_path
     mark = request.node.get_closest_marker("nodes")
     site.hosts = every[: mark.args[0]] if mark else every
+    site.defaults = {} if request.node.get_closest_marker("copies") else {"COPIES": 1, "MODEL_ON_LEAD_MB": 0}
     site.directory = request.getfixturevalue("tmp_path") / "work"
     site.directory.mkdir()
     site.conf_path = site.directory / "conf.py"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
 LIVE = (STARTING, RUNNING)
+SUMMED_UP = ("loss", "metrics")  # what a list of jobs shows of a trainer's figures
 LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 
 
@@ -169,9 +170,10 @@ def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
 
 
 def membership(spec: RunSpec | RunSummary) -> dict[str, Any]:
-    """Return the time of a run's start, its nodes, and those left out (`[{"node", "message"}, ...]`)."""
+    """Return a run's name, if it has one, its start, its nodes, and those left out (`[{"node", "message"}, ...]`)."""
     left_out = [node.to_json() for node in spec.left_out]
-    return {"started": spec.t, "members": list(spec.members) or None, "left_out": left_out}
+    name = {"name": spec.name} if spec.name else {}
+    return {"started": spec.t, "members": list(spec.members) or None, "left_out": left_out, **name}
 
 
 def resumed(spec: RunSpec | RunSummary) -> dict[str, Any] | None:
@@ -187,17 +189,38 @@ def list_jobs(root: Path) -> list[dict[str, Any]]:
     """Return all jobs of this node, newest first, each with its runs."""
     jobs = []
     for job in find_jobs(root):
-        names = sorted((p.name for p in job.runs.iterdir() if p.name.isdigit()), key=int) if job.runs.is_dir() else []
-        runs = [_describe_run(job.run(name)) for name in names]
+        runs = [_describe_run(job.run(name)) for name in sorted(job.run_names(), key=int)]
         jobs.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
     return jobs
 
 
 def _describe_run(run: RunPaths) -> dict[str, Any]:
     spec, state = read_summary(run), read_state(run)
-    about = {"run": run.run, "state": run_state(run, state), **(membership(spec) if spec else {})}
-    warnings = (state.get("ended") or {}).get("warnings")
-    return {**about, "warnings": warnings} if warnings else about
+    now = run_state(run, state)
+    about = {"run": run.run, "state": now, **(membership(spec) if spec else {})}
+    figures = _figures(spec, state, live=now in LIVE) if spec else {}
+    figures["warnings"] = (state.get("ended") or {}).get("warnings")
+    return {**about, **{key: value for key, value in figures.items() if value}}
+
+
+def _figures(spec: RunSpec | RunSummary, state: dict[str, Any], *, live: bool) -> dict[str, Any]:
+    """Return what a list of jobs shows about a run: its arguments, its duration and the figures of its trainers.
+
+    `env` is there to hide its values in the arguments.
+    """
+    until = time.time() if live else (state.get("ended") or {}).get("t") or state.get("t")
+    best = spec.saving.keep_best
+    return {
+        "arguments": list(spec.arguments),
+        "env": dict(spec.env) if spec.arguments else None,
+        "seconds": max(0.0, until - spec.t) if until and spec.t else None,
+        "keep_best": best.to_json() if best else None,
+        "trainers": [
+            {key: process[key] for key in SUMMED_UP if key in process}
+            for process in state["processes"]
+            if process["role"] == "trainer" and any(key in process for key in SUMMED_UP)
+        ],
+    }
 
 
 def reason_to_stop(run: RunPaths) -> str | None:

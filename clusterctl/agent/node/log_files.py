@@ -2,26 +2,28 @@
 
 `log/train.log` holds a process's output, byte for byte. `log/.train.idx` holds (offset, time) pairs, at most
 one per 50 ms; offsets count from the first byte of the run, across rotation. A full file is renamed to `train.log.1`,
-the next one to `train.log.2`: lower is older, and nothing is deleted.
+the next one to `train.log.2`: lower is older, and nothing is deleted. A line that is longer than LONGEST_LINE is read
+in pieces of that length.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import json
+import itertools
 import os
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, NamedTuple
 
-INDEX_ENTRY = struct.Struct("<Qd")
+from clusterctl.agent.node.log_index import INDEX_ENTRY, LogIndex, Times
+from clusterctl.common.fastjson import loads
+
 INDEX_EVERY_S = 0.05
 ROTATE_BYTES = 256 << 20
 READ_BYTES = 256 << 10
 LONGEST_LINE = 64 << 10
+LONGEST_SEARCH = 1 << 20  # for the start of a line, backwards
 EVENTS_BYTES = 1 << 20
 LONGEST_EVENT = 8 << 20
 
@@ -49,6 +51,11 @@ class LogWriter:
         self._in_file = self._path.stat().st_size
         self._rotations = len(older) - 1
         self._indexed_at = 0.0
+        self._drop_entries_of_lost_data(directory / f".{stem}.idx")
+
+    def _drop_entries_of_lost_data(self, index: Path) -> None:
+        """Keep offsets ascending if a power cut lost data whose entries it kept."""
+        self._index.truncate(LogIndex(index).count_until(self._offset) * INDEX_ENTRY.size)
 
     @staticmethod
     def _open(path: Path) -> BinaryIO:
@@ -90,15 +97,29 @@ class Line(NamedTuple):
 
 
 class LogReader:
-    """Reads one process's log from `offset` on, across rotation, while it grows. `offset` moves with the lines read."""
+    """Reads one process's log from `offset` on, across rotation, while it grows. `offset` moves with the lines read.
 
-    def __init__(self, directory: Path, stem: str, offset: int = 0) -> None:
+    `beat` is called periodically while it reads. Only lines that contain `words` matter: it may skip others.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        stem: str,
+        offset: int = 0,
+        *,
+        words: bytes = b"",
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self._directory = directory
         self._stem = stem
+        self._index = LogIndex(directory / f".{stem}.idx")
+        self._beat = beat
+        self._words = words
         self.offset = offset
         self._rest = b""
-        self._offsets: list[int] = []
-        self._times: list[float] = []
+        self._found: list[Line] = []  # by seek_tail, the last one first
+        self._found_until = 0
 
     def files(self) -> list[tuple[int, Path]]:
         """Return (first offset, path) of every file of this log, oldest first."""
@@ -129,30 +150,59 @@ class LogReader:
         last = int(numbered[-1].suffix[1:]) if numbered else 0
         return self._live.with_name(f"{self._live.name}.{last + 1}").exists()
 
-    def _end(self) -> int:
-        """Return the offset after the last byte."""
+    def end(self, *, final: bool = True) -> int:
+        """Return the offset after the last byte, or without `final`, after the last complete line or piece of one."""
         files = self.files()
-        with contextlib.suppress(FileNotFoundError):
-            return files[-1][0] + files[-1][1].stat().st_size if files else 0
-        return self._end()
+        try:
+            end = files[-1][0] + files[-1][1].stat().st_size if files else 0
+        except FileNotFoundError:
+            return self.end(final=final)
+        if final:
+            return end
+        start = self._line_start(end)
+        return start + (end - start) // LONGEST_LINE * LONGEST_LINE
 
-    def seek_tail(self, lines: int) -> None:
-        """Move to the start of the last `lines` lines."""
-        end = self._end()
-        span = 4096
+    def seek_time(self, t: float, end: int | None = None) -> None:
+        """Skip lines that are older than `t`, and none that is not. `end` must have been asked before."""
+        end = self.end() if end is None else end  # before the index is read, which is written before the data
+        first = self._index.first_since(t)
+        self.offset = max(self.offset, self._line_start(end if first is None else min(first, end)))
+
+    def seek_tail(
+        self, lines: int, wanted: Callable[[Line], object] = lambda line: True, end: int | None = None
+    ) -> None:
+        """Skip all but the last `lines` wanted lines between here and `end`, reading backwards."""
+        end = self.end() if end is None else end
+        found = list(itertools.islice((one for one in self._backwards(end) if wanted(one[1])), lines))
+        self.offset = found[-1][0] if found else max(self.offset, end)
+        self._found, self._found_until = [line for _, line in found], end
+
+    def _backwards(self, end: int) -> Iterator[tuple[int, Line]]:
+        """Yield the lines between here and `end`, the last one first, each with the end of the line before.
+
+        They are the lines that a reader from the beginning yields, except for lines longer than LONGEST_SEARCH, of
+        which the pieces may begin elsewhere.
+        """
+        first, at = self.offset, end
+        while at > first:
+            start = max(first, self._line_start(max(first, at - READ_BYTES)))
+            part = list(LogReader(self._directory, self._stem, start, words=self._words).lines(final=True, until=at))
+            starts = [start, *(line.end for line in part[:-1])]
+            yield from zip(reversed(starts), reversed(part))
+            at = start
+            self._beat()
+
+    def _line_start(self, offset: int) -> int:
+        """Return the start of the line that contains the byte before `offset`, or `offset` if that byte ends a line."""
+        span = min(4096, LONGEST_SEARCH)
         while True:
-            start = max(0, end - span)
-            data = self._read_between(start, end)
-            if data.count(b"\n") > lines or start == 0 or span > (lines + 1) * LONGEST_LINE:
-                break
+            start = max(0, offset - span)
+            end_of_line = self._read_between(start, offset).rfind(b"\n")
+            if end_of_line >= 0:
+                return start + end_of_line + 1
+            if start == 0 or span >= LONGEST_SEARCH:
+                return start
             span *= 4
-        body = data[:-1] if data.endswith(b"\n") else data
-        cut = len(body)
-        for _ in range(lines):
-            cut = body.rfind(b"\n", 0, cut)
-            if cut < 0:
-                break
-        self.offset = start + cut + 1 if lines else end
 
     def _read_between(self, start: int, end: int) -> bytes:
         parts, at = [], start
@@ -181,49 +231,56 @@ class LogReader:
                 break
         return b""
 
-    def _time_of(self, offset: int) -> float:
-        at = bisect.bisect_right(self._offsets, offset) - 1
-        return self._times[at] if at >= 0 else 0.0
+    def lines(self, *, final: bool, until: int | None = None) -> Iterator[Line]:
+        """Yield the complete lines from here to the current end, or to the offset `until`.
 
-    def _read_index(self) -> None:
-        try:
-            with (self._directory / f".{self._stem}.idx").open("rb") as f:
-                f.seek(len(self._offsets) * INDEX_ENTRY.size)
-                data = f.read()
-        except FileNotFoundError:
-            return
-        whole = len(data) - len(data) % INDEX_ENTRY.size
-        for offset, t in INDEX_ENTRY.iter_unpack(data[:whole]):
-            self._offsets.append(offset)
-            self._times.append(t)
-
-    def lines(self, *, final: bool) -> Iterator[Line]:
-        """Yield the complete lines from here to the current end; with `final` also a last one without a newline."""
+        With `final` also yield a last line without a newline.
+        """
+        yield from self._found_lines()
         while True:
-            data = self._read_at(self.offset + len(self._rest), READ_BYTES)
+            at = self.offset + len(self._rest)
+            count = READ_BYTES if until is None else max(0, min(READ_BYTES, until - at))
+            data = self._read_at(at, count) if count else b""
             if not data:
                 break
-            self._read_index()  # an entry is written before its data
-            yield from self._split(self._rest + data)
+            self._beat()
+            data = self._rest + data
+            if self._words in data:
+                yield from self._split(data, self._index.times(self.offset, self.offset + len(data)))
+            else:
+                self._skip(data)
         if final and self._rest:
             text, self._rest = self._rest, b""
-            yield self._line(text, len(text))
+            yield self._line(text, len(text), self._index.times(self.offset, self.offset + 1))
 
-    def _split(self, data: bytes) -> Iterator[Line]:
+    def _found_lines(self) -> Iterator[Line]:
+        while self._found:
+            line = self._found.pop()
+            self.offset = line.end if self._found else self._found_until
+            yield line
+
+    def _split(self, data: bytes, times: Times) -> Iterator[Line]:
         start = 0
         while True:
-            end = data.find(b"\n", start)
+            end = data.find(b"\n", start, start + LONGEST_LINE)
             if end < 0:
                 if len(data) - start < LONGEST_LINE:
                     break
                 end = start + LONGEST_LINE - 1
             text = data[start : end + 1]
-            yield self._line(text.rstrip(b"\n"), len(text))
+            yield self._line(text.rstrip(b"\n"), len(text), times)
             start = end + 1
         self._rest = data[start:]
 
-    def _line(self, text: bytes, length: int) -> Line:
-        t = self._time_of(self.offset)
+    def _skip(self, data: bytes) -> None:
+        """Skip the lines that `_split` would yield: much faster."""
+        end = data.rfind(b"\n") + 1
+        end += (len(data) - end) // LONGEST_LINE * LONGEST_LINE
+        self.offset += end
+        self._rest = data[end:]
+
+    def _line(self, text: bytes, length: int, times: Times) -> Line:
+        t = times.at(self.offset)
         self.offset += length
         return Line(t, text, self.offset)
 
@@ -250,9 +307,9 @@ class EventReader:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the event of a line; None if the line is torn."""
+    """Return the event of a line; None if the line is torn or nested too deeply."""
     try:
-        event = json.loads(line)
-    except ValueError:
+        event = loads(line)
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None

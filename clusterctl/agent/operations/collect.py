@@ -1,8 +1,9 @@
 """Send a run's logs and outputs to the control machine: for each file a line, its bytes, and its hash.
 
-First comes a list of the complete models that this node knows of; the answer names the scheduled ones to bring. Empty
-directories are sent as `{"dir": path}`. What we merged is not sent: it is merged again at home. The answer lists what
-is `left` here as [path, kind]: a "link" or a "special" file could lead anywhere, and a "name" could harm a terminal.
+First comes a list of the complete models that this node knows of; the answer names the scheduled ones to bring. Then
+comes the total size of the files, for people only, since files may still grow. Empty directories are sent as
+`{"dir": path}`. What we merged is not sent: it is merged again at home. The answer lists what is `left` here as
+[path, kind]: a "link" or a "special" file could lead anywhere, and a "name" could harm a terminal.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send `{"models": [{"tag", "run", "step"}, ...]}`, and wait for `{"bring": tags}`, or None for all.
 
-    Then send `{"file": path, "bytes": n, "mode", "mtime_ns"}`, n bytes and `{"sha256": ...}` for each file.
+    Then send `{"total": bytes}`, and for each file `{"file": path, "bytes": n, "mode", "mtime_ns"}`, n bytes and
+    `{"sha256": ...}`.
     """
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
@@ -52,7 +54,9 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     staying = others | {one.directory for one in passes if one.directory.name not in bring}
     count = 0
     left: list[tuple[str, str]] = []
-    for name, path in _paths(run.log if run is not None else job.log, places, staying):
+    log = run.log if run is not None else job.log
+    peer.send({"total": sum(_size(path) for _, path in _paths(log, places, staying))})
+    for name, path in _paths(log, places, staying):
         kind = _kind(path)
         if ODD_CHARACTERS.search(name):
             left.append((name, "name"))
@@ -102,6 +106,15 @@ def _kind(path: Path) -> int:
         return stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:
         return 0
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a regular file; 0 for everything else."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _models(places: list[Path], run: RunPaths | None) -> tuple[list[SavedModel], set[Path]]:

@@ -16,7 +16,8 @@ from clusterctl.agent.node.jobs import describe, describe_run, find_job, need_sp
 from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
-from clusterctl.common.paths import RunPaths, log_stem
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import RunPaths, interpreter_record, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 from clusterctl.common.requirements import project_names, read_text
 from clusterctl.common.run_spec import RunSpec
@@ -26,13 +27,13 @@ LINES = 200
 LINE_CHARS = 2000
 OUTPUTS = 3  # of the attempts of one process
 PROBE_S = 10.0
-FREQUENT = ("step", "pass")
+FREQUENT = ("step", "pass", "usage")
 PRINTING = ("pass", "saved")  # events whose processes print a line about it
 QUIET = ("running", "starting", "succeeded")
 
 
 def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Report on the requested run, else on the newest."""
+    """Report on the requested run, else on the newest; with `spec`, also its spec and the versions of its packages."""
     while "now" in peer.next_message():
         peer.send({"now": time.time()})
     job = find_job(root, request["ref"])
@@ -55,7 +56,16 @@ def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "python": None if about["state"] in QUIET else _python(spec),
         "requirements": _requirements(job.dir),
         "environment": Path(spec.venv).name if spec.venv else None,
+        **({"spec": spec.to_json(), "versions": versions_of(root, spec)} if request.get("spec") else {}),
     }
+
+
+def versions_of(root: Path, spec: RunSpec) -> dict[str, str]:
+    """Return the versions that the run found; those of the last start on this node if an older version started it."""
+    if spec.versions is not None:
+        return dict(spec.versions)
+    known = read_json(interpreter_record(root)) or {}
+    return dict(known.get("versions") or {})
 
 
 class Printed:
@@ -84,15 +94,19 @@ class Printed:
 
 
 def _relevant(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
-    """Yield the events, but only each process's last one of the frequent kinds."""
+    """Yield the events, but of the frequent kinds only the first and the last one of each attempt."""
+    first: set[tuple[Any, ...]] = set()
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
     while events := reader.read():
         for event in events:
             printed.take(event)
             if event.get("event") in FREQUENT or "values" in event:
-                last[event["event"], event.get("role"), event.get("rank"), event.get("attempt")] = event
-            else:
-                yield event
+                key = (event["event"], event.get("role"), event.get("rank"), event.get("attempt"))
+                if key in first:
+                    last[key] = event
+                    continue
+                first.add(key)
+            yield event
     yield from last.values()
 
 

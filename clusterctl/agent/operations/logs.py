@@ -3,6 +3,7 @@
 Streams are announced first: `{"streams": [{"role", "rank", "at"}, ...], "run": ...}`, each from the offset `at` on.
 Lines follow in time order as `{"lines": [[time, stream, text, offset after it], ...]}`, events as `{"events": [...],
 "at": offset}`, and the number of lines held back by a budget as `{"held": [[stream, lines, offset after them], ...]}`.
+`{"caught_up": true}` separates the lines that were there before following began from later ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import heapq
 import re
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -20,43 +20,64 @@ from clusterctl.agent.node.log_files import EventReader, Line, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, log_stem
-from clusterctl.common.procfs import is_alive
+from clusterctl.common.procfs import Identity, is_alive
 from clusterctl.common.run_spec import ProcessSpec
 
 BATCH = 500
 BATCH_CHARS = 1 << 20  # each may become six bytes, and a message may have a few megabytes
 POLL_S = 0.1
 HEARTBEAT_S = 2.0
+SPECIAL = "\\.^$*+?{}[]()|"  # in regular expressions
 BURST_S = 10.0  # a budget of so many seconds may be used at once
 
 
 class Streams:
-    """The logs that a request selects."""
+    """The logs that a request selects. `beat` is called periodically while they are read."""
 
-    def __init__(self, run: RunPaths, request: dict[str, Any]) -> None:
+    def __init__(self, run: RunPaths, request: dict[str, Any], beat: Callable[[], None]) -> None:
         self.spec = need_spec(run)
         self.plans = [process for process in self.spec.processes if _wanted(process, request)]
         offsets = request.get("offsets") or {}
-        self.readers = [LogReader(run.log, log_stem(p.role, p.index), offsets.get(p.name, 0)) for p in self.plans]
-        match, speaker = _matcher(request.get("grep")), request.get("speaker")
-        self.speaks = [_is(speaker, p) for p in self.plans]
-        self._matches = [_matcher(None) if speaks else match for speaks in self.speaks]
+        self.speaks = [_is(request.get("speaker"), p) for p in self.plans]
+        patterns = ["" if speaks else request.get("grep") or "" for speaks in self.speaks]
+        self._matches = [re.compile(pattern.encode()).search for pattern in patterns]
+        self.readers = [
+            LogReader(run.log, log_stem(p.role, p.index), offsets.get(p.name, 0), words=_literal(pattern), beat=beat)
+            for p, pattern in zip(self.plans, patterns)
+        ]
         self._since = float(request.get("since") or 0)
+        self._ends: list[int] = []
+
+    def seek(self, tail: int | None, *, final: bool) -> None:
+        """Go to the first wanted line of each stream, or to its last `tail` ones; the present end becomes known."""
+        self._ends = [reader.end(final=final) for reader in self.readers]
+        for i, (reader, end) in enumerate(zip(self.readers, self._ends)):
+            if self._since:
+                reader.seek_time(self._since, end)
+            if tail is not None:
+                reader.seek_tail(tail, lambda line, stream=i: self._is_wanted(stream, line), end)  # type: ignore[misc]
 
     def announce(self) -> list[dict[str, Any]]:
         return [{"role": p.role, "rank": p.rank, "at": r.offset} for p, r in zip(self.plans, self.readers)]
 
-    def lines(self, *, final: bool, tail: int | None = None) -> Iterator[list[Any]]:
-        """Yield new lines of all streams in time order, the last `tail` of each: [time, stream, text, offset after]."""
-        tagged = [self._tagged(i, reader.lines(final=final)) for i, reader in enumerate(self.readers)]
-        if tail is not None:
-            tagged = [iter(deque(rows, maxlen=tail)) for rows in tagged]
-        return heapq.merge(*tagged, key=lambda row: row[0])
+    def present(self, *, final: bool) -> Iterator[list[Any]]:
+        """Yield the lines up to the ends that `seek` found, of all streams: see `lines`."""
+        return self._merged(reader.lines(final=final, until=end) for reader, end in zip(self.readers, self._ends))
+
+    def lines(self, *, final: bool) -> Iterator[list[Any]]:
+        """Yield new lines of all streams in time order: [time, stream, text, offset after]."""
+        return self._merged(reader.lines(final=final) for reader in self.readers)
+
+    def _merged(self, streams: Iterable[Iterable[Line]]) -> Iterator[list[Any]]:
+        return heapq.merge(*(self._tagged(i, lines) for i, lines in enumerate(streams)), key=lambda row: row[0])
 
     def _tagged(self, stream: int, lines: Iterable[Line]) -> Iterator[list[Any]]:
-        for t, text, end in lines:
-            if t >= self._since and self._matches[stream](text):
-                yield [t, stream, text.decode(errors="replace"), end]
+        for line in lines:
+            if self._is_wanted(stream, line):
+                yield [line.t, stream, line.text.decode(errors="replace"), line.end]
+
+    def _is_wanted(self, stream: int, line: Line) -> bool:
+        return line.t >= self._since and bool(self._matches[stream](line.text))
 
 
 def _wanted(plan: ProcessSpec, request: dict[str, Any]) -> bool:
@@ -69,22 +90,18 @@ def _is(speaker: dict[str, Any] | None, plan: ProcessSpec) -> bool:
     return speaker is not None and plan.role == speaker["role"] and plan.rank == speaker["rank"]
 
 
-def _matcher(pattern: str | None) -> Callable[[bytes], object]:
-    if not pattern:
-        return lambda text: True
-    return re.compile(pattern.encode()).search
+def _literal(pattern: str) -> bytes:
+    """Return the bytes that every match contains, if the pattern stands for itself."""
+    return b"" if any(char in pattern for char in SPECIAL) else pattern.encode()
 
 
 def logs(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send the present lines of the logs; with `tail` only the last so many of each."""
     run = _run(root, request)
-    streams = Streams(run, request)
-    tail = request.get("tail")
-    if tail is not None and not request.get("grep"):
-        for reader in streams.readers:
-            reader.seek_tail(tail)
+    streams = Streams(run, request, peer.beat)
+    streams.seek(request.get("tail"), final=True)
     peer.send({"run": run.run, "streams": streams.announce()})
-    _send_lines(peer, streams.lines(final=True, tail=tail))
+    _send_lines(peer, streams.present(final=True))
     return {}
 
 
@@ -106,20 +123,27 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send events and logs as they arrive, until the run has ended on this node.
 
     `budget` caps each process's lines per second; the `speaker` (`role`, `rank`, `budget`) has a separate one, and no
-    `grep`.
+    `grep`. `tail` limits the present lines, unless they continue at `offsets`.
     """
     run = _run(root, request)
-    streams = Streams(run, request)
+    streams = Streams(run, request, peer.beat)
     events = EventReader(run.events, int(request.get("at") or 0))
-    if request.get("tail") is not None and not request.get("offsets"):
-        for reader in streams.readers:
-            reader.seek_tail(request["tail"])
+    supervision = Supervision(run)
+    over = supervision.is_over()
+    streams.seek(None if request.get("offsets") else request.get("tail"), final=over)
     peer.send({"run": run.run, "streams": streams.announce()})
     budgets = [Budget(request["speaker"]["budget"] if own else request.get("budget")) for own in streams.speaks]
+
+    def send(rows: Iterable[list[Any]]) -> int:
+        count = _send_events(peer, events) if request.get("events", True) else 0
+        return count + _send_within(peer, rows, budgets)
+
+    send(streams.present(final=over))
+    peer.send({"caught_up": True})
     quiet_since = time.monotonic()
     while True:
-        over = not is_alive(supervisor_of(read_state(run)))
-        sent = _send_events(peer, events) + _send_within(peer, streams.lines(final=over), budgets)
+        over = supervision.is_over()
+        sent = send(streams.lines(final=over))
         if over and not sent:
             return {"node": describe_run(run, streams.spec), "at": events.offset}
         if sent:
@@ -129,6 +153,31 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             quiet_since = time.monotonic()
         if not over:
             time.sleep(POLL_S)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return values that change when a file is replaced; None if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+class Supervision:
+    """The supervisor of a run. Its state may be large: it is read again only when its file has been replaced."""
+
+    def __init__(self, run: RunPaths) -> None:
+        self._run = run
+        self._supervisor: Identity | None = None
+        self._file: tuple[int, int] | None = None
+
+    def is_over(self) -> bool:
+        """Return True if no supervisor is alive."""
+        file = _identity(self._run.state)
+        if file is None or file != self._file or not is_alive(self._supervisor):
+            self._supervisor, self._file = supervisor_of(read_state(self._run)), file
+        return not is_alive(self._supervisor)
 
 
 def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -> int:
@@ -149,6 +198,20 @@ def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -
     if reported:
         peer.send({"held": reported})
     return sent + len(reported)
+
+
+def events(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Send the events of these `kinds` up to the present end of the log."""
+    run = _run(root, request)
+    reader = EventReader(run.events)
+    end = run.events.stat().st_size if run.events.exists() else 0
+    before = -1
+    while before < reader.offset < end:  # a torn line at the end is not read
+        before = reader.offset
+        wanted = [event for event in reader.read() if event.get("event") in request["kinds"]]
+        if wanted:
+            peer.send({"events": wanted, "at": reader.offset})
+    return {}
 
 
 def _send_events(peer: Peer, reader: EventReader) -> int:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.node.locks import environments_lock
 from clusterctl.agent.packages.venvs import Venvs
@@ -45,7 +45,7 @@ def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             if order["do"] == "keep":
                 return {"environment": name, "built": False}
             if order["do"] == "build":
-                name, built = venvs.build(decode_lock(order["lock"]), store)
+                name, built = venvs.build(decode_lock(order["lock"]), store, worker.reports("install"))
                 venvs.point(request["requirements"], name)
                 return {"environment": name, "built": built}
             worker.serve(order)
@@ -80,16 +80,30 @@ class _Worker:
             raise AgentError(f"setup does not know {order['do']!r}", kind="usage")
         orders[order["do"]](order)
 
+    def reports(self, step: str) -> Callable[[str], None]:
+        """Return a function that is called with the package of a step, and reports both."""
+        return lambda package: self._peer.beat(step=step, package=package)
+
+    def _looks(self, step: str) -> Callable[[str], bool]:
+        """Return a function that is called while pip runs, and returns True if the control machine left."""
+        report = self.reports(step)
+
+        def look(package: str) -> bool:
+            report(package)
+            return self._peer.is_gone()
+
+        return look
+
     def _resolve(self, order: dict[str, Any]) -> None:
         assert self._pip is not None, "only a node with pip gets this order"
-        resolved = self._pip.resolve(order["requirements"], self._store, self._peer.is_gone)
+        resolved = self._pip.resolve(order["requirements"], self._store, self._looks("choose"))
         self._peer.send({"failed": resolved} if isinstance(resolved, str) else {"lock": resolved})
 
     def _offer(self, order: dict[str, Any]) -> None:
         lock = decode_lock(order["lock"])
         missing = [wheel for wheel in lock if not self._store.has(wheel)]
         if order["online"] and self._pip and missing:
-            self._pip.download(missing, order["options"], self._store, self._peer.is_gone)
+            self._pip.download(missing, order["options"], self._store, self._looks("fetch"))
         self._peer.send({"missing": self._missing(lock)})
 
     def _missing(self, lock: Sequence[Wheel]) -> list[int]:

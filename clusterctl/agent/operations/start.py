@@ -72,7 +72,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         go = _wait_for_go(ready, request, peer)
         if "spec" not in go:
             raise AgentError("the start was cancelled")
-        spec = in_environment(_checked(go["spec"]), venv, request["python"])
+        spec = in_environment(_checked(go["spec"]), venv, request["python"]).replace(versions=versions)
         previous = job.newest_run()
         run = job.run(spec.run)
         try:

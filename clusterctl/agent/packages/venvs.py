@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, sync_disk, write_json
@@ -82,14 +82,18 @@ class Venvs:
         for leftover in self.directory.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def build(self, lock: Sequence[Wheel], store: WheelStore) -> tuple[str, bool]:
-        """Return the environment of these wheels, and True if it was made now. It appears only if it works."""
+    def build(self, lock: Sequence[Wheel], store: WheelStore, report: Callable[[str], None]) -> tuple[str, bool]:
+        """Return the environment of these wheels, and True if it was made now. It appears only if it works.
+
+        `report` is called with the name of each package before it is installed.
+        """
         name = self.name_of(lock)
         if self._works(name):
             return name, False
         beside = Path(tempfile.mkdtemp(prefix=".", dir=self.directory))
         try:
-            self._fill(beside, lock, store, str(self.python(name)))
+            for wheel in self._fill(beside, lock, store, str(self.python(name))):
+                report(wheel.name)
             try_out(beside / "bin" / "python", lock)
             write_json(beside / "clusterctl.json", {"v": 1, "lock": [list(wheel) for wheel in lock]})
             sync_disk(beside)
@@ -99,7 +103,8 @@ class Venvs:
             shutil.rmtree(beside, ignore_errors=True)
         return name, True
 
-    def _fill(self, top: Path, lock: Sequence[Wheel], store: WheelStore, python: str) -> None:
+    def _fill(self, top: Path, lock: Sequence[Wheel], store: WheelStore, python: str) -> Iterator[Wheel]:
+        """Make the environment, and yield each wheel before it is installed."""
         site = top / "lib" / f"python{self.minor}" / "site-packages"
         site.mkdir(parents=True)
         (top / "bin").mkdir()
@@ -113,6 +118,7 @@ class Venvs:
         from clusterctl.agent.packages.wheel_install import InstallTarget, unpack  # `start` needs only to find one
 
         for wheel in lock:
+            yield wheel
             unpack(store.path(wheel), InstallTarget(top, site, python))
 
 

@@ -25,14 +25,19 @@ def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[s
 def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[Stream], None]) -> None:
     """Give `sink` the stream, as far as it arrives, and forward all of it. Errors of `sink` are raised.
 
-    Raises Gone on the first node, whose stream comes from the control machine, if it ends too early.
+    All nodes but the first report to the control machine how many bytes have arrived. Raises Gone on the first node,
+    whose stream comes from the control machine, if it ends too early.
     """
+    arrived = 0
     source = None if how["upstream"] else _from_control_machine(peer)
     branches = [Branch(*branch) for branch in how["downstream"]]
 
     def read(count: int) -> memoryview:
-        peer.beat()
-        return relay.read(count)
+        nonlocal arrived
+        peer.beat(**({"bytes": arrived} if how["upstream"] else {}))
+        piece = relay.read(count)
+        arrived += len(piece)
+        return piece
 
     try:
         _start(relay, Keys(how["own"], how["authority"]), how["upstream"], branches, how["length"], source)

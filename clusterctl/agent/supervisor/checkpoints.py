@@ -86,9 +86,10 @@ class CheckpointKeeper:
             self._context.send(about)
 
     def _invocation(self) -> dict[str, Any]:
-        """Return what a resume repeats: the arguments of the program, and the settings given with `--set`."""
+        """Return what a resume repeats: the program's arguments, the settings of `--set`, and the name of the run."""
         settings = {"settings": dict(self._spec.settings)} if self._spec.settings else {}
-        return {"arguments": list(self._spec.arguments), **settings}
+        name = {"name": self._spec.name} if self._spec.name else {}
+        return {"arguments": list(self._spec.arguments), **settings, **name}
 
     def keep(self, order: Keep) -> None:
         """Remove the checkpoints that are no longer kept."""

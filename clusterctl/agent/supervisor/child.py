@@ -11,20 +11,25 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.messages import LastLines, ProcessName
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
+from clusterctl.agent.supervisor.cpu_meter import CpuMeter
 from clusterctl.common.paths import log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.common.run_spec import ProcessSpec
 from clusterctl.common.safe_json import parse_event
 
+if TYPE_CHECKING:
+    from clusterctl.common.events import Usage
+
 TAIL_LINES = 20
 TAIL_BYTES = 4096
 REMARK = "clusterctl: "  # begins the lines that a supervisor writes into a process's log
-USAGE_EVERY_S = 0.5
+CPU_SHOWN_S = 0.5  # the shortest period for which clock ticks tell the use of the CPU
+USAGE_EVERY_S = 10.0
 READS_PER_TURN = 16  # of one pipe, before the others get their turn
 
 
@@ -67,8 +72,8 @@ class Child:
         self._log: LogWriter | None = None
         self._tail = b""
         self._printed: deque[str] = deque(maxlen=TAIL_LINES)
-        self._cpu = (0.0, 0.0)
-        self._share: float | None = None
+        self._shown_cpu = CpuMeter(CPU_SHOWN_S)
+        self._recorded_cpu = CpuMeter(USAGE_EVERY_S)
 
     @property
     def name(self) -> str:
@@ -126,6 +131,7 @@ class Child:
             theirs.close()
         self.identity = identify(self._popen.pid)
         self.state, self.started_t = "starting", t
+        self._recorded_cpu.read(0.0, self._loop.now())
         self._listen(ours, read_end)
 
     def _listen(self, control: socket.socket, output: int) -> None:
@@ -268,15 +274,22 @@ class Child:
         }
 
     def _usage(self, now: float) -> dict[str, Any]:
-        """CPU since the last call, in cores, and resident bytes. Measured no more often than clock ticks allow."""
-        used = cpu_and_memory(self.identity.pid) if self.alive and self.identity else None
+        """CPU since the last call, in cores, and resident bytes."""
+        used = self._used()
         if used is None:
             return {"cpu": None, "memory": None}
-        before, then = self._cpu
-        if not then or now - then >= USAGE_EVERY_S:
-            self._share = (used[0] - before) / (now - then) if then else None
-            self._cpu = (used[0], now)
-        return {"cpu": self._share, "memory": used[1]}
+        self._shown_cpu.read(used[0], now)
+        return {"cpu": self._shown_cpu.cores, "memory": used[1]}
+
+    def usage_event(self, now: float) -> Usage | None:
+        """Return the event that is due every USAGE_EVERY_S from its start on while it is alive, else None."""
+        used = self._used()
+        if used is None or not self._recorded_cpu.read(used[0], now):
+            return None
+        return {"event": "usage", "cpu": round(self._recorded_cpu.cores or 0.0, 4), "memory": used[1]}
+
+    def _used(self) -> tuple[float, int] | None:
+        return cpu_and_memory(self.identity.pid) if self.alive and self.identity else None
 
 
 def process_of(child: Child) -> ProcessName:

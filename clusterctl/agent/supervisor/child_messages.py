@@ -17,6 +17,7 @@ from clusterctl.agent.supervisor.exits import (
     found_port_taken,
 )
 from clusterctl.agent.supervisor.launcher import Launcher
+from clusterctl.agent.supervisor.metrics import add_values
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Exit
@@ -28,7 +29,7 @@ WORKED_S = 60.0  # a program that ran for so long has done something, even if it
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
-FIGURES = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
+FIGURES = ("pass", "passes", "step", "loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
 #: Counts that pservers report: pushes by staleness, and for each sparse table rows, look-ups and so on.
 COUNTS = ("staleness", "tables", "lost")
 
@@ -89,6 +90,7 @@ class ChildMessages:
         elif kind == "log" and "values" in event:
             event["values"] = {str(name): value for name, value in dict(event["values"]).items() if is_number(value)}
             child.progress["values"] = event["values"]
+            add_values(child.progress.setdefault("metrics", {}), event["values"])
             self._checkpoints.log(child, event)
         elif kind == "saved" and child.role == "pserver":
             about = {"do": "saved", **process_of(child), "node": self._context.spec.node}

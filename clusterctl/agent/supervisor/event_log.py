@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0
 PAUSED_S = 3.0  # after which other nodes suspect this one
-CAN_BE_MISSED = ("step", "pass", "saved")  # on a full disk, to leave room for later events
+CAN_BE_MISSED = ("step", "pass", "saved", "usage")  # on a full disk, to leave room for later events
+NOT_IN_STATE = ("step", "usage")  # too frequent to rewrite the state for each
 
 
 class Reserve:
@@ -78,7 +79,7 @@ class EventLog:
         if child is not None:
             line.update(process_of(child))
         self._append(json.dumps(line, separators=(",", ":")).encode() + b"\n", event["event"] not in CAN_BE_MISSED)
-        if event["event"] != "step":
+        if event["event"] not in NOT_IN_STATE:
             self._update_state(line)
 
     def _append(self, line: bytes, needed: bool) -> None:
@@ -108,9 +109,13 @@ class EventLog:
             self._reserve.release()
 
     def beat(self) -> None:
-        """Rewrite the state and notice pauses; to be called every SNAPSHOT_S."""
+        """Rewrite the state, notice pauses and record the use of CPU and memory; to be called every SNAPSHOT_S."""
         self._notice_pause()
         self._beat_t = _boot_s()
+        for child in self._children():
+            usage = child.usage_event(self._now())
+            if usage is not None:
+                self.record(usage, child)
         self.write_state()
 
     def _notice_pause(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 
@@ -25,7 +26,8 @@ def check(invocation: Invocation) -> None:
 
     with invocation.cluster() as cluster:
         runtime = plan(cluster.settings, cluster.inventory).needs_runtime
-        report = check(cluster, runtime=runtime)
+        with invocation.progress.operation("checking"):
+            report = check(cluster, runtime=runtime)
         error = problem(report, len(cluster.nodes))
         for line in lines(report):
             invocation.console.say(line)
@@ -57,16 +59,15 @@ def _disk(report: Report, nodes: list[int]) -> str:
     return f"{'' if same else 'at least '}{human_bytes(min(free))} disk free"
 
 
-def _labelled(ids: str, text: str, more: str | None = None, gap: str = GAP * " ") -> str:
+def _labelled(ids: str, text: str, more: str | None = None, *, gap: str = GAP * " ", colour: str | None = None) -> str:
     """Return a label and a text, with `more` beside the text if it fits, else below. Wrapped to the terminal."""
     name = (f"nodes {ids}" if "," in ids or "-" in ids else f"node {ids}") if ids else "this machine"
     label = f"{name:<{LABEL}}" if len(name) < LABEL else f"{name}  "
-    if more is None:
-        return _wrapped(label + text)
-    whole = label + text + gap + more
-    if len(whole) <= shutil.get_terminal_size().columns:
-        return whole
-    return _wrapped(label + text) + "\n" + _wrapped(" " * LABEL + more)
+    if more is not None and len(label + text + gap + more) <= shutil.get_terminal_size().columns:
+        return label + style.paint(text, colour) + gap + more
+    lines = _wrapped(label + text)
+    lines = lines[: len(label)] + style.paint(lines[len(label) :], colour)
+    return lines if more is None else lines + "\n" + _wrapped(" " * LABEL + more)
 
 
 def _wrapped(line: str) -> str:
@@ -81,8 +82,12 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
     from clusterctl.check import STOPS
     from clusterctl.inventory import fold
 
-    prefix = {True: "blocks start: ", False: ""}
-    return [_labelled(fold(one.nodes), prefix[one.severity == STOPS] + one.message, one.hint) for one in findings]
+    looks = {True: ("blocks start: ", style.BAD), False: ("", style.WARNING)}
+    lines = []
+    for one in findings:
+        prefix, colour = looks[one.severity == STOPS]
+        lines.append(_labelled(fold(one.nodes), prefix + one.message, one.hint, colour=colour))
+    return lines
 
 
 def _pairs(report: Report) -> list[str]:
@@ -96,16 +101,17 @@ def _pairs(report: Report) -> list[str]:
     tried = "" if pairs.tried == pairs.possible else f"; tried {pairs.tried:,} of {pairs.possible:,} pairs"
     listening = fold(node for node, facts in report.facts.items() if facts["listening"])
     label = f"{fold(report.facts)} x {listening}"
-    text = f"{pairs.ok:,}/{pairs.tried:,} pairs can reach each other{where}{tried}"
-    return [f"{label:<{LABEL}}{text}" if len(label) < LABEL else f"{label}  {text}"]
+    reach = (style.good if pairs.ok == pairs.tried else style.bad)(f"{pairs.ok:,}/{pairs.tried:,} pairs")
+    text = reach + f" can reach each other{where}{tried}"
+    return [(f"{label:<{LABEL}}" if len(label) < LABEL else f"{label}  ") + text]
 
 
 def _verdict(report: Report) -> list[str]:
     if not report.findings:
-        return ["no problems found"]
+        return [style.good("no problems found")]
     if report.stops:
         return []  # the error has the count
-    return [f"{plural(len(report.findings), 'warning')}; nothing blocks `start`"]
+    return [style.warning(plural(len(report.findings), "warning")) + "; nothing blocks `start`"]
 
 
 def problem(report: Report, of: int) -> ClusterctlError | None:

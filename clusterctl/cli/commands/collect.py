@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli import style
 from clusterctl.cli.causes import warning_lines
-from clusterctl.cli.console import clean, human_bytes, plural
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli.commands.report import NAME, attempt_report
+from clusterctl.cli.console import human_bytes, plural
+from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.collect import Collection
     from clusterctl.errors import NodeError
+    from clusterctl.observe.record.references import Reference
 
 SHOWN = 3
 LEFT = {
@@ -42,16 +46,15 @@ def collect(
         raise UsageError(f"{tag!r} cannot be the tag of a model")
     with invocation.cluster() as cluster:
         tag = tag if of_pass is None else pass_tag(of_pass)
-        collect_job(invocation, cluster, job_ref(cluster.settings, job), output, number=run, tag=tag, every=every)
+        collect_run(invocation, cluster, run_of(cluster, job, run), output, tag=tag, every=every)
 
 
-def collect_job(
+def collect_run(
     invocation: Invocation,
     cluster: Cluster,
-    ref: str | None,
+    named: Reference,
     output: Path | None,
     *,
-    number: int | None = None,
     tag: str | None = None,
     every: bool = False,
     document: bool = True,
@@ -61,16 +64,18 @@ def collect_job(
     from clusterctl.cluster import combined, failures
     from clusterctl.collect import Selection
     from clusterctl.collect import collect as run
-    from clusterctl.observe.status import find
+    from clusterctl.observe.record.status import find
 
-    job, members = find(cluster, ref, run=None if number is None else f"{number:04d}")
-    target = output or _default_target(job, ref)
+    job, members = find(cluster, named.job, run=named.run)
+    target = output or _default_target(job, None if named.chosen else named.job)
     selection = Selection(members.run, tag, every)
-    collection = run(cluster, members.nodes, job, target, lambda file: None, selection)
+    with invocation.progress.operation("collecting") as operation:
+        collection = run(cluster, members.nodes, job, target, operation.node_bytes, selection)
     count = f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes"
     size = human_bytes(sum(file.bytes for file in collection.files))
     invocation.console.say(
-        f"collected {plural(len(collection.files), 'file')}, {size}, from {count} into {target}/; checksums match"
+        style.good(f"collected {plural(len(collection.files), 'file')}, {size},")
+        + f" from {count} into {target}/; checksums match"
         if collection.files
         else f"collected no files from {count}"
     )
@@ -85,11 +90,14 @@ def collect_job(
             invocation.console.say(f"not collected: {more}     to bring them too: clusterctl collect {job} --all")
     elif collection.files:
         invocation.console.say("no complete model to merge (none saved yet, or saved by another engine)")
+    run_report = attempt_report(invocation, cluster, job, members.run, target / NAME) if members.run else None
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
     errors += _unnameable(collection)
     error = combined(errors, len(collection.outcomes), "collect") if errors else None
     if document:
-        invocation.console.finish({"job": job, "run": members.run, **members.to_json(), **_document(collection)}, error)
+        of_report = {"report": str(run_report) if run_report else None}
+        about = {"job": job, "run": members.run, **members.to_json()}
+        invocation.console.finish({**about, **_document(collection), **of_report}, error)
     elif error is not None:
         raise error
     return collection

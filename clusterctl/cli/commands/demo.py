@@ -18,7 +18,7 @@ from clusterctl.cli.invocation import Invocation
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.launch import Run
-    from clusterctl.observe.run_view import PassNumbers, RunView
+    from clusterctl.observe.record.live import LiveRecord, PassNumbers
 
 HOME = Path("clusterctl-demo")
 
@@ -95,7 +95,7 @@ def _fake_cluster(invocation: Invocation, directory: Path, nodes: int, backend: 
 
 def _train(
     invocation: Invocation, cluster: Cluster, workspace: Path, passes: int
-) -> tuple[list[tuple[float, float]], RunView]:
+) -> tuple[list[tuple[float, float]], LiveRecord]:
     """Train; return (held-out perplexity, unigram perplexity) of every pass, and the run."""
     from clusterctl.cli.commands.dispatch import send
     from clusterctl.cli.commands.start import follow_run, launch_and_follow
@@ -113,17 +113,18 @@ def _train(
         times = f"{unigram / held_out:.1f} times better"
         return f"pass {numbers.pass_}: held-out perplexity {held_out:.1f}, unigram {unigram:.1f} ({times})"
 
-    def follow(invocation: Invocation, cluster: Cluster, run: Run) -> RunView:
+    def follow(invocation: Invocation, cluster: Cluster, run: Run) -> LiveRecord:
         return follow_run(invocation, cluster, run, pass_line)
 
     return scores, launch_and_follow(invocation, cluster, launch, sent.job, follow)
 
 
 def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
-    from clusterctl.cli.commands.collect import collect_job
+    from clusterctl.cli.commands.collect import collect_run
     from clusterctl.errors import JobFailedError
+    from clusterctl.observe.record.references import Reference
 
-    collection = collect_job(invocation, cluster, None, target / "results", document=False)
+    collection = collect_run(invocation, cluster, Reference(None), target / "results", document=False)
     if collection.model is None:
         raise JobFailedError("training saved no complete model")
     return collection.model
@@ -135,7 +136,7 @@ def _prove_stopped(invocation: Invocation, cluster: Cluster) -> None:
     stop_job(invocation, cluster, None, document=False)
 
 
-def _show_results(invocation: Invocation, target: Path, workspace: Path, model: Path, view: RunView) -> None:
+def _show_results(invocation: Invocation, target: Path, workspace: Path, model: Path, view: LiveRecord) -> None:
     from clusterctl.cli.chart import resample, svg_chart, terminal_chart
 
     reports = [(float(step), loss) for step, loss in view.curve]  # from each trainer, once a second

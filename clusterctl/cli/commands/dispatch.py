@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, clean, human_bytes, plural
+from clusterctl.cli import style
+from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation, job_name
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.dispatch import Dispatched, Progress, Workspace
+    from clusterctl.dispatch import Dispatched, Workspace
     from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
 
 
 def dispatch(
@@ -36,10 +34,9 @@ def dispatch(
             invocation.console.warn(clean(f"{error}\n  {error.hint}", keep_newlines=True))
         invocation.console.finish(document, None if partial else error)
         reached = sum(outcome.ok for outcome in done.outcomes)
-        invocation.console.say(
-            f"{done.job} is on {reached}/{len(cluster.nodes)} nodes"
-            f"     next: clusterctl start --job_workspace {name}{' --allow-partial' if partial else ''}"
-        )
+        outcome = (style.warning if partial else style.good)(f"{done.job} is on {reached}/{len(cluster.nodes)} nodes")
+        more = " --allow-partial" if partial else ""
+        invocation.console.say(outcome + f"     next: clusterctl start --job_workspace {name}{more}")
 
 
 def _scan(
@@ -52,7 +49,8 @@ def _scan(
     from clusterctl.errors import RefusedError
     from clusterctl.launch import missing_scripts
 
-    workspace = scan(directory, rehash=rehash, cache=invocation.cache_dir)
+    with invocation.progress.operation("hashing") as operation:
+        workspace = scan(directory, rehash=rehash, cache=invocation.cache_dir, report=operation.bytes)
     missing = list(missing_scripts(cluster.settings, {entry.path for entry in workspace.entries}))
     if missing and to_start:
         hint = f"add it to {directory}, or set the command in {cluster.settings.source}"
@@ -88,12 +86,13 @@ def send(
     allow_partial: bool = False,
 ) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
-    from clusterctl.dispatch import dispatch, new_job_id
+    from clusterctl.dispatch import Progress, dispatch, new_job_id
 
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
     options: Any = {"cache": invocation.cache_dir, "rehash": rehash, "allow_partial": allow_partial}
     started = time.monotonic()
-    with _progress(invocation.console, cluster) as progress:
+    with invocation.progress.operation(f"sending to {plural(len(cluster.nodes), 'node')}") as operation:
+        progress = Progress(operation.node_bytes, invocation.console.warn)
         done = dispatch(cluster, workspace, progress, new_job_id(), **options)
     _summarise(invocation.console, done, time.monotonic() - started)
     return done
@@ -220,46 +219,3 @@ def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict
     for item in ignored:
         console.say(f"  ignore  {item['path']}  {item['reason']}")
     console.say("nothing was sent")
-
-
-@contextlib.contextmanager
-def _progress(console: Console, cluster: Cluster) -> Iterator[Progress]:
-    """Show a bar per node on a terminal, or a single bar for more than `MOST_BARS` nodes."""
-    from clusterctl.dispatch import Progress
-
-    if not console.live:
-        yield Progress(waiting=console.warn)
-        return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, console=console.rich(), transient=False) as bars:
-        yield Progress(_Reporter(bars, cluster).report, console.warn)
-
-
-MOST_BARS = 12
-
-
-class _Reporter:
-    def __init__(self, bars: Any, cluster: Cluster) -> None:
-        from clusterctl.inventory import fold
-
-        self._bars = bars
-        self._lock = threading.Lock()
-        self._done: dict[int, tuple[int, int]] = {}
-        self._single = len(cluster.nodes) > MOST_BARS
-        if self._single:
-            names = [f"nodes {fold(node.id for node in cluster.nodes)}"]
-        else:
-            names = [f"{node.label} {node.where}" for node in cluster.nodes]
-        self._tasks = [bars.add_task(name, total=None) for name in names]
-        self._ids = {node.id: 0 if self._single else i for i, node in enumerate(cluster.nodes)}
-
-    def report(self, node: Node, done: int, total: int) -> None:
-        with self._lock:
-            self._done[node.id] = (done, total)
-            if self._single:
-                done = sum(part for part, _ in self._done.values())
-                total = sum(whole for _, whole in self._done.values())
-            self._bars.update(self._tasks[self._ids[node.id]], completed=done, total=total)

@@ -11,8 +11,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from clusterctl.cli.console import clean, human_bytes
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli import style
+from clusterctl.cli.console import human_bytes
+from clusterctl.cli.invocation import Invocation, job_of
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
@@ -45,7 +47,8 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
         if in_job:
             document["job"], commands = _in_job(cluster, job, command)
         screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)
-        outcomes = _run(cluster, commands, screen)
+        with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the commands alone
+            outcomes = _run(cluster, commands, screen)
     screen.close()
     invocation.console.finish({**document, "nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
 
@@ -64,9 +67,9 @@ def _in_job(cluster: Cluster, job: str | None, command: Command) -> tuple[str, C
 
     It raises for a node that does not have the job.
     """
-    from clusterctl.observe.status import find_directories
+    from clusterctl.observe.record.status import find_directories
 
-    by_node = find_directories(cluster, job_ref(cluster.settings, job))
+    by_node = find_directories(cluster, job_of(cluster, job))
     found = next(outcome.get()["job"] for outcome in by_node.values() if outcome.ok)
     return found, lambda node: in_directory(by_node[node.id].get()["dir"], command)
 
@@ -285,7 +288,8 @@ class Screen:
                 groups.setdefault(output.digest, []).append(node)
         for ids in groups.values():
             output = self.outputs[ids[0]]
-            self._print(f"--- {nodeset(ids)}" + (f" (exit code {output.code})" if output.code else ""))
+            code = style.bad(f"(exit code {output.code})")
+            self._print(f"--- {nodeset(ids)}" + (" " + code if output.code else ""))
             for line in output.text(False).splitlines() + output.text(True).splitlines():
                 self._print(clean(line))
             if output.dropped:

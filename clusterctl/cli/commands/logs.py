@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, clean
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli import style
+from clusterctl.cli.causes import run_title
+from clusterctl.cli.console import Console
+from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
-    from clusterctl.observe.follow import LogLine
-    from clusterctl.observe.members import Members
-    from clusterctl.observe.status import JobStatus
+    from clusterctl.observe.folding import FoldedLine
+    from clusterctl.observe.follow import Follower, LogLine
+    from clusterctl.observe.record.members import Members
+    from clusterctl.observe.record.status import JobStatus
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-FOLD_WINDOW = 2000
 
 
 def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
+    from clusterctl.observe.in_order import OrderedFollower
     from clusterctl.observe.logs import read_logs
-    from clusterctl.observe.status import status
+    from clusterctl.observe.record.status import status
 
     if node is not None:
         invocation.options.only = node
@@ -35,20 +40,35 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
     invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     with invocation.cluster() as cluster:
-        known = status(cluster, job_ref(cluster.settings, job))
+        named = run_of(cluster, job)
+        known = status(cluster, named.job, run=named.run)
         ref, members = known.job, known.members
         nodes = _taking_part(ref, members, cluster)
         _check_process(known, wanted["role"], wanted["rank"])
         printer = LinePrinter(invocation.console, cluster)
-        if follow:
-            _follow(invocation, cluster, nodes, ref, printer, wanted, members.lead)
-            return
-        lines = read_logs(cluster, nodes, ref, **wanted)
         if fold and not invocation.console.json:
-            printer.folded(lines)
+            printer = FoldingPrinter(invocation.console, cluster, _process_counts(known, nodes, wanted))
+        if follow:
+            labels = {error.node for error in known.errors}
+            silent = [node for node in nodes if node.label in labels]
+            of_run = partial(OrderedFollower, cluster, nodes, ref, named.run, silent=silent, events=False)
+            with printer, of_run(**wanted) as follower:
+                ends = _follow(invocation, follower, printer, len(nodes))
+            _report_end(invocation, ref, ends, members.lead)
             return
-        for line in lines:
-            printer.line(line)
+        with printer:
+            for line in read_logs(cluster, nodes, ref, run=named.run, **wanted):
+                printer.line(line, in_order=True)
+
+
+def _process_counts(known: JobStatus, nodes: Sequence[Node], wanted: dict[str, Any]) -> dict[str, int]:
+    """Return how many of the selected processes have each role."""
+    ids = {node.id for node in nodes}
+    return collections.Counter(
+        process.role
+        for process in known.processes
+        if process.node.id in ids and wanted["role"] in (None, process.role) and wanted["rank"] in (None, process.rank)
+    )
 
 
 def _taking_part(job: str, members: Members, cluster: Cluster) -> list[Node]:
@@ -59,7 +79,7 @@ def _taking_part(job: str, members: Members, cluster: Cluster) -> list[Node]:
     nodes = [node for node in cluster.nodes if node in members]
     if not nodes:
         selected = nodeset(node.id for node in cluster.nodes)
-        raise UsageError(f"{selected} not in the newest run of {job}", hint=f"its nodes: {nodeset(members.by_id)}")
+        raise UsageError(f"{selected} not in {run_title(job, members)}", hint=f"its nodes: {nodeset(members.by_id)}")
     return nodes
 
 
@@ -79,13 +99,13 @@ def _check_process(known: JobStatus, role: str | None, rank: int | None) -> None
     from clusterctl.errors import UsageError
     from clusterctl.inventory import fold
 
-    rows = [(row["role"], row["rank"]) for row in known.processes]
+    rows = [(process.role, process.rank) for process in known.processes]
     if not rows or any(role in (None, one[0]) and rank in (None, one[1]) for one in rows):
         return
     roles = sorted({one[0] for one in rows if role in (None, one[0])}) or sorted({one[0] for one in rows})
     there = ", ".join(f"{name} {fold(sorted({r for n, r in rows if n == name}))}" for name in roles)
     wanted = f"{role or 'process'}{'' if rank is None else f' {rank}'}"
-    raise UsageError(f"there is no {wanted} in the newest run of {known.job}", hint=f"there: {there}")
+    raise UsageError(f"there is no {wanted} in {run_title(known.job, known.members)}", hint=f"there: {there}")
 
 
 def parse_since(text: str | None) -> float | None:
@@ -103,110 +123,120 @@ def parse_since(text: str | None) -> float | None:
         raise UsageError(f"--since {text!r} is not a time; write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
 
 
-def _follow(
-    invocation: Invocation,
-    cluster: Cluster,
-    nodes: Sequence[Node],
-    ref: str,
-    printer: LinePrinter,
-    wanted: dict[str, Any],
-    lead: int,
-) -> None:
+def _follow(invocation: Invocation, follower: Follower, printer: LinePrinter, nodes: int) -> dict[int, str]:
+    """Print lines until the run has ended; return each node's final state. Raises the errors of nodes that failed."""
     from clusterctl.cluster import combined
-    from clusterctl.observe.follow import Follower, is_passing
+    from clusterctl.observe.follow import is_passing
 
     ends: dict[int, str] = {}
     errors: list[ClusterctlError] = []
-    with Follower(cluster, nodes, ref, None, **wanted) as follower:
-        for news in follower:
-            if news is None:
-                continue
-            for line in news.lines:
-                printer.line(line)
-            if news.error is not None and not is_passing(news.error):
-                errors.append(news.error)
-            elif news.error is not None:
-                invocation.console.warn(f"{news.error}; retrying")
-            elif news.back:
-                invocation.console.warn(f"{news.node.label} is back")
-                ends.pop(news.node.id, None)
-            if news.ended is not None:
-                ends[news.node.id] = news.ended["node"]["state"]
+    for news in follower:
+        printer.tick()
+        if news is None:
+            continue
+        for line in news.lines:
+            printer.line(line, in_order=news.in_order)
+        if news.error is not None and not is_passing(news.error):
+            errors.append(news.error)
+        elif news.error is not None:
+            invocation.console.warn(f"{news.error}; retrying")
+        elif news.back:
+            invocation.console.warn(style.good(f"{news.node.label} is back"))
+            ends.pop(news.node.id, None)
+        if news.ended is not None:
+            ends[news.node.id] = news.ended["node"]["state"]
     if errors:
-        raise combined(errors, len(nodes), "following")
-    _report_end(invocation, ref, ends, lead)
+        raise combined(errors, nodes, "following")
+    return ends
 
 
 def _report_end(invocation: Invocation, ref: str, ends: dict[int, str], lead: int) -> None:
     from clusterctl.errors import JobFailedError
-    from clusterctl.observe.status import worst
+    from clusterctl.observe.record.status import worst
 
     if not ends:
         return
     state = ends.get(lead) or worst(ends.values())  # the lead's state decides
     if state in ("failed", "lost"):
         raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl why {ref}")
-    invocation.console.warn(f"{ref} {'was stopped' if state == 'stopped' else state}")
+    words = "was stopped" if state == "stopped" else state
+    invocation.console.warn(style.join(" ", (ref, style.state(state, words))))
 
 
 class LinePrinter:
-    """Prints log lines, labelled with their process and coloured by process on a terminal."""
+    """Prints log lines, labelled with their process and coloured by process on a terminal. A context manager."""
 
     def __init__(self, console: Console, cluster: Cluster) -> None:
         self._console = console
         ranks = [f"trainer{rank}@{node.label}" for node in cluster.nodes for rank in node.trainer_ranks or (0,)]
         self._width = max(len(name) for name in ranks) + 1
-        self._color = console.live
+        self._has_colour = console.has_colour(console.people)
 
-    def label(self, line: LogLine) -> str:
-        return f"{line.role}{line.rank}@{line.node.label}"
+    def __enter__(self) -> LinePrinter:
+        return self
 
-    def line(self, line: LogLine) -> None:
+    def __exit__(self, *_: object) -> None:
+        """Print the lines that are left."""
+
+    def tick(self) -> None:
+        """Print lines that have been held back long enough."""
+
+    def line(self, line: LogLine, *, in_order: bool) -> None:
+        """Print a line; `in_order` if no older one follows."""
         if self._console.json:
             self._console.record(
                 {"t": line.t, "node": line.node.id, "role": line.role, "rank": line.rank, "line": line.text}
             )
             return
-        for part in line.text.split("\r"):
-            if part:
-                self._print(line, part)
-        if not line.text:
-            self._print(line, "")
+        self._print(line, self._label(line))
 
-    def _print(self, line: LogLine, text: str) -> None:
+    def _label(self, line: LogLine) -> str:
+        label = f"{line.role}{line.rank}@{line.node.label}".ljust(self._width)
+        colour = f"{31 + (line.rank + 3 * (line.role == 'pserver')) % 6}"
+        return style.render(style.paint(label, colour), colour=self._has_colour)
+
+    def _print(self, line: LogLine, label: str) -> None:
         moment = datetime.datetime.fromtimestamp(line.t).strftime("%H:%M:%S.%f")[:-3]
-        label = f"{self.label(line):<{self._width}}"
-        if self._color:
-            label = f"\x1b[{31 + (line.rank + 3 * (line.role == 'pserver')) % 6}m{label}\x1b[0m"
-        print(f"{moment} {label} {clean(text)}", flush=not self._color)  # the label is ours, so it is safe
+        parts = [part for part in line.text.split("\r") if part] or [""]
+        for part in parts:
+            print(f"{moment} {label} {clean(part)}", flush=True)  # the label is ours, so it is safe
 
-    def folded(self, lines: Iterable[LogLine]) -> None:
-        """Print identical lines near each other once, with the ranks that wrote them."""
-        groups: dict[tuple[str, str], _Group] = {}
-        try:
-            for line in lines:
-                group = groups.setdefault((line.role, line.text), _Group(line, set()))
-                group.ranks.add(line.rank)
-                group.count += 1
-                if len(groups) >= FOLD_WINDOW:
-                    self._print_group(groups.pop(next(iter(groups))))
-        finally:  # show the lines of some nodes even if others failed
-            for group in groups.values():
-                self._print_group(group)
 
-    def _print_group(self, group: _Group) -> None:
+class FoldingPrinter(LinePrinter):
+    """Prints identical lines that several processes print about the same time once, with their ranks."""
+
+    def __init__(self, console: Console, cluster: Cluster, processes: Mapping[str, int]) -> None:
+        from clusterctl.observe.folding import Folder
+
+        super().__init__(console, cluster)
+        self._folder = Folder(processes)
+        self._in_order = True
+        self._newest_t = 0.0
+        self._added = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._print_folded(self._folder.rest())  # also if some nodes failed
+
+    def tick(self) -> None:
+        from clusterctl.observe.folding import WINDOW_S
+
+        now = time.monotonic()
+        if not self._in_order:
+            self._print_folded(self._folder.due(now))
+        elif now - self._added > WINDOW_S:
+            self._print_folded(self._folder.rest())
+
+    def line(self, line: LogLine, *, in_order: bool) -> None:
+        if in_order != self._in_order:
+            self._print_folded(self._folder.rest())
+            self._in_order = in_order
+        self._newest_t, self._added = max(self._newest_t, line.t), time.monotonic()
+        self._print_folded(self._folder.add(line, self._newest_t if in_order else self._added))
+
+    def _print_folded(self, lines: Iterable[FoldedLine]) -> None:
         from clusterctl.inventory import fold
 
-        first, ranks = group.first, fold(group.ranks)
-        times = f" (x{group.count})" if group.count > len(group.ranks) else ""
-        moment = datetime.datetime.fromtimestamp(first.t).strftime("%H:%M:%S.%f")[:-3]
-        self._console.output(f"{moment} {first.role}[{ranks}]{times} {clean(first.text)}")
-
-
-@dataclass
-class _Group:
-    """Identical lines: the first one, the ranks that wrote it, the count. Memory does not grow with the count."""
-
-    first: LogLine
-    ranks: set[int]
-    count: int = 0
+        for folded in lines:
+            first = folded.first
+            one = len(folded.ranks) == 1
+            self._print(first, self._label(first) if one else f"{first.role}s {fold(folded.ranks)}:".ljust(self._width))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli.invocation import Invocation, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,14 +22,14 @@ def rejoin(invocation: Invocation, job_workspace: str | None, others: Sequence[s
     """Ask all nodes, or those of --only, to rejoin; raise if one cannot. `others` are options that do not apply."""
     from clusterctl.cluster import combined
     from clusterctl.errors import RefusedError, UsageError
-    from clusterctl.observe.status import find
+    from clusterctl.observe.record.status import find
 
     if others:
         raise UsageError(
             f"--rejoin cannot be combined with {others[0]}: the run continues with the options it was started with"
         )
     with invocation.cluster() as cluster:
-        ref = job_ref(cluster.settings, job_workspace) or find(cluster, None)[0]
+        ref = job_of(cluster, job_workspace) or find(cluster, None)[0]
         outcomes = cluster.ask({"op": "rejoin", "ref": ref}, cluster.nodes)
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         for outcome in outcomes:

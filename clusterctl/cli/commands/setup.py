@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 
@@ -27,7 +28,9 @@ def setup(invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bo
         more = len(requirements.packages) - MOST_SHOWN
         packages += f" and {more} more" if more > 0 else ""
         console.say(f"{requirements.source}: {packages}     {settings.source}: {nodes}")
-        done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say, invocation.cache_dir)
+        with invocation.progress.operation("setting up") as operation:
+            wishes = Wishes(offline, upgrade)
+            done = prepare(cluster, requirements, wishes, console.say, invocation.cache_dir, operation.step)
     error = _partial_failure(done)
     document = {
         "requirements": requirements.packages,
@@ -37,7 +40,7 @@ def setup(invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bo
     _summarise(console, done)
     console.finish(document, error)
     count = len(done.outcomes)
-    console.say(f"{count}/{count} nodes ready     next: clusterctl dispatch {workspace}")
+    console.say(style.good(f"{count}/{count} nodes ready") + f"     next: clusterctl dispatch {workspace}")
 
 
 def _summarise(console: Console, done: Prepared) -> None:
@@ -70,7 +73,7 @@ def _differences(groups: list[Group]) -> list[str]:
                 versions.setdefault(group.packages.get(name, "none"), []).extend(node.id for node in group.nodes)
         if len(versions) > 1:
             shown = ", ".join(f"{version} on {nodeset(ids)}" for version, ids in versions.items())
-            lines.append(f"{name} differs: {shown}")
+            lines.append(style.warning(f"{name} differs: {shown}"))
     return lines
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,20 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterctl.cli import style
 from clusterctl.cli.adopted import adopt_directory, check_options
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
-from clusterctl.cli.console import clean, human_time, plural
-from clusterctl.cli.invocation import Invocation, job_name, job_ref
+from clusterctl.cli.commands.report import report_at_end
+from clusterctl.cli.console import human_time, plural
+from clusterctl.cli.invocation import Invocation, job_name, job_of
 from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
 from clusterctl.cli.origin import (
     OriginOptions,
-    check_origin,
+    Target,
+    check_target,
+    job_to_start,
     kept_settings,
     origin_json,
     tell_origin,
     would_start_from,
 )
+from clusterctl.cli.screen.keys import Pressed, keys
+from clusterctl.cli.screen.log_feed import LogFeed, follow_process
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Node
     from clusterctl.launch import Adopted, LaunchPlan, Origin, Run
     from clusterctl.observe.follow import News
-    from clusterctl.observe.run_view import RunView
+    from clusterctl.observe.record.live import LiveRecord
 
 T = TypeVar("T")
 AFTER_END_S = 5.0
@@ -51,11 +56,11 @@ class _Detach(Exception):  # noqa: N818 - a request, not an error
 
 def start(
     invocation: Invocation,
-    job_workspace: str | None,
-    package: Path | None,
+    target: Target,
     *,
     detach: bool,
     plan: bool,
+    name: str | None = None,
     engine: str | None = None,
     origin: OriginOptions,
     chosen: Sequence[str] = (),
@@ -64,25 +69,26 @@ def start(
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
+    package = target.package
     if adopt:
-        check_options(job_workspace, resume=origin.resume, package=package)
-    check_origin(job_workspace, package, origin)
+        check_options(target.job, resume=origin.resume, package=package)
+    check_target(target, origin, name)
     given = parse_chosen(chosen, engine)
     settings = invocation.settings(given, ENGINE=engine)
     for line in named_like_settings(invocation.program_args or ()):
         invocation.console.warn(line)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(invocation.whole_cluster(settings))
-        ref = job_ref(cluster.settings, job_workspace)
+        ref = job_to_start(cluster, target, origin, as_given=adopt or (plan and not origin))
         if origin.resumes:
-            other = job_ref(cluster.settings, origin.resume_from)
+            other = job_of(cluster, origin.resume_from)
             resumed, kept = kept_settings(cluster, other or ref, [*given, "ENGINE"] if engine else given)
             ref = resumed if origin.resume else ref
             if kept:
                 stack.close()
                 settings = invocation.settings({**kept, **given}, ENGINE=engine)
                 cluster = stack.enter_context(invocation.whole_cluster(settings))
-        launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args)
+        launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args, name=name)
         if plan:
             if package is not None:
                 from clusterctl.dispatch import check_exists
@@ -100,6 +106,7 @@ def start(
         if not detach:
             invocation.console.stream()
         follow: Callable[[Invocation, Cluster, Run], object] = partial(_detached, adopted) if detach else follow_run
+        follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))
         launch_and_follow(
             invocation, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, origin=origin
         )
@@ -175,7 +182,9 @@ def launch_and_follow(
 
     try:
         find = find_origin if origin else None
-        run = launch_run(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, find_origin=find)
+        more: Any = {"allow_partial": allow_partial, "failed": failed, "find_origin": find}
+        with invocation.progress.operation("starting"):
+            run = launch_run(cluster, launch, ref, on_go, **more)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
         return follow(invocation, cluster, run)
@@ -212,17 +221,18 @@ def _counts(run: Run) -> tuple[int, int]:
 
 
 def _title(cluster: Cluster, run: Run) -> str:
-    pservers, trainers = _counts(run)
-    return f"{run.job} run {int(run.run)} · {cluster.settings.mode} · {pservers} pservers, {trainers} trainers"
+    named = f" ({run.name})" if run.name else ""
+    return f"{run.job} run {int(run.run)}{named} · {cluster.settings.mode}"
 
 
 def _detached(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Return once all processes are running; raise if the run fails first."""
-    from clusterctl.observe.run_view import RunView
+    from clusterctl.observe.record.live import LiveRecord
 
-    view = RunView(run.nodes)
-    if not _await_running(cluster, run, view, [run.lead]):
-        _await_running(cluster, run, view, run.nodes)
+    view = LiveRecord(run.nodes)
+    with invocation.progress.operation("starting the processes"):
+        if not _await_running(cluster, run, view, [run.lead]):
+            _await_running(cluster, run, view, run.nodes)
     if view.phase not in UP:
         _ask_how_it_ended(cluster, run, view)
     if view.phase not in UP and (view.ended or {}).get("state") != "succeeded":
@@ -231,10 +241,10 @@ def _detached(adopted: Adopted | None, invocation: Invocation, cluster: Cluster,
     more = {} if adopted is None else {"adopted": adopted.to_json()}
     invocation.console.document({**_identity(run), "job_workspace": name, "state": "running", **more})
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
-    invocation.console.say(f"all processes are running     follow: {follow}   stop: {stop}")
+    invocation.console.say(style.good("all processes are running") + f"     follow: {follow}   stop: {stop}")
 
 
-def _await_running(cluster: Cluster, run: Run, view: RunView, nodes: Sequence[Node]) -> bool:
+def _await_running(cluster: Cluster, run: Run, view: LiveRecord, nodes: Sequence[Node]) -> bool:
     """Wait until all processes are running, or the run has ended; return False if these nodes cannot tell for now.
 
     The lead's node knows. If it does not answer, the run is lost once the others have ended.
@@ -257,21 +267,22 @@ def _await_running(cluster: Cluster, run: Run, view: RunView, nodes: Sequence[No
 
 def follow_run(
     invocation: Invocation, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line
-) -> RunView:
+) -> LiveRecord:
     """Show the run until it ends. Raises if it failed."""
     from clusterctl.observe.follow import Follower
-    from clusterctl.observe.run_view import RunView
+    from clusterctl.observe.record.live import LiveRecord
 
-    view = RunView(run.nodes)
+    view = LiveRecord(run.nodes)
     display = Display(invocation.console, view, _title(cluster, run), pass_line)
     try:
         with (
             display,
             _detached_by_term(),
-            _keys(invocation) as pressed,
+            keys(wanted=invocation.console.live) as pressed,
+            LogFeed(display.screen, follow_process(partial(Follower, cluster, job=run.job, run=run.run))) as log_feed,
             Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
-            _watch(follower, display, view, pressed)
+            _watch(follower, display, pressed, log_feed)
     except _Detach as request:
         words = f"detached from {run.job}, which continues" if request.signal_number else f"detached from {run.job}"
         invocation.console.say(f"{words}; to follow it: clusterctl logs -f {run.job}")
@@ -283,7 +294,7 @@ def follow_run(
         raise_failed(invocation, cluster, run, view)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
     invocation.console.record({**_identity(run), "state": "succeeded"})
-    invocation.console.say(f"succeeded after {_duration(run, view)}{_progress(view)}{saved}")
+    invocation.console.say(style.state("succeeded") + f" after {_duration(run, view)}{_progress(view)}{saved}")
     for doubt in view.doubts:
         invocation.console.warn(f"warning: {clean(doubt)}")
     invocation.console.say(f"next: clusterctl collect {run.job}")
@@ -308,13 +319,14 @@ def _detached_by_term() -> Iterator[None]:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    about = {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json()}
+    name = {"name": run.name} if run.name else {}
+    about = {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json()}
     return {**about, **origin_json(run.origin)}
 
 
-def _ask_how_it_ended(cluster: Cluster, run: Run, view: RunView) -> None:
+def _ask_how_it_ended(cluster: Cluster, run: Run, view: LiveRecord) -> None:
     """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
-    from clusterctl.observe.status import status
+    from clusterctl.observe.record.status import status
 
     if view.ended is None:
         answer = status(cluster, run.job, answer_s=LAST_WORD_S)
@@ -323,14 +335,17 @@ def _ask_how_it_ended(cluster: Cluster, run: Run, view: RunView) -> None:
             view.take(ended)
 
 
-def _watch(follower: Iterable[News | None], display: Display, view: RunView, pressed: Callable[[], str | None]) -> None:
+def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, log_feed: LogFeed) -> None:
     """Show news until all nodes have reported the end, or the lead has and the others take too long."""
     since = None
     for news in follower:
         display.news(news)
-        if pressed() == "d":
-            raise _Detach
-        if view.ended is None:
+        for key in pressed():
+            if key == "d":
+                raise _Detach
+            if display.screen.press(key):
+                log_feed.update()
+        if display.screen.record.ended is None:
             since = None
         elif since is None:
             since = time.monotonic()
@@ -338,31 +353,13 @@ def _watch(follower: Iterable[News | None], display: Display, view: RunView, pre
             return
 
 
-@contextlib.contextmanager
-def _keys(invocation: Invocation) -> Iterator[Any]:
-    """Yield a function that returns the key pressed since the last call, or None."""
-    if not invocation.console.live or not sys.stdin.isatty():
-        yield lambda: None
-        return
-    import termios
-    import tty
-
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-    tty.setcbreak(fd)
-    try:
-        yield lambda: sys.stdin.read(1) if select.select([fd], [], [], 0)[0] else None
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def _duration(run: Run, view: RunView) -> str:
+def _duration(run: Run, view: LiveRecord) -> str:
     """Return the duration of a run that has ended, by the clock of the lead's node; so far if its end is unknown."""
     until = view.ended["t"] if view.ended else time.time()
     return human_time(max(0.0, until - (run.started_t or until)))
 
 
-def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunView) -> None:
+def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: LiveRecord) -> None:
     """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
     from clusterctl.errors import JobFailedError
     from clusterctl.inventory import nodeset
@@ -370,8 +367,8 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunVi
     ended = view.ended or {"state": "lost", "cause": None}
     state = ended["state"]
     cause: Cause = ended["cause"] or (view.causes[0] if view.causes else {})
-    lines = [f"{state} after {_duration(run, view)}{_progress(view)}"]
-    lines += first_cause_lines(cluster, run.job, cause)
+    lines = [style.state(state) + f" after {_duration(run, view)}{_progress(view)}"]
+    lines += first_cause_lines(cluster, run.job, run.run, cause)
     if state == "lost":
         lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")
     missing = ended.get("not_heard_of")
@@ -387,8 +384,8 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunVi
         hint += f"; clusterctl stop {run.job} shows what is left on {silent}"
     if view.checkpoints:
         hint += f"; to resume from {view.checkpoints[-1]}: clusterctl start --resume --job_workspace {run.job}"
-    raise JobFailedError("\n".join(lines), hint=hint, details=details)
+    raise JobFailedError(style.join("\n", lines), hint=hint, details=details)
 
 
-def _progress(view: RunView) -> str:
+def _progress(view: LiveRecord) -> str:
     return f" · pass {view.pass_}, step {view.step:,}" if view.step else ""

@@ -1,62 +1,78 @@
-"""`clusterctl status` and `clusterctl jobs`."""
+"""`clusterctl status`."""
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.causes import first_cause_lines, warning_lines
-from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
-from clusterctl.cli.invocation import Invocation, job_name, job_ref
+from clusterctl.cli import style
+from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
+from clusterctl.cli.console import Console, human_time
+from clusterctl.cli.invocation import Invocation, job_name, run_of
 from clusterctl.cli.pserver_counts import count_lines
+from clusterctl.cli.screen.table import METRIC_CHARS, MOST_METRICS, figure_cells, metric_cells, metric_names
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.cluster.answers import StatusAnswer
     from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.members import Members
-    from clusterctl.observe.status import JobStatus
+    from clusterctl.observe.record.members import Members
+    from clusterctl.observe.record.model import ProcessRecord
+    from clusterctl.observe.record.status import JobStatus
 
-HEADINGS = (
-    *("node", "host", "role", "rank", "state", "restarts", "pass", "step"),
-    *("loss", "samples/s", "wait", "cpu", "mem"),
-)
-NUMERIC = ("node", "rank", "restarts", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
+FIGURES = ("pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
+HEADINGS = ("node", "host", "role", "rank", "state", "restarts", *FIGURES)
+NUMERIC = ("node", "rank", "restarts", *FIGURES)
 DROPPED_FIRST = ("host", "pass", "wait", "mem", "restarts")
-JOB_HEADINGS = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
-JOB_DROPPED_FIRST = ("content", "files", "workspace", "size")
 WATCH_S = 1.0
 
 
 def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
     from clusterctl.cluster import SeveralRunningError
-    from clusterctl.observe.status import LIVE
-    from clusterctl.observe.status import status as read
+    from clusterctl.observe.record.status import LIVE
+    from clusterctl.observe.record.status import status as read
 
     if watch:
         invocation.console.stream()
     with invocation.cluster() as cluster:
         try:
-            current = read(cluster, job_ref(cluster.settings, job))
+            named = run_of(cluster, job)
+            current = read(cluster, named.job, run=named.run)
         except SeveralRunningError as several:
             if watch:
                 raise
             _show_all(invocation, cluster, several.jobs)
             return
+        if watch and current.state in LIVE and invocation.console.live:
+            current = _watched(invocation, cluster, current, named.run)
+            if current.state in LIVE:
+                return
         while watch and current.state in LIVE:
             invocation.console.record(_document(cluster, current))
             _show(invocation.console, cluster, current, clear=True)
             time.sleep(WATCH_S)
-            current = read(cluster, current.job)
+            current = read(cluster, current.job, run=named.run)
         _show(invocation.console, cluster, current, clear=False)
         invocation.console.finish(_document(cluster, current), _problem(current, len(cluster.nodes), watch))
 
 
+def _watched(invocation: Invocation, cluster: Cluster, current: JobStatus, run: str | None) -> JobStatus:
+    """Show the live screen; return the status after it. Say so if the user left a run that continues."""
+    from clusterctl.cli.screen.watch import watch
+    from clusterctl.observe.record.status import LIVE
+    from clusterctl.observe.record.status import status as read
+
+    ended = watch(invocation.console, cluster, current, " · ".join(_title(current)[:-1]))
+    after = read(cluster, current.job, run=run)
+    if not ended and after.state in LIVE:
+        invocation.console.say(f"{current.job} continues     clusterctl status --watch {current.job} shows it again")
+    return after
+
+
 def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> None:
     """Show every job that is running; the JSON document has them under `jobs`."""
-    from clusterctl.observe.status import status as read
+    from clusterctl.observe.record.status import status as read
 
     found = [read(cluster, job) for job in jobs]
     for current in found:
@@ -68,7 +84,7 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
 
 def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
     from clusterctl.errors import JobFailedError
-    from clusterctl.observe.status import unheard
+    from clusterctl.observe.record.status import unheard
 
     if watch and not current.errors and current.state in ("failed", "lost"):
         return JobFailedError(f"{current.job} {'failed' if current.state == 'failed' else 'is lost'}")
@@ -79,12 +95,13 @@ def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
     return {
         "job": current.job,
         "run": current.run,
+        **({"name": current.members.name} if current.members.name else {}),
         "state": current.state,
         "job_workspace": job_name(cluster.settings, cluster.inventory, current.job),
         **current.members.to_json(),
         "resumed": (current.lead or {}).get("resumed"),
         **({"warnings": current.warnings} if current.warnings else {}),
-        "processes": current.processes,
+        "processes": [process.to_json() for process in current.processes],
         "nodes": current.nodes,
     }
 
@@ -96,14 +113,17 @@ def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool
         console.clear()
     console.say(headline(current))
     if current.processes:
-        console.table(HEADINGS, [_cells(process) for process in current.processes], NUMERIC, DROPPED_FIRST)
+        names = metric_names(current.processes, MOST_METRICS)
+        own = [name[:METRIC_CHARS] for name in names]
+        rows = [[*_cells(process), *metric_cells(process.figures, names)] for process in current.processes]
+        console.table((*HEADINGS, *own), rows, (*NUMERIC, *own), (*own[:0:-1], *DROPPED_FIRST, *own[:1]))
     for line in (*count_lines(current.processes), *left_out_lines(current.members)):
         console.say(line)
     for name in (current.lead or {}).get("waits_for") or ():
         rejoin = f"clusterctl start --rejoin --job_workspace {current.job}"
         console.say(f"the run is waiting for {name}; once it is fixed: {rejoin}")
     ended = (current.lead or {}).get("ended")
-    for line in first_cause_lines(cluster, current.job, ended["cause"] if ended else None):
+    for line in first_cause_lines(cluster, current.job, current.run, ended["cause"] if ended else None):
         console.output(line)
     for line in warning_lines(current.warnings):
         console.warn(line)
@@ -119,15 +139,19 @@ def left_out_lines(members: Members) -> list[str]:
     return [f"{nodeset(nodes)} not in this run (left out: {reason})" for reason, nodes in by_reason.items()]
 
 
+def _title(current: JobStatus) -> list[str]:
+    """Return the job, its run, mode and counts of processes."""
+    if not current.run:
+        return [current.job]
+    roles = [process.role for process in current.processes]
+    mode = current.lead["mode"] if current.lead else None
+    counts = f"{roles.count('pserver')} pservers, {roles.count('trainer')} trainers"
+    return [run_title(current.job, current.members), *([mode] if mode else []), counts]
+
+
 def headline(current: JobStatus) -> str:
-    parts = [current.job]
-    if current.run:
-        parts = [f"{current.job} run {int(current.run)}"]
-        roles = [process["role"] for process in current.processes]
-        mode = current.lead["mode"] if current.lead else None
-        parts += [mode] if mode else []
-        parts.append(f"{roles.count('pserver')} pservers, {roles.count('trainer')} trainers")
-    parts.append(current.state)
+    parts = _title(current)
+    parts.append(style.state(current.state))
     lead: StatusAnswer = current.lead or {}
     resumed = lead.get("resumed")
     if resumed:
@@ -137,54 +161,17 @@ def headline(current: JobStatus) -> str:
         ended = lead.get("ended")
         until = ended["t"] if ended else lead["now"] or 0.0
         parts.append(human_time(max(0.0, until - started)))
-    return " · ".join(parts)
+    return style.join(" · ", parts)
 
 
-def _cells(process: dict[str, Any]) -> list[str]:
-    loss = process["loss"]
-    memory = process["memory"]
-    passes = process["pass"]
+def _cells(process: ProcessRecord) -> list[str]:
+    by_heading = figure_cells(process.figures)
     return [
-        str(process["node"]),
-        process["host"],
-        process["role"],
-        str(process["rank"]),
-        process["state"],
-        str(process["restarts"] or ""),
-        "" if passes is None else str(passes),
-        "" if process["step"] is None else human_count(process["step"]),
-        "" if loss is None else f"{loss:.3f}",
-        "" if process["samples_per_s"] is None else human_count(process["samples_per_s"]),
-        "" if process["wait"] is None else percent(process["wait"]),
-        "" if process["cpu"] is None else percent(process["cpu"]),
-        "" if memory is None else human_bytes(memory),
-    ]
-
-
-def jobs(invocation: Invocation) -> None:
-    from clusterctl.observe.status import jobs as read
-    from clusterctl.observe.status import unheard
-
-    with invocation.cluster() as cluster:
-        found, errors = read(cluster)
-        if not found:
-            invocation.console.say("no jobs; clusterctl dispatch sends a workspace")
-        elif not invocation.console.json:
-            cells = [_job_cells(job, len(cluster.nodes)) for job in found]
-            invocation.console.table(JOB_HEADINGS, cells, ("runs", "files"), JOB_DROPPED_FIRST)
-        invocation.console.finish({"jobs": found}, unheard(errors, len(cluster.nodes)))
-
-
-def _job_cells(job: dict[str, Any], of: int) -> list[str]:
-    when = datetime.datetime.fromtimestamp(job["t"]).strftime("%Y-%m-%d %H:%M")
-    return [
-        job["job"],
-        job["state"] + (" (warning)" if job["runs"] and "warnings" in job["runs"][-1] else ""),
-        str(len(job["runs"])),
-        job["workspace"],
-        job["content"][:8],
-        str(job["files"]),
-        human_bytes(job["bytes"]),
-        when,
-        f"{len(job['nodes'])}/{of}",
+        str(process.node.id),
+        process.node.where,
+        style.process(process.role, process.role),
+        str(process.rank),
+        style.state(process.state),
+        str(process.restarts or ""),
+        *(by_heading[heading] for heading in FIGURES),
     ]

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli import style
+from clusterctl.cli.invocation import Invocation, job_of
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster, NodeOutcome
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
-    from clusterctl.observe.members import Members
+    from clusterctl.observe.record.members import Members
 
 STOP_S = 300.0  # two grace periods and their margins, on a node that swaps
 OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothing needs to be stopped
@@ -23,7 +24,7 @@ SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports
 
 def stop(invocation: Invocation, job: str | None) -> None:
     with invocation.whole_cluster() as cluster:
-        stop_job(invocation, cluster, job_ref(cluster.settings, job))
+        stop_job(invocation, cluster, job_of(cluster, job))
 
 
 def stop_job(
@@ -39,13 +40,14 @@ def stop_job(
     A node that is not in the newest run need not answer.
     """
     from clusterctl.cli.console import plural
-    from clusterctl.observe.members import members_of
-    from clusterctl.observe.status import find
+    from clusterctl.observe.record.members import members_of
+    from clusterctl.observe.record.status import find
 
     ref = ref or find(cluster, None)[0]
     nodes = cluster.nodes if nodes is None else nodes
     invocation.console.say(f"stopping {ref} on {plural(len(nodes), 'node')}")
-    outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
+    with invocation.progress.operation("stopping"):
+        outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     members = members_of(cluster.inventory, answers)
     _report_kills(invocation, outcomes)
@@ -53,8 +55,8 @@ def stop_job(
     survivors = sum(answer["survivors"] for answer in answers)
     silent = members.errors(outcomes)
     if silent and answers:
-        summary = f"{len(answers)}/{len(outcomes)} nodes, {_processes(survivors)} left"
-        invocation.console.say(f"stopped: {summary}; nothing is known about the others")
+        summary = f" {len(answers)}/{len(outcomes)} nodes, {_processes(survivors)} left"
+        invocation.console.say(style.warning("stopped:") + f"{summary}; nothing is known about the others")
     if document:
         job = answers[0]["job"] if answers else ref
         views = [_node(outcome) for outcome in outcomes]
@@ -64,13 +66,14 @@ def stop_job(
     unseen = [outcome for outcome in outcomes if not outcome.ok]
     taken = [message for outcome in outcomes if outcome.ok for message in _taken(outcome)]
     ports = "" if taken else ", ports free"
-    invocation.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 processes left{ports}")
+    summary = f" {len(answers)}/{len(answers)} nodes, 0 processes left{ports}"
+    invocation.console.say(style.good("stopped:") + summary)
     for message in taken:
-        invocation.console.say(f"{message}; the run had already ended")
+        invocation.console.say(style.warning(f"{message}; the run had already ended"))
     if answers and all(map(_was_over, answers)):
         invocation.console.say(_how_it_was_over(answers, members))
     for outcome in unseen:
-        invocation.console.say(f"{outcome.error} (not in this run)")
+        invocation.console.say(style.warning(f"{outcome.error} (not in this run)"))
 
 
 def _how_it_was_over(answers: Sequence[dict[str, Any]], members: Members) -> str:
@@ -84,17 +87,18 @@ def _how_it_was_over(answers: Sequence[dict[str, Any]], members: Members) -> str
         return "it was not running"
     last = max(ends, key=lambda end: float(end["t"]))
     when = datetime.datetime.fromtimestamp(last["t"]).strftime("%Y-%m-%d %H:%M")
-    return f"it had already ended: {last['state']} at {when}, {human_time(max(0.0, time.time() - last['t']))} ago"
+    ago = human_time(max(0.0, time.time() - last["t"]))
+    return "it had already ended: " + style.state(last["state"]) + f" at {when}, {ago} ago"
 
 
 def _report_kills(invocation: Invocation, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
     for outcome in outcomes:
         if outcome.ok and (killed := outcome.get()["killed"]):
-            invocation.console.say(f"{outcome.node.label}: {_processes(killed)} ignored TERM and needed KILL")
+            line = f"{outcome.node.label}: {_processes(killed)} ignored TERM and needed KILL"
+            invocation.console.say(style.warning(line))
         if outcome.ok and (count := outcome.get()["leftovers"]):
-            invocation.console.say(
-                f"{outcome.node.label}: stopped {_processes(count)} left behind without a supervisor"
-            )
+            line = f"{outcome.node.label}: stopped {_processes(count)} left behind without a supervisor"
+            invocation.console.say(style.warning(line))
 
 
 def _processes(count: int) -> str:

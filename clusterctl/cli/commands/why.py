@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.causes import headline, incident_line, warning_lines
-from clusterctl.cli.console import Console, clean
-from clusterctl.cli.invocation import Invocation, job_ref
-from clusterctl.cluster.answers import END_OF_TIME
+from clusterctl.cli import style
+from clusterctl.cli.causes import FIRST_CAUSE, headline, incident_line, run_title, warning_lines
+from clusterctl.cli.console import Console, human_duration
+from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.cluster.shapes import END_OF_TIME
+from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +29,13 @@ STATE_WORDS = {
 
 
 def why(invocation: Invocation, job: str | None) -> None:
-    from clusterctl.observe.status import unheard
+    from clusterctl.observe.record.status import unheard
     from clusterctl.observe.why.report import to_json
     from clusterctl.observe.why.report import why as ask
 
     with invocation.whole_cluster() as cluster:
-        report = ask(cluster, job_ref(cluster.settings, job))
+        named = run_of(cluster, job)
+        report = ask(cluster, named.job, run=named.run)
         if not invocation.console.json:
             _show(invocation.console, report)
         invocation.console.finish(to_json(report), unheard(report.errors, len(cluster.nodes)))
@@ -62,7 +65,7 @@ def _first_line(report: Why) -> str:
     known = report.explanation
     if report.members.run is None:
         return f"{report.job} was never started"
-    words = STATE_WORDS.get(report.state, report.state)
+    words = style.state(report.state, STATE_WORDS.get(report.state, report.state))
     going_on = report.state in ("running", "starting")
     if going_on and known.cause is not None:
         words, going_on = "is being stopped", False
@@ -70,26 +73,18 @@ def _first_line(report: Why) -> str:
         words = "was stopped by the user"
         if known.cause is not None and known.cause.diagnosis.kind == "start_failed":
             words = f"was stopped because {clean(known.cause.message)}"
-    took = f"{'for' if going_on else 'after'} {_duration(report.seconds or 0.0)}"
+    took = f"{'for' if going_on else 'after'} {human_duration(report.seconds or 0.0)}"
     at = f" · pass {known.pass_}, step {known.step:,}" if known.step is not None and known.pass_ is not None else ""
-    line = f"{report.job} run {int(report.members.run)} {words} {took}{at}"
+    line = f"{run_title(report.job, report.members)} " + words + f" {took}{at}"
     if known.cause is None and not known.open and report.state in ("running", "starting", "succeeded"):
         line += f"; nothing has failed{' for good' if known.before else ''}"
     return line
 
 
-def _duration(seconds: float) -> str:
-    """Format a duration as `30 s`, `2 min 5 s` or `1 h 3 min`."""
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def _show_cause(console: Console, report: Why, cause: Incident) -> None:
     from clusterctl.observe.why.report import advice
 
-    console.output(f"first cause: {headline(report, cause)}")
+    console.output(FIRST_CAUSE + headline(report, cause))
     for t, line in cause.lines:
         console.output(f"  {_moment(t)}  {clean(line)}")
     for note in report.explanation.notes:
@@ -109,7 +104,7 @@ def _show_some(console: Console, report: Why, word: str, some: Sequence[Incident
     for number, one in enumerate(some[:SHOWN]):
         begin = f"{word}: " if number == 0 else " " * (len(word) + 2)
         more = _more(some) if number == SHOWN - 1 else ""
-        console.output(f"{begin}{_moment(one.onset)}  {incident_line(report, one)}{more}")
+        console.output(f"{begin}{_moment(one.onset)}  " + incident_line(report, one) + more)
 
 
 def _more(some: Sequence[object]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from clusterctl.cluster.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
+from clusterctl.cluster.shapes import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
 from clusterctl.observe.why.older_versions import complete, ours_in
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
-from clusterctl.cluster.answers import RunWarning
+from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.cluster.shapes import moment
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.observe.members import Members
-from clusterctl.observe.status import DISPATCHED, status
+from clusterctl.observe.record.members import Members
+from clusterctl.observe.record.status import DISPATCHED, JobStatus, status
 from clusterctl.observe.why.clocks import clock_offset
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation, explain
@@ -25,7 +26,7 @@ REPORT_S = 120.0
 
 @dataclass(frozen=True)
 class Why:
-    """The explanation of a job's newest run. `errors` are those of nodes that gave no report.
+    """The explanation of a run. `seen` is its status, `errors` those of nodes that gave no report.
 
     `warnings` are doubts about a run that succeeded.
     """
@@ -33,6 +34,7 @@ class Why:
     job: str
     members: Members
     state: str
+    seen: JobStatus
     explanation: Explanation
     reports: tuple[NodeReport, ...]
     errors: list[ClusterctlError]
@@ -48,16 +50,20 @@ class Why:
         return max(0.0, (self.ended_t or time.time()) - self.started_t)
 
 
-def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why:
-    """Explain the newest run of job `ref` (None: the job that is meant). Raises when no node knows the job.
+def why(
+    cluster: Cluster, ref: str | None, *, run: str | None = None, answer_s: float = ANSWER_S, with_spec: bool = False
+) -> Why:
+    """Explain `run` (None: the newest) of job `ref` (None: the job that is meant). Raises when no node knows the job.
 
-    Nodes that have not answered after `answer_s` are left out.
+    Nodes that have not answered after `answer_s` are left out. `with_spec` asks for the specs of the run, too.
     """
-    seen = status(cluster, ref, answer_s=answer_s)
+    seen = status(cluster, ref, run=run, answer_s=answer_s)
     if seen.run is None:
-        return Why(seen.job, seen.members, DISPATCHED, Explanation(None), (), seen.errors, None)
+        return Why(seen.job, seen.members, DISPATCHED, seen, Explanation(None), (), seen.errors, None)
     answering = [view["node"] for view in seen.nodes if view["ok"]]
-    outcomes = ask(cluster, [node for node in seen.members.nodes if node.id in answering], seen.job, seen.run)
+    outcomes = ask(
+        cluster, [node for node in seen.members.nodes if node.id in answering], seen.job, seen.run, with_spec
+    )
     reports = tuple(outcome.get() for outcome in outcomes if outcome.ok)
     errors = [*seen.errors, *(outcome.error for outcome in outcomes if outcome.error)]
     lead = next((report for report in reports if report.node == seen.members.lead), None)
@@ -69,6 +75,7 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
         seen.job,
         seen.members,
         state,
+        seen,
         explanation,
         reports,
         errors,
@@ -78,17 +85,19 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
     )
 
 
-def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[NodeOutcome[NodeReport]]:
+def ask(
+    cluster: Cluster, nodes: Sequence[Node], job: str, run: str, with_spec: bool = False
+) -> list[NodeOutcome[NodeReport]]:
     """Ask each node for its report, and measure the offset of its clock."""
 
     def one(node: Node) -> NodeReport:
-        with cluster.call(node, {"op": "diagnose", "ref": job, "run": run}) as call:
+        with cluster.call(node, {"op": "diagnose", "ref": job, "run": run, "spec": with_spec}) as call:
             readings = []
             for _ in range(READINGS):
                 asked = time.time()
                 call.send({"now": asked})
                 theirs = call.receive().get("now")
-                if not answers.moment(theirs):
+                if not moment(theirs):
                     raise ValueError("diagnose: now")
                 readings.append((asked, float(theirs or 0.0), time.time()))
             call.send({"tell": True})
@@ -117,6 +126,7 @@ def to_json(result: Why) -> dict[str, Any]:
     return {
         "job": result.job,
         "run": result.members.run,
+        **({"name": result.members.name} if result.members.name else {}),
         "state": result.state,
         **result.members.to_json(),
         "cause": incident(known.cause) if known.cause else None,
@@ -138,6 +148,20 @@ def to_json(result: Why) -> dict[str, Any]:
         ],
         "unknown": [{"node": error.node, "message": error.message} for error in result.errors],
     }
+
+
+def headline(report: Why, one: Incident) -> str:
+    """One incident in a line: the process, its node, the event, and the reason."""
+    node = report.members.by_id.get(one.node if one.node is not None else -1)
+    process = f"{one.process}@{node.label} ({node.where}) " if node and one.process else ""
+    reason = one.diagnosis.words
+    if one.kind == "node_lost":
+        return f"node{one.node} is lost: {one.message}{'; ' + reason if reason else ''}"
+    where = f"{node.label} ({node.where}): " if node and not process else ""
+    text = f"{process}{where}{one.message}" + (f": {reason}" if reason and not one.explained else "")
+    if one.times > 1 and one.since is not None:
+        text += f", {one.times} times the same way within {one.t - one.since:.0f} s"
+    return text
 
 
 def advice(report: Why) -> str | None:

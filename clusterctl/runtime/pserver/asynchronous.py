@@ -172,7 +172,7 @@ class AsyncUpdates(UpdatePolicy):
         for key, table in sorted(self.lane.tables.items()):
             grads = [push.sparse[key]] if key in push.sparse else []
             if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
-                table.apply(grads, np.float32(1), self.lane.step)
+                self._apply_rows(table, grads, 1)
         for key, parts in sorted(push.dense.items()):
             for number, values in parts.items():
                 self._apply(key, number, values)
@@ -191,7 +191,7 @@ class AsyncUpdates(UpdatePolicy):
     def _apply(self, key: int, number: int, grad: Floats) -> None:
         table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
-        table.apply(number, [(np.float32(1), grad)], 1, self.lane.step + 1, table.spec.rule, in_place=True)
+        self._apply_part(table, number, [(np.float32(1), grad)], 1, in_place=True)
 
     def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
         """Return the new values for the reply to a piece. In ssp they come with the reply to the opening instead."""

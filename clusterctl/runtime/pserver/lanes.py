@@ -56,6 +56,7 @@ class Lane:
         self.core = core
         self.router = router
         self.refused: Counter[str] = Counter()
+        self.sent_s = 0.0  # seconds spent encoding replies and giving them to the socket; other threads read it
         self._on_save = on_save
         self._secure = secure
         self._shm = shm
@@ -175,10 +176,12 @@ class Lane:
                 self._answer(self._routes[output.rank], output.message)
 
     def _answer(self, route: bytes, message: wire.Message) -> None:
+        began = time.perf_counter()
         try:
             send_frames(self.router, [route, *wire.encode(message)])
         except zmq.ZMQError:
             return  # the peer is gone or slow; it will send the request again
+        self.sent_s += time.perf_counter() - began
 
     def _refuse(self, reason: str) -> None:
         self.refused[reason] += 1

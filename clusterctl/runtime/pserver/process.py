@@ -59,7 +59,8 @@ class PServer:
     def __init__(self, env: Environment, send: Callable[[str, dict[str, Any]], None]) -> None:
         self._env = env
         self._send = send
-        self._reported_s = 0.0
+        self._reporting = threading.Lock()
+        self._reported_s = self._applied_s = self._sent_s = 0.0
         self._finishing = False
         self.layout = layout_of(env.spec.ports, env.spec.training.pservers)
         self._context = open_context(self.layout.per_pserver)
@@ -157,10 +158,14 @@ class PServer:
         return max(lane.core.policy.lost for lane in self.server.lanes)
 
     def _report_step(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_s < 1.0:
-            return  # another lane did
-        self._reported_s = now
+        with self._reporting:
+            now = time.monotonic()
+            if now - self._reported_s < 1.0:
+                return  # another lane did
+            self._reported_s = now
+            self._send("step", {**self._counts(), **self._times()})
+
+    def _counts(self) -> dict[str, Any]:
         tables: dict[str, Counter[str]] = {}
         for lane in self.server.lanes:
             for table in list(lane.core.tables.values()):
@@ -169,7 +174,14 @@ class PServer:
         facts: dict[str, Any] = {"tables": [{"name": name, **counts} for name, counts in tables.items()]}
         facts["staleness"] = sorted(self._staleness().items())
         facts["lost"] = self._lost()
-        self._send("step", facts)
+        return facts
+
+    def _times(self) -> dict[str, float]:
+        """Return the seconds that all lanes together spent applying updates and sending replies since the last call."""
+        before = self._applied_s, self._sent_s
+        self._applied_s = sum(lane.core.policy.applied_s for lane in self.server.lanes)
+        self._sent_s = sum(lane.sent_s for lane in self.server.lanes)
+        return {"apply_s": round(self._applied_s - before[0], 6), "send_s": round(self._sent_s - before[1], 6)}
 
     def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
         env, spec = self._env, self._env.spec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
@@ -162,7 +160,7 @@ class SyncUpdates(UpdatePolicy):
             if isinstance(table, SparseTable):
                 grads = [push.sparse[key] for push in now.weighty if key in push.sparse]
                 if grads or table.spec.retention is not None:
-                    table.apply(grads, np.float32(now.total), self.lane.step)
+                    self._apply_rows(table, grads, now.total)
         for key, numbers in now.left_over.items():
             for number in sorted(numbers):
                 out += self._apply(now, key, number)
@@ -194,7 +192,7 @@ class SyncUpdates(UpdatePolicy):
         table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
         if grads:
-            table.apply(number, grads, now.total, self.lane.step + 1, table.spec.rule, in_place=False)
+            self._apply_part(table, number, grads, now.total, in_place=False)
         else:
             table.keep(number)
         now.left_over[key].discard(number)

@@ -5,12 +5,18 @@ A push may come in pieces. A part of a table is applied as soon as it is complet
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Callable
+
+import numpy as np
 
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
+from clusterctl.runtime.store.dense import DenseTable, Weighted
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.wire import messages as wire
 
 #: Handles a pull that had to wait.
@@ -35,6 +41,7 @@ class UpdatePolicy:
         self.cuts_made = 0
         self.lost = 0
         self.staleness: Counter[int] = Counter()
+        self.applied_s = 0.0  # seconds spent in updates of tables; other threads read it
         self._pulls: list[wire.Message] = []
 
     def push(self, message: wire.Message) -> list[Output]:
@@ -89,6 +96,18 @@ class UpdatePolicy:
     def trainers_changed(self) -> list[Output]:
         """Continue the work that waited for a trainer that has made a table or has left."""
         raise NotImplementedError
+
+    def _apply_part(
+        self, table: DenseTable, number: int, grads: Sequence[Weighted], total: int, *, in_place: bool
+    ) -> None:
+        began = time.perf_counter()
+        table.apply(number, grads, total, self.lane.step + 1, table.spec.rule, in_place=in_place)
+        self.applied_s += time.perf_counter() - began
+
+    def _apply_rows(self, table: SparseTable, grads: Sequence[SparseGrad], total: int) -> None:
+        began = time.perf_counter()
+        table.apply(grads, np.float32(total), self.lane.step)
+        self.applied_s += time.perf_counter() - began
 
     def _must_wait(self, pull: wire.Message) -> bool:
         raise NotImplementedError

@@ -108,7 +108,11 @@ class ShmServer:
                     return
                 time.sleep(_RETRY_S)
                 continue
-            threading.Thread(target=self._serve, args=(sock,), name="clusterctl-share", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(sock,), name="clusterctl-share", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # a limit on memory or processes: the trainer goes on without shared memory
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), sock:

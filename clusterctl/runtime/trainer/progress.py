@@ -46,6 +46,7 @@ class Progress:
         self._supervisor = supervisor
         self._clock = clock
         self._pass = 0
+        self._passes: int | None = None
         self._alive_s = float("-inf")
         self._step = 0
         self._pushed = False
@@ -57,9 +58,10 @@ class Progress:
         """Record the step at which this trainer joined the run: one that joins late may have nothing left to push."""
         self._pushed = step > 0
 
-    def begin_pass(self, pass_: int) -> None:
+    def begin_pass(self, pass_: int, passes: int) -> None:
+        """Begin a pass of `passes` in all."""
         self.flush_log()
-        self._pass = pass_
+        self._pass, self._passes = pass_, passes
         now = self._clock()
         self._in_pass, self._recent = Window(now), Window(now)
 
@@ -93,7 +95,7 @@ class Progress:
         figures.update(window.shares(seconds))
         if window.loss is not None:
             figures["loss"] = window.loss
-        self._supervisor.send("step", **{"pass": self._pass}, step=step, **_rounded(figures))
+        self._supervisor.send("step", **{"pass": self._pass}, passes=self._passes, step=step, **_rounded(figures))
         self._recent = Window(now)
 
     def end_pass(self, step: int) -> None:
@@ -107,7 +109,7 @@ class Progress:
         skipped = f", {window.skipped} batches skipped" if window.skipped else ""
         line = f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{skipped}; {parts}"
         print_line(line)
-        about = {"pass": self._pass, "step": step, "seconds": round(seconds, 3), "line": line}
+        about = {"pass": self._pass, "passes": self._passes, "step": step, "seconds": round(seconds, 3), "line": line}
         self._supervisor.send("pass", **about, **_rounded(shares))
 
     def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:

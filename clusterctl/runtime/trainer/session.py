@@ -231,7 +231,7 @@ class Session:
         first, self._first_pass = self._next_pass, self._first_pass + passes
         for pass_ in range(first, self._first_pass):
             self._open_pass = pass_
-            self._progress.begin_pass(pass_)
+            self._progress.begin_pass(pass_, self._first_pass)
             yield from self._batches(reader, pass_, shard, ahead)
             self._progress.end_pass(self.step)
             if on_pass is not None:

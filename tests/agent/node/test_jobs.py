@@ -11,6 +11,7 @@ import pytest
 from agent.specs import spec_json
 from clusterctl.agent.node import jobs
 from clusterctl.agent.node.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
+from clusterctl.agent.operations.names import find_named
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -123,11 +124,53 @@ def test_jobs_are_listed_with_their_runs(tmp_path: Path) -> None:
     begin(tmp_path, phase="running")
     make(tmp_path, SECOND)
     listed = list_jobs(tmp_path)
+    assert listed[1]["runs"][0].pop("seconds") > 1
     assert [(job["job"], job["runs"]) for job in listed] == [
         (SECOND, []),
         (FIRST, [{"run": "0001", "state": "running", "started": 1.0, "members": None, "left_out": []}]),
     ]
     assert describe(find_job(tmp_path, SECOND))["state"] == "dispatched"
+
+
+def test_a_listed_run_has_its_name_its_arguments_its_duration_and_the_figures_of_its_trainers(tmp_path: Path) -> None:
+    metrics = {"acc": [0.5, 0.25, 0.75]}
+    run = begin(
+        tmp_path,
+        ended={**ENDED, "t": 8.5},
+        processes=[
+            {**process("succeeded"), "loss": 0.5, "metrics": metrics, "step": 7},
+            {**process("succeeded"), "rank": 1},
+            {**process("succeeded"), "role": "pserver", "loss": 9.0},
+        ],
+    )
+    best = {"name": "acc", "direction": "max"}
+    words = {"name": "lr-0.1", "arguments": ["--token", "x"], "env": {"TOKEN": "y"}, "keep_best": best}
+    write_json(run.spec, spec_json(t=1.0, **words))
+    (listed,) = list_jobs(tmp_path)[0]["runs"]
+    assert listed == {
+        **{"run": "0001", "state": "succeeded", "started": 1.0, "members": None, "left_out": [], "seconds": 7.5},
+        **words,
+        "trainers": [{"loss": 0.5, "metrics": metrics}],
+    }
+    assert describe(run.job)["name"] == "lr-0.1"
+
+
+def test_runs_are_found_by_the_name_they_were_given_unless_a_job_is_meant(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    second = first.job.run("0002")
+    second.dir.mkdir()
+    write_json(first.spec, spec_json(t=1.0, name="lr-0.1"))
+    write_json(second.spec, spec_json(t=2.0, name="lr-0.01", arguments=["lr-0.1"]))
+    first.job.run("0003").dir.mkdir()  # of a start that was killed
+    peer: Any = None
+
+    def named(ref: str) -> Any:
+        return find_named(tmp_path, {"ref": ref}, peer)
+
+    assert named("lr-0.1") == {"job": None, "runs": [{"job": FIRST, "run": "0001", "t": 1.0}]}
+    assert named("lr-0.01") == {"job": None, "runs": [{"job": FIRST, "run": "0002", "t": 2.0}]}
+    assert named("lr") == {"job": None, "runs": []}
+    assert named(FIRST[:6]) == named(str(tmp_path / FIRST)) == {"job": FIRST, "runs": []}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "first"}', '"spec"', '{"node": 0, "members": 3}'])

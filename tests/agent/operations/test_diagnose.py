@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.operations.diagnose import Printed
+from clusterctl.agent.node.log_files import EventReader
+from clusterctl.agent.operations.diagnose import FREQUENT, Printed, _relevant
 
 PASS, SAVED = "pass 0: all well", "pserver 1: stored"
 LINES = [[1.0, "mine"], [2.0, PASS], [3.0, SAVED], [4.0, "clusterctl: a remark"]]
@@ -33,3 +36,20 @@ def test_no_lines_are_identified_if_events_of_an_older_version_do_not_report_the
     lines = printed({"event": "pass", "role": "trainer", "rank": 1, "step": 9})
     assert lines.ours("trainer", 1, LINES) == {}
     assert lines.ours("trainer", 0, LINES) == {"ours": [3]}
+
+
+def test_of_frequent_events_only_the_first_and_the_last_of_each_process_are_sent(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    ranks = (0, 1)
+    frequent = [
+        {"event": kind, "role": "trainer", "rank": rank, "attempt": 1, "t": t}
+        for t in range(1000)
+        for kind in FREQUENT
+        for rank in ranks
+    ]
+    path.write_text("".join(json.dumps(event) + "\n" for event in [{"event": "phase"}, *frequent, {"event": "ended"}]))
+    sent = list(_relevant(EventReader(path), Printed()))
+    assert [event["event"] for event in sent if "role" not in event] == ["phase", "ended"]
+    of_processes = [(event["t"], event["event"], event["rank"]) for event in sent if "role" in event]
+    assert of_processes == [(t, kind, rank) for t in (0, 999) for kind in FREQUENT for rank in ranks]
+    assert "usage" in FREQUENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from agent.specs import spec_json
+from clusterctl.agent import peer as peer_module
+from clusterctl.agent.node import log_files
 from clusterctl.agent.node.log_files import EventReader, LogWriter
 from clusterctl.agent.operations import logs as watch
-from clusterctl.agent.operations.logs import Budget, follow, logs
+from clusterctl.agent.operations.logs import Budget, events, follow, logs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import write_json
@@ -42,12 +45,19 @@ class Node:
         write_json(job.record, {"job": JOB})
         write_json(self.run.spec, spec_json(processes=PROCESSES, t=1.0, mode="sync", engine="clusterctl"))
         self.t = 0.0
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self.alive(False)
         stems = {"pserver3": "server", "trainer6": "train", "trainer7": "train.1"}
         self.writers = {name: LogWriter(job.log, stem, clock=lambda: self.t) for name, stem in stems.items()}
 
     def alive(self, alive: bool) -> None:
-        supervisor = identify(os.getpid()) if alive else None
+        """Start a process that counts as the supervisor, or end it."""
+        if alive:
+            self._supervisor = subprocess.Popen(["sleep", "600"])
+        elif self._supervisor is not None:
+            self._supervisor.kill()
+            self._supervisor.wait()
+        supervisor = identify(self._supervisor.pid) if alive and self._supervisor is not None else None
         write_json(self.run.state, {"processes": [], "supervisor": supervisor, "ended": None})
 
     def say(self, t: float, process: str, text: str) -> None:
@@ -96,6 +106,7 @@ class Listening:
 def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     yield made
+    made.alive(False)
     for writer in made.writers.values():
         writer.close()
 
@@ -156,6 +167,62 @@ def test_the_tail_is_the_last_lines_of_each_process(node: Node, more: dict[str, 
     for n in range(5, 10):
         node.say(n, "trainer6", f"line {n}\n")
     assert node.texts(tail=2, **more) == ["line 3", "line 4", "line 8", "line 9"]
+
+
+def test_the_tail_since_a_time_is_the_last_matching_lines_since_then(node: Node) -> None:
+    for n in range(20):
+        node.say(n, "trainer6", f"{n}\n")
+    assert node.texts(since=9, tail=3, grep="[24680]$") == ["14", "16", "18"]
+    assert node.texts(since=17, tail=3, grep="[24680]$") == ["18"]
+    assert node.texts(since=18, tail=5) == ["18", "19"]
+    assert node.texts(since=30, tail=5) == []
+
+
+def test_lines_since_a_time_include_those_from_before_the_clock_was_set_back(node: Node) -> None:
+    for n, t in enumerate((1, 50, 2, 3, 60, 4)):
+        node.say(t, "trainer6", f"{n}\n")
+    assert node.texts(since=40) == ["1", "4"]
+    assert node.texts(since=40, tail=1) == ["4"]
+
+
+def test_following_begins_with_the_last_matching_lines(node: Node) -> None:
+    for n in range(20):
+        node.say(n, "trainer6", f"{n}\n")
+    messages = node.ask(follow, tail=2, grep="5$", since=1)
+    assert [row[2] for m in messages for row in m.get("lines", ())] == ["5", "15"]
+    (at,) = [stream["at"] for stream in messages[0]["streams"] if stream["rank"] == 6]
+    again = node.ask(follow, tail=2, grep="5$", since=1, offsets={"trainer6": at, "trainer7": 0, "pserver3": 0})
+    assert [row[2] for m in again for row in m.get("lines", ())] == ["5", "15"]
+
+
+def test_following_separates_the_lines_of_the_past_from_new_ones(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.alive(True)
+    node.say(1, "trainer6", "early\nhal")
+
+    def meanwhile(_: float) -> None:
+        node.say(2, "trainer6", "f\nlate")
+        node.alive(False)
+
+    monkeypatch.setattr(watch.time, "sleep", meanwhile)
+    messages = node.ask(follow, tail=5)
+    kinds = [[row[2] for row in m["lines"]] if "lines" in m else next(iter(m)) for m in messages]
+    assert kinds == ["run", ["early"], "caught_up", ["half", "late"]]
+
+
+def test_a_follower_without_interest_in_events_gets_none(node: Node) -> None:
+    node.event(event="one")
+    node.say(1, "trainer6", "a\n")
+    assert not any("events" in message for message in node.ask(follow, events=False))
+
+
+def test_a_search_that_finds_nothing_sends_heartbeats(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control machine would otherwise take the node for dead while it searches gigabytes."""
+    monkeypatch.setattr(peer_module, "BEAT_S", 0.0)
+    monkeypatch.setattr(log_files, "READ_BYTES", 10)
+    node.say(1, "trainer6", "nothing\n" * 20)
+    for request in ({}, {"tail": 3}):
+        assert node.ask(logs, grep="something", **request).count({"alive": True}) > 5
+        assert node.ask(follow, grep="something", **request).count({"alive": True}) > 5
 
 
 def test_a_job_that_never_ran_has_no_logs_and_reports_so(tmp_path: Path) -> None:
@@ -227,6 +294,23 @@ def test_events_are_read_as_complete_lines(tmp_path: Path) -> None:
         f.write("2}\n")
     assert reader.read() == [{"n": 2}]
     assert EventReader(path, reader.offset).read() == []
+
+
+def test_the_events_of_some_kinds_are_sent_up_to_the_present_end(node: Node) -> None:
+    """Of a live run, too: a view does not wait for its end."""
+    node.alive(True)
+    kinds = ("step", "phase", "log")
+    lines = [json.dumps({"event": kinds[number % 3], "t": number, "line": "x" * 300}) for number in range(9_000)]
+    node.run.events.write_text("\n".join([*lines, '{"event": "step", "t": ']))
+    batches = node.ask(events, kinds=["step", "log"])
+    found = [event["t"] for message in batches for event in message["events"]]
+    assert found == [number for number in range(9_000) if number % 3 != 1]
+    assert len(batches) > 2, "memory does not grow with the run"
+    assert [message["at"] for message in batches] == sorted(message["at"] for message in batches)
+
+
+def test_a_run_without_events_has_none(node: Node) -> None:
+    assert node.ask(events, kinds=["step"]) == []
 
 
 def test_a_budget_allows_a_rate_of_lines_and_ten_times_as_many_in_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from clusterctl.agent.operations.setup import facts
 from clusterctl.agent.packages.venvs import in_environment
 from clusterctl.agent.packages.wheel_install import shebang
 from clusterctl.cluster import AgentCall
-from clusterctl.common.pip import uv_variables
+from clusterctl.common.pip import _current_package, uv_variables
 from clusterctl.common.requirements import effective, logical_lines, project_names
 from clusterctl.common.tree import END, HEADER
 from clusterctl.common.wheels import Wheel, WheelStore, describe
@@ -94,6 +94,51 @@ def test_an_environment_is_created_without_pip_or_venv_and_kept(version: str, tm
     other = {**REQUEST, "requirements": ["another"]}
     with asked(home, other, python=PYTHONS[version]) as call:
         assert call.receive()["facts"]["environment"] is None
+
+
+def test_the_package_that_is_being_installed_is_reported(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    ask(home, {"op": "jobs"})
+    [peer] = (ours(home) / "lib").glob("*/clusterctl/agent/peer.py")
+    with peer.open("a") as f:
+        f.write("NEWS_S = 0.0\n")
+    reports: list[Any] = []
+    with asked(home, REQUEST) as call:
+        call.on_alive = reports.append
+        install(call, lock, store)
+    assert reports == [{"alive": True, "step": "install", "package": "tiny"}]
+
+
+def test_the_steps_of_nodes_are_reported_in_our_words(tmp_path: Path) -> None:
+    cluster = PipeCluster(tmp_path, sys.executable, nodes=1)
+    steps: list[str] = []
+    downloads = Downloads(tmp_path / "cache")
+    wishes, requirements = nodes.Wishes(), Requirements("", ("tiny",))
+    work = nodes._Setup(cluster, requirements, wishes, print, downloads, lambda node, words: steps.append(words))
+    for about in ({"step": "fetch", "package": "tiny"}, {"step": "choose", "package": ""}):
+        work._on_alive(cluster.nodes[0], {"alive": True, **about})
+    for wrong in ({"step": ["fetch"], "package": "x"}, {"step": "rm", "package": "x"}, {"step": "fetch", "package": 7}):
+        work._on_alive(cluster.nodes[0], {"alive": True, **wrong})
+    assert steps == ["fetching tiny", "resolving"]
+
+
+@pytest.mark.parametrize(
+    ("output", "package"),
+    [
+        ("", ""),
+        ("Collecting numpy>=1.2 (from x)\n  Downloading numpy-2.0-cp311.whl (18 MB)\n", "numpy"),
+        ("Collecting a\nCollecting b-c.d==1\n", "b-c.d"),
+        ("Collecting a\nBuilding wheel for c (setup.py): started\n", "c"),
+        ("x" * 5000 + "\nno Collecting here\n", ""),
+    ],
+    ids=["nothing", "downloading", "second", "building", "none"],
+)
+def test_the_package_that_pip_works_on_is_known_from_its_output(output: str, package: str, tmp_path: Path) -> None:
+    path = tmp_path / "output"
+    path.write_text(output)
+    with path.open("rb") as f:
+        assert _current_package(f.fileno()) == package
 
 
 def test_only_missing_wheels_are_requested(tmp_path: Path) -> None:

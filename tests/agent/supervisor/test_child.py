@@ -13,7 +13,9 @@ from typing import Any
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
+from clusterctl.common.procfs import cpu_and_memory
 from clusterctl.common.run_spec import ProcessSpec
+from support.processes import wait_until
 
 CHATTERS = """
 import os, socket
@@ -60,3 +62,28 @@ def test_the_errno_of_an_error_is_reported_if_it_is_a_system_error() -> None:
     assert system_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == {"errno": "ENOSPC"}
     for other in (OSError(errno.EPERM, "OPEN_FILES is too much"), OSError("no address"), ValueError("x"), None):
         assert system_error(other) == {"errno": None}
+
+
+def test_a_process_has_a_usage_event_every_ten_seconds_from_its_start_on(tmp_path: Path) -> None:
+    plan = ProcessSpec(role="trainer", rank=0, index=0, argv=(sys.executable, "-S", "-c", "while True: pass"))
+    child = Child(plan, EventLoop(lambda: 5.0), lambda child, message: None, lambda child, exc: None)
+    assert child.usage_event(0.0) is None, "it was not started"
+    child.start(tmp_path, tmp_path, lambda fd: dict(os.environ), 0.0)
+    try:
+        assert [child.usage_event(now) for now in (5.0, 6.0, 14.9)] == [None] * 3
+        assert child.pid is not None
+        assert wait_until(lambda: (cpu_and_memory(child.pid or 0) or (0, 0))[0] >= 0.1)
+        event = child.usage_event(15.0)
+        assert event is not None
+        assert event["event"] == "usage"
+        assert 0.01 <= event["cpu"] < 2.0, "seconds of CPU, divided by the ten seconds of this clock"
+        assert event["memory"] > 1 << 20
+        assert child.usage_event(24.9) is None
+        assert child.usage_event(25.0) is not None
+    finally:
+        child.signal(signal.SIGKILL)
+        assert child._popen is not None
+        child._popen.wait()
+        child.poll()
+        child.close()
+    assert child.usage_event(40.0) is None, "it has ended"

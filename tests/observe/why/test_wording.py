@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.cli.causes import headline
 from clusterctl.observe.why.evidence import Evidence
 from clusterctl.observe.why.exits import HALTED, MEMORY_LIMIT
 from clusterctl.observe.why.first_cause import Explanation, explain
 from clusterctl.observe.why.incidents import of_exit
 from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.older_versions import complete, ours_in
+from clusterctl.observe.why.report import headline
 from observe.histories import START_T, History, traceback
 from observe.rewording import WAYS, conclusion, reworded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from clusterctl.runtime import SGD, Adagrad
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.shm import region
+from clusterctl.runtime.shm import client, region
 from clusterctl.runtime.shm.client import ShmClient, connect_shm
 from clusterctl.runtime.shm.region import REGION_SHIFT
 from clusterctl.runtime.shm.server import ShmServer
@@ -98,10 +99,30 @@ def test_a_wrong_token_is_turned_away(sharing: ShmServer) -> None:
     assert connect_shm({**sharing.greeting(0), "name": "nobody"}, rank=0) is None
 
 
+def test_a_pserver_that_can_start_no_thread_shares_nothing_and_goes_on(
+    sharing: ShmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a low MEMORY_LIMIT_MB, Python cannot start threads; trainers must not wait for an answer."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "clusterctl-share":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(client, "_ANSWER_S", None)  # without an answer this test would not end
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert connect_shm(sharing.greeting(0), rank=0) is None
+    monkeypatch.undo()
+    again = connect_shm(sharing.greeting(0), rank=0)
+    assert again is not None
+    again.close()
+
+
 def test_invalid_places_are_refused(sharing: ShmServer) -> None:
-    client = connect_shm(sharing.greeting(3), rank=3)
-    assert client is not None
-    slot = client.acquire(100_000)
+    connected = connect_shm(sharing.greeting(3), rank=3)
+    assert connected is not None
+    slot = connected.acquire(100_000)
     assert slot is not None
     view = sharing.view_of(3)
     assert len(view(1, slot.position + 8, 16)) == 16
@@ -111,9 +132,9 @@ def test_invalid_places_are_refused(sharing: ShmServer) -> None:
     with pytest.raises(WireError, match="does not exist"):
         sharing.view_of(4)(1, slot.position, 16)
     with pytest.raises(WireError, match="does not exist"):
-        client.find(0, 1, 0, 16)
+        connected.find(0, 1, 0, 16)
     assert sharing.room(3, slot.position, len(slot.data) + 1) is None
-    client.close()
+    connected.close()
 
 
 def test_a_message_may_not_put_ids_into_shared_memory() -> None:

@@ -1,4 +1,4 @@
-"""The commands, their options and their help. Implementations are imported on call to keep `--help` fast."""
+"""The commands that prepare, run, watch and end jobs."""
 
 from __future__ import annotations
 
@@ -7,73 +7,27 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.fake_declarations import BackendOption, fake_app
-from clusterctl.cli.typer_adapter import Group, command
-
-NAME = "clusterctl"
-app = typer.Typer(
-    name=NAME,
-    cls=Group,
-    help="Train models on plain SSH machines.",
-    epilog="These options work before or after the command. For a command's own options: clusterctl COMMAND --help",
-    rich_markup_mode=None,  # rich takes longer to import than most commands take
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+from clusterctl.cli.declarations.fake import BackendOption
+from clusterctl.cli.declarations.options import (
+    AdoptOption,
+    EngineOption,
+    JobArgument,
+    JobWorkspaceOption,
+    LeaveOutOption,
+    LoadOption,
+    LoadRunOption,
+    LoadTagOption,
+    NameOption,
+    PackageOption,
+    ResumeFromOption,
+    ResumeOption,
+    RoleOption,
+    RunArgument,
+    SetOption,
+    TargetArgument,
 )
-app.add_typer(fake_app, name="fake")
-
-
-@app.callback()
-def _global(
-    conf: Annotated[Path | None, typer.Option(metavar="PATH", help="Default: CLUSTERCTL_CONF, else conf.py.")] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="NODESET", help="node[0-3], host names, tags, failed@last.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, or one line per event.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a traceback with errors.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    """Declare the global options for help and completion; `split` removes them before typer parses the rest."""
-
-
-JOB_HELP = "Job id or unique prefix, or job directory. Default: the running job, else the one that ran last."
-JobArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=JOB_HELP)]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of conf.py for this run. Repeatable."),
-]
-AdoptOption = Annotated[
-    bool, typer.Option("--adopt", help="Run a directory that was deployed by hand, where it is below ROOT_DIR.")
-]
-ResumeOption = Annotated[
-    bool,
-    typer.Option("--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."),
-]
-JobWorkspaceOption = Annotated[
-    str | None,
-    typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."),
-]
-LeaveOutOption = Annotated[
-    bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
-]
-ResumeFromOption = Annotated[
-    str | None,
-    typer.Option("--resume-from", metavar="JOB", help="Resume from the newest complete checkpoint of another job."),
-]
-LoadOption = Annotated[
-    str | None,
-    typer.Option("--load", metavar="JOB", help="Start with the newest complete model of a job, on the same nodes."),
-]
-LoadRunOption = Annotated[
-    int | None, typer.Option("--load-run", min=1, metavar="N", help="The newest model of this run of it.")
-]
-LoadTagOption = Annotated[
-    str | None, typer.Option("--load-tag", metavar="TEXT", help="This model of it instead of the newest.")
-]
+from clusterctl.cli.declarations.root import app
+from clusterctl.cli.typer_adapter import command
 
 
 @command(app, "init", "clusterctl init mnist && cd mnist")
@@ -144,19 +98,13 @@ def dispatch(
     dispatch(context.obj, workspace, rehash=rehash, plan=plan, allow_partial=allow_partial)
 
 
-@command(app, "start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5")
+@command(app, "start", "clusterctl start workspace --name first -- --num_passes=5")
 def start(
     context: typer.Context,
+    workspace_or_job: TargetArgument = None,
     job_workspace: JobWorkspaceOption = None,
-    job_dispatch_package: Annotated[
-        Path | None,
-        typer.Option(
-            "--job_dispatch_package",
-            "--job-dispatch-package",
-            metavar="WORKSPACE",
-            help="Dispatch this workspace, then start it.",
-        ),
-    ] = None,
+    job_dispatch_package: PackageOption = None,
+    name: NameOption = None,
     engine: EngineOption = None,
     settings: SetOption = None,
     resume: ResumeOption = False,
@@ -177,8 +125,10 @@ def start(
     Everything after -- and any unknown --key=value goes to the training program.
     """
     from clusterctl.cli.commands.start import start
-    from clusterctl.cli.origin import OriginOptions
+    from clusterctl.cli.origin import OriginOptions, Target
 
+    only_jobs = resume or rejoin or adopt
+    target = Target.find(workspace_or_job, job_workspace, job_dispatch_package, only_jobs=only_jobs)
     origin = OriginOptions(resume, resume_from, load, load_run, load_tag)
     if rejoin:
         from clusterctl.cli.commands.rejoin import rejoin as join
@@ -186,15 +136,15 @@ def start(
         options = {
             **origin.given(),
             **{"--adopt": adopt, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
-            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
+            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings, "--name": name},
             "--": context.obj.program_args,
         }
-        join(context.obj, job_workspace, [name for name, given in options.items() if given])
+        join(context.obj, target.job, [option for option, given in options.items() if given])
         return
     start(
         context.obj,
-        job_workspace,
-        job_dispatch_package,
+        target,
+        name=name,
         engine=engine,
         chosen=settings or (),
         adopt=adopt,
@@ -208,7 +158,7 @@ def start(
 @command(app, "status", "clusterctl status --watch")
 def status(
     context: typer.Context,
-    job: JobArgument = None,
+    job: RunArgument = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh until the run ends; Ctrl-C does not stop the run.")
     ] = False,
@@ -222,7 +172,7 @@ def status(
 @command(app, "jobs", "clusterctl jobs")
 def jobs(context: typer.Context) -> None:
     """List the jobs and runs on the nodes, newest first."""
-    from clusterctl.cli.commands.status import jobs
+    from clusterctl.cli.commands.jobs import jobs
 
     jobs(context.obj)
 
@@ -230,7 +180,7 @@ def jobs(context: typer.Context) -> None:
 @command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity")
 def logs(
     context: typer.Context,
-    job: JobArgument = None,
+    job: RunArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
     role: RoleOption = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
@@ -254,7 +204,7 @@ def logs(
 
 
 @command(app, "why", "clusterctl why")
-def why(context: typer.Context, job: JobArgument = None) -> None:
+def why(context: typer.Context, job: RunArgument = None) -> None:
     """Find the first cause of a failure across all nodes, and suggest what to do."""
     from clusterctl.cli.commands.why import why
 
@@ -295,7 +245,7 @@ def split_file(
 @command(app, "collect", "clusterctl collect -o results")
 def collect(
     context: typer.Context,
-    job: JobArgument = None,
+    job: RunArgument = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
     run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", metavar="TEXT", help="This model instead of the newest.")] = None,

@@ -6,23 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, failures, raise_failures
-from clusterctl.cluster.answers import STATES, JobAnswer, RunEnd, RunWarning, StatusAnswer, own_word
-from clusterctl.common.paths import job_key
+from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
+from clusterctl.cluster.answers import RunEnd, StatusAnswer
+from clusterctl.cluster.run_answers import STATES, RunWarning
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.inventory import Inventory, Node
-from clusterctl.observe.members import Members, members_of
+from clusterctl.inventory import Node
+from clusterctl.observe.record.members import Members, members_of
+from clusterctl.observe.record.model import ProcessRecord
 
 DISPATCHED, UNKNOWN = "dispatched", "unknown"
 WORST_FIRST = STATES
 LIVE = ("starting", "running")
-_NUMBERS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cpu", "memory")
-SHOWN = (*_NUMBERS, "values", "started", "staleness", "tables", "lost")
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One job as seen from all nodes; `processes` and `nodes` have the form of `status --json`.
+    """One job as seen from all nodes; `nodes` have the form of `status --json`.
 
     `errors`: of nodes that should have answered but did not.
     """
@@ -30,7 +29,7 @@ class JobStatus:
     job: str
     members: Members
     state: str
-    processes: list[dict[str, Any]]
+    processes: list[ProcessRecord]
     nodes: list[dict[str, Any]]
     errors: list[ClusterctlError]
     lead: StatusAnswer | None
@@ -46,17 +45,19 @@ class JobStatus:
         return ended.get("warnings") or []
 
 
-def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> JobStatus:
-    """Return the newest run of job `ref`; for None, of the job that is meant. Raises if no node has the job."""
-    outcomes = _same_job_everywhere(cluster, ref, answer_s)
+def status(cluster: Cluster, ref: str | None, *, run: str | None = None, answer_s: float = ANSWER_S) -> JobStatus:
+    """Return `run` (None: the newest) of job `ref`; for None, of the job that is meant. Raises if no node has it."""
+    outcomes = _same_job_everywhere(cluster, ref, answer_s, run=run)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
     members = members_of(cluster.inventory, list(answers.values()))
+    if run is not None and members.run is None:
+        raise no_such_run(next(iter(answers.values()))["job"], run)
     lead = answers.get(members.lead)
     return JobStatus(
         next(iter(answers.values()))["job"],
         members,
         merge_states(outcomes, members),
-        [row for outcome in outcomes if outcome.node in members for row in _rows(outcome, members)],
+        [process for outcome in outcomes if outcome.node in members for process in _processes(outcome, members)],
         [_node_view(outcome, members) for outcome in outcomes],
         members.errors(outcomes),
         lead if lead and lead["run"] == members.run else None,
@@ -96,8 +97,12 @@ def find(cluster: Cluster, ref: str | None, *, to_resume: bool = False, run: str
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     job, members = answers[0]["job"], members_of(cluster.inventory, answers)
     if run is not None and members.run is None:
-        raise UsageError(f"{job} has no run {int(run)}", hint="clusterctl jobs shows how many each job has")
+        raise no_such_run(job, run)
     return job, members
+
+
+def no_such_run(job: str, run: str) -> UsageError:
+    return UsageError(f"{job} has no run {int(run)}", hint="clusterctl jobs shows how many each job has")
 
 
 def find_directories(cluster: Cluster, ref: str | None) -> dict[int, NodeOutcome[StatusAnswer]]:
@@ -121,28 +126,28 @@ def worst(states: Iterable[str]) -> str:
     return min(states, key=WORST_FIRST.index)
 
 
-def _rows(outcome: NodeOutcome[StatusAnswer], members: Members) -> list[dict[str, Any]]:
+def _processes(outcome: NodeOutcome[StatusAnswer], members: Members) -> list[ProcessRecord]:
     node = members.by_id[outcome.node.id]
     if not outcome.ok:
         ranks = [("pserver", rank) for rank in node.pserver_ranks] + [("trainer", rank) for rank in node.trainer_ranks]
-        return [row(node, {"role": role, "rank": rank, "state": UNKNOWN}) for role, rank in ranks]
+        return [ProcessRecord(node, role, rank, UNKNOWN) for role, rank in ranks]
     answer = outcome.get()
-    return [row(node, process) for process in answer["processes"] if answer["run"] == members.run]
+    return [process_on(node, process) for process in answer["processes"] if answer["run"] == members.run]
 
 
-def row(node: Node, process: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one process as `status --json` shows it."""
-    return {
-        "node": node.id,
-        "host": node.where,
-        "role": process["role"],
-        "rank": process["rank"],
-        "state": process["state"],
-        "pid": process.get("pid"),
-        "restarts": process.get("restarts", 0),
-        "exit_code": process.get("exit_code"),
-        **{name: own_word(name, process.get(name)) for name in SHOWN},
-    }
+def process_on(node: Node, known: Mapping[str, Any]) -> ProcessRecord:
+    """Return the record of a process as its node describes it."""
+    process = ProcessRecord(
+        node,
+        known["role"],
+        known["rank"],
+        known["state"],
+        known.get("pid"),
+        known.get("restarts") or 0,
+        known.get("exit_code"),
+    )
+    process.take_figures(known)
+    return process
 
 
 def _node_view(outcome: NodeOutcome[StatusAnswer], members: Members) -> dict[str, Any]:
@@ -155,60 +160,6 @@ def _node_view(outcome: NodeOutcome[StatusAnswer], members: Members) -> dict[str
         return {**view, "dir": answer["dir"], "state": state, "last_event": event}
     error = outcome.error.to_json() if outcome.error else None
     return {**view, "state": UNKNOWN if is_member else None, "error": error}
-
-
-def jobs(cluster: Cluster) -> tuple[list[dict[str, Any]], list[ClusterctlError]]:
-    """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed."""
-    outcomes = cluster.ask({"op": "jobs"})
-    if not any(outcome.ok for outcome in outcomes):
-        raise_failures(outcomes, "jobs")
-    by_job: dict[str, dict[int, JobAnswer]] = {}
-    for outcome in outcomes:
-        for job in outcome.get()["jobs"] if outcome.ok else ():
-            by_job.setdefault(job["job"], {})[outcome.node.id] = job
-    silent = {outcome.node.id for outcome in failures(outcomes)}
-    errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-    names = sorted(by_job, key=job_key, reverse=True)
-    return [_job_view(name, by_job[name], silent, cluster.inventory) for name in names], errors
-
-
-def _job_view(name: str, by_node: Mapping[int, JobAnswer], silent: set[int], inventory: Inventory) -> dict[str, Any]:
-    record = next(iter(by_node.values()))["record"]
-    run_names = sorted({str(run["run"]) for job in by_node.values() for run in job["runs"]}, key=int)
-    runs = [
-        {"run": run, "state": _run_state(run, by_node, silent, inventory), **_warnings(run, by_node)}
-        for run in run_names
-    ]
-    return {
-        "job": name,
-        "state": runs[-1]["state"] if runs else DISPATCHED,
-        "runs": runs,
-        "workspace": record["workspace"],
-        "content": record["content"],
-        "files": max(job["record"]["files"] for job in by_node.values()),
-        "bytes": max(job["record"]["bytes"] for job in by_node.values()),
-        "t": record["t"],
-        "nodes": sorted(by_node),
-    }
-
-
-def _warnings(run: str, by_node: Mapping[int, JobAnswer]) -> dict[str, Any]:
-    """Return the `warnings` of a run if its lead reports any."""
-    found = [
-        view["warnings"]
-        for job in by_node.values()
-        for view in job["runs"]
-        if view["run"] == run and "warnings" in view
-    ]
-    return {"warnings": found[0]} if found else {}
-
-
-def _run_state(run: str, by_node: Mapping[int, JobAnswer], silent: set[int], inventory: Inventory) -> str:
-    views = {node: view for node, job in by_node.items() for view in job["runs"] if view["run"] == run}
-    members = members_of(inventory, list(views.values()))
-    states = {node: view["state"] for node, view in views.items() if node in members.by_id}
-    unknown = silent.intersection(members.by_id)
-    return states.get(members.lead) or worst([*states.values(), *[UNKNOWN for _ in unknown]])
 
 
 def unheard(errors: Sequence[ClusterctlError], of: int) -> ClusterctlError | None:

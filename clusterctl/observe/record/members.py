@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from clusterctl.cluster import NodeOutcome
-from clusterctl.cluster.answers import LeftOutNode, Membership
+from clusterctl.cluster.run_answers import LeftOutNode, Membership
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, among
 
@@ -17,12 +17,14 @@ from clusterctl.inventory import Inventory, Node, among
 class Members:
     """The nodes of run `run`, with their ranks in it, the lead first; for a job that was never started, all nodes.
 
-    `left_out`: the other nodes of conf.py as `{"node", "message"}`, with the reason given at the start.
+    `left_out`: the other nodes of conf.py as `{"node", "message"}`, with the reason given at the start. `name` is the
+    one that the run was given with `start --name`.
     """
 
     run: str | None
     nodes: tuple[Node, ...]
     left_out: tuple[LeftOutNode, ...]
+    name: str | None = None
 
     @cached_property
     def by_id(self) -> dict[int, Node]:
@@ -57,8 +59,8 @@ def members_of(inventory: Inventory, answers: Sequence[Membership]) -> Members:
     ids = newest["members"] or []
     nodes = among(inventory, ids) if ids else ()
     if not nodes:
-        return Members(newest["run"], inventory.nodes, ())
+        return Members(newest["run"], inventory.nodes, (), newest.get("name"))
     reasons = {row["node"]: row["message"] for row in newest["left_out"] or ()}
     absent = [node.id for node in inventory.nodes if node.id not in ids]
     left_out = tuple(LeftOutNode(node=node, message=reasons.get(node, "not in conf.py at the time")) for node in absent)
-    return Members(newest["run"], nodes, left_out)
+    return Members(newest["run"], nodes, left_out, newest.get("name"))

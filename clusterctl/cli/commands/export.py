@@ -1,0 +1,51 @@
+"""`clusterctl export`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.console import plural
+from clusterctl.cli.invocation import Invocation, run_of
+
+if TYPE_CHECKING:
+    from clusterctl.export import Exported
+
+
+def export(invocation: Invocation, to: str, directory: Path, job: str | None, *, run: int | None) -> None:
+    from clusterctl.export import export as write
+    from clusterctl.observe.record.status import unheard
+
+    with invocation.whole_cluster() as cluster:
+        named = run_of(cluster, job, run)
+        with invocation.progress.operation("exporting"):
+            exported = write(cluster, named.job, to, directory, run=named.run)
+        invocation.console.say(_summary(exported))
+        for line in _next_steps(exported):
+            invocation.console.say(line)
+        record = exported.record
+        document = {
+            **{"job": record.job, "run": record.run, "state": record.state, "to": to},
+            **{"dir": str(directory), "files": list(exported.files), "count": exported.count},
+        }
+        invocation.console.finish(document, unheard(exported.errors, len(record.nodes)))
+
+
+def _summary(exported: Exported) -> str:
+    from clusterctl.export import TENSORBOARD, TRACE
+
+    what = plural(exported.count, "event" if exported.to == TRACE else "point")
+    shown = plural(len(exported.files), "file") if exported.to == TENSORBOARD else " and ".join(exported.files)
+    return f"exported {what} of {exported.record.name} into {exported.directory}/: {shown}"
+
+
+def _next_steps(exported: Exported) -> Iterator[str]:
+    from clusterctl.export import TENSORBOARD, TRACE
+
+    where = shlex.quote(str(exported.directory))
+    if exported.to == TENSORBOARD:
+        yield f"next: tensorboard --logdir {where}"
+    elif exported.to == TRACE:
+        yield f"next: open {where}/{exported.files[0]} in https://ui.perfetto.dev"

@@ -1,0 +1,49 @@
+"""`clusterctl metrics`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.invocation import Invocation, job_of
+
+if TYPE_CHECKING:
+    from clusterctl.errors import ClusterctlError
+
+CONFIG = """in prometheus.yml:
+  scrape_configs:
+    - job_name: clusterctl
+      honor_labels: true
+      static_configs:
+        - targets: ["{address}"]"""
+
+
+def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
+    from clusterctl.cluster.cluster import unwatched
+    from clusterctl.errors import UsageError
+    from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
+
+    console = invocation.console
+    wanted = Address.parse(listen)
+    need_prometheus_client()
+    console.stream()
+    with invocation.cluster() as cluster:
+        reader = Reader(cluster, job_of(cluster, job))
+        address = serve(wanted, reader)
+        if not address.is_loopback:
+            console.warn(f"warning: {address} has no login: everyone who can reach it sees the metrics")
+        console.record({"url": f"http://{address}/metrics"})
+        console.say(f"serving http://{address}/metrics until Ctrl-C")
+        console.say(CONFIG.format(address=address.seen_from_elsewhere))
+        _, error = reader.read()
+        if error is not None and job is not None and isinstance(error, UsageError):
+            raise error  # there is no such job, and there will be none
+        if error is not None:
+            _warn(invocation, error)
+        cluster.watch = unwatched  # no progress of scrapes
+        reader.on_change = lambda now: _warn(invocation, now)
+        threading.Event().wait()
+
+
+def _warn(invocation: Invocation, error: ClusterctlError | None) -> None:
+    invocation.console.warn("the state of the run is known again" if error is None else f"{error}")

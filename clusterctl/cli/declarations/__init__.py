@@ -1,0 +1,16 @@
+"""The commands, their options and their help. Implementations are imported on call to keep `--help` fast.
+
+May import `cli.typer_adapter` and, when a command is called, `cli.commands`. Start reading at `commands.py`.
+"""
+
+from clusterctl.cli.declarations import commands, views
+from clusterctl.cli.declarations.root import NAME, app
+
+#: The commands in the order of `clusterctl --help`.
+ORDER = (
+    *("init", "trust", "check", "setup", "dispatch", "start", "status", "jobs", "logs", "why", "report", "diff"),
+    *("export", "metrics", "stop", "split", "collect", "exec", "prune", "demo"),
+)
+app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))
+
+__all__ = ["NAME", "app", "commands", "views"]

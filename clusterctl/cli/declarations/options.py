@@ -1,0 +1,67 @@
+"""Options and arguments that several commands have, or that are long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JOB_HELP = "Job id or unique prefix, job directory, or name of a run. Default: the running job, else the last that ran."
+RUN_HELP = f"{JOB_HELP[:-1]}. JOB/2 is its run 2."
+JobArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=JOB_HELP)]
+RunArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=RUN_HELP)]
+RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of conf.py for this run. Repeatable."),
+]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Run a directory that was deployed by hand, where it is below ROOT_DIR.")
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."),
+]
+JobWorkspaceOption = Annotated[
+    str | None,
+    typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."),
+]
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="WORKSPACE|JOB", help="An existing directory is dispatched and started; otherwise, a dispatched job."
+    ),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", metavar="TEXT", help="Name the run; commands accept it in place of JOB.")
+]
+PackageOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--job_dispatch_package",
+        "--job-dispatch-package",
+        metavar="WORKSPACE",
+        help="Dispatch this workspace, then start it.",
+    ),
+]
+LeaveOutOption = Annotated[
+    bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
+]
+ResumeFromOption = Annotated[
+    str | None,
+    typer.Option("--resume-from", metavar="JOB", help="Resume from the newest complete checkpoint of another job."),
+]
+LoadOption = Annotated[
+    str | None,
+    typer.Option("--load", metavar="JOB", help="Start with the newest complete model of a job, on the same nodes."),
+]
+LoadRunOption = Annotated[
+    int | None, typer.Option("--load-run", min=1, metavar="N", help="The newest model of this run of it.")
+]
+LoadTagOption = Annotated[
+    str | None, typer.Option("--load-tag", metavar="TEXT", help="This model of it instead of the newest.")
+]

@@ -1,0 +1,67 @@
+"""The commands that make something of the record of a run: files, pages and metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli.declarations.options import JobArgument, RunArgument
+from clusterctl.cli.declarations.root import app
+from clusterctl.cli.typer_adapter import command
+
+
+@command(app, "report", "clusterctl report -o report.html")
+def report(
+    context: typer.Context,
+    job: RunArgument = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: ./JOB...-runN.html")
+    ] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
+) -> None:
+    """Write the story of a run as one HTML file: outcome, first cause, curves, timeline, settings, last log lines."""
+    from clusterctl.cli.commands.report import report
+
+    report(context.obj, job, output, run)
+
+
+@command(app, "diff", "clusterctl diff JOB20261121-081530/1 JOB20261121-081530/2")
+def diff(
+    context: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A", help="JOB, or JOB/N for its run N. Default: its newest run.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")],
+) -> None:
+    """Compare two runs: settings, arguments, ENV, packages, files, metrics. Only differences are shown."""
+    from clusterctl.cli.commands.diff import diff
+
+    diff(context.obj, a, b)
+
+
+@command(app, "export", "clusterctl export --to tensorboard logs/first")
+def export(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, or that of an export to replace.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="tensorboard, trace or csv.")],
+    job: RunArgument = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
+) -> None:
+    """Write the metrics and the timeline of a run to files for other programs."""
+    from clusterctl.cli.commands.export import export
+
+    export(context.obj, to, directory, job, run=run)
+
+
+@command(app, "metrics", "clusterctl metrics --listen 127.0.0.1:9464")
+def metrics(
+    context: typer.Context,
+    job: JobArgument = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address on this machine.")
+    ] = "127.0.0.1:9464",
+) -> None:
+    """Serve the state of the run to Prometheus until Ctrl-C."""
+    from clusterctl.cli.commands.metrics import metrics
+
+    metrics(context.obj, listen, job)

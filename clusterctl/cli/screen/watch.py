@@ -1,0 +1,97 @@
+"""The live screen of `status --watch`: entered and left at any time, without an effect on the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.console import Console
+from clusterctl.cli.screen.keys import Pressed, keys
+from clusterctl.cli.screen.log_feed import LogFeed, follow_process
+from clusterctl.cli.screen.screen import Screen
+from clusterctl.observe.follow import Follower, News
+from clusterctl.observe.record.curves import shifted
+from clusterctl.observe.record.live import LiveRecord
+from clusterctl.observe.record.reading import NodeCurves, read_curves
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.observe.record.status import JobStatus
+
+BUCKETS = 200
+REDRAWS_PER_S = 4
+HINT = "q leaves; the run continues"
+
+
+def watch(console: Console, cluster: Cluster, current: JobStatus, title: str) -> bool:
+    """Show a run until it has ended, and return True, or until the user leaves with `q` or Ctrl-C."""
+    from rich.live import Live
+
+    run = current.run or ""
+    known = _ask(cluster, current)
+    offsets = {node: one.offset_s for node, one in known.items()}
+    started = (current.lead or {}).get("started")
+    started_t = None if started is None else started + offsets.get(current.members.lead, 0.0)
+    screen = Screen(_record(current, known), title, HINT, started_t=started_t)
+    rich = console.rich()
+
+    def draw() -> Any:
+        return console.rich_lines(screen.lines(*rich.size))
+
+    follower = partial(Follower, cluster, job=current.job, run=run)
+    log_feed = LogFeed(screen, follow_process(follower))
+    try:
+        with (
+            keys(wanted=True) as pressed,
+            Live(console=rich, screen=True, refresh_per_second=REDRAWS_PER_S, get_renderable=draw) as live,
+            log_feed,
+            follower(current.members.nodes, at={node: one.at for node, one in known.items()}, role="") as news,
+        ):
+            return _follow(news, screen, offsets, pressed, log_feed, live.refresh)
+    except KeyboardInterrupt:
+        return False
+
+
+def _ask(cluster: Cluster, current: JobStatus) -> dict[int, NodeCurves]:
+    """Return the curves of the run until now, by node."""
+    ask = partial(read_curves, cluster, job=current.job, run=current.run or "", buckets=BUCKETS)
+    return {outcome.node.id: outcome.get() for outcome in cluster.map(ask, current.members.nodes) if outcome.ok}
+
+
+def _record(current: JobStatus, known: Mapping[int, NodeCurves]) -> LiveRecord:
+    """Return the record of the run until now."""
+    record = LiveRecord(current.members.nodes)
+    curves = [shifted(curve, one.offset_s) for one in known.values() for curve in one.curves]
+    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves)
+    return record
+
+
+def _follow(
+    news: Iterable[News | None],
+    screen: Screen,
+    offsets: Mapping[int, float],
+    pressed: Pressed,
+    log_feed: LogFeed,
+    redraw: Callable[[], None],
+) -> bool:
+    """Take news and keys; return True if the run has ended, False if the user leaves."""
+    for one in news:
+        if one is not None:
+            _take(screen, one, offsets.get(one.node.id, 0.0))
+        for key in pressed():
+            if key in ("q", "Q"):
+                return False
+            if screen.press(key):
+                log_feed.update()
+                redraw()
+    return True
+
+
+def _take(screen: Screen, news: News, offset_s: float) -> None:
+    for event in news.events:
+        screen.record.take({**event, "t": event["t"] + offset_s})
+    if news.error is not None:
+        screen.notices[news.node.label] = str(news.error)
+    elif news.back:
+        screen.notices.pop(news.node.label, None)

@@ -1,0 +1,290 @@
+"""The state of a run that is being followed: a pure fold of its events."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.cluster import NONSENSE
+from clusterctl.cluster.answers import CAUSE, ENDED, Cause, own_word
+from clusterctl.inventory import Node
+from clusterctl.observe.record.curves import merged, summed
+from clusterctl.observe.record.marks import mark_of
+from clusterctl.observe.record.model import Curve, Mark, ProcessRecord
+
+CURVE_POINTS = 4000
+MOST_MARKS = 1000
+RATE_EVERY_S = 1.0
+#: An event of a run: `event`, `t`, `node`, and the fields of its kind.
+Event = Mapping[str, Any]
+MOST_PASSES = 1000  # kept until every trainer has logged its numbers
+
+
+@dataclass
+class LoggedPass:
+    """The numbers that one trainer logged in a pass: for each name the sum by weight, and the weights."""
+
+    sums: dict[str, float]
+    weights: dict[str, float]
+
+    def add(self, values: Mapping[str, float], weight: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + weight * value
+            self.weights[name] = self.weights.get(name, 0.0) + weight
+
+
+@dataclass(frozen=True)
+class PassNumbers:
+    """The numbers that trainers logged in a pass, averaged over trainers by weight."""
+
+    pass_: int
+    values: dict[str, float]
+    trainers: int
+
+
+class LiveRecord:
+    """Takes events of `nodes`, interleaved in any order; the first node leads. `ended` is the lead's final event.
+
+    `doubts` are the problems that a user should know of even if the run succeeds.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._lead = nodes[0].id
+        self._nodes = {node.id: node for node in nodes}
+        self.phase = "gathering"
+        self.ended: Event | None = None
+        self.causes: list[Cause] = []
+        self.failures: list[Event] = []
+        self.doubts: list[str] = []
+        self._finite = True
+        self.curve: list[tuple[float, float]] = []
+        self.rates: list[tuple[float, float]] = []
+        self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self.saved: list[str] = []
+        self.checkpoints: list[str] = []
+        self.processes: dict[tuple[str, int], ProcessRecord] = {}
+        for role in ("pserver", "trainer"):
+            for node in nodes:
+                for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
+                    self.processes[role, rank] = ProcessRecord(node, role, rank)
+        self._logged: dict[int, dict[int, LoggedPass]] = {}
+        self._reported_passes: set[int] = set()
+        self._pass_of: dict[int, int] = {}
+        self._pass_began_t: float | None = None
+        self._pass_s: float | None = None
+
+    def begin_from(self, processes: Iterable[ProcessRecord], phase: str | None, curves: Sequence[Curve]) -> None:
+        """Take the present state of a run that is followed from now on: its processes and their curves until now."""
+        self.processes.update({(process.role, process.rank): process for process in processes})
+        self.phase = phase or self.phase
+        kept = [curve for curve in curves if not curve.undone and curve.role == "trainer"]
+        losses = merged((curve for curve in kept if curve.name == "loss"), by="step")
+        rates = summed(curve for curve in kept if curve.name == "samples_per_s")
+        self.curve = [(one.step1, one.mean) for one in losses if one.step1 is not None and one.mean is not None]
+        self.rates = [(one.t1, one.mean) for one in rates if one.mean is not None]
+
+    @property
+    def trainers(self) -> list[ProcessRecord]:
+        return [process for process in self.processes.values() if process.role == "trainer"]
+
+    @property
+    def has_pservers(self) -> bool:
+        return any(process.role == "pserver" for process in self.processes.values())
+
+    @property
+    def samples_per_s(self) -> float:
+        """The samples per second of all trainers; at the end of the run, when it last trained."""
+        rate = sum(t.figures.get("samples_per_s") or 0.0 for t in self.trainers if t.state == "running")
+        return rate or (self.rates[-1][1] if self.rates else 0.0)
+
+    @property
+    def loss(self) -> float | None:
+        losses = [t.figures["loss"] for t in self.trainers if t.figures.get("loss") is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    @property
+    def step(self) -> int:
+        return max((t.figures.get("step") or 0 for t in self.trainers), default=0)
+
+    @property
+    def pass_(self) -> int:
+        return max((t.figures.get("pass") or 0 for t in self.trainers), default=0)
+
+    @property
+    def passes(self) -> int | None:
+        """The number of passes that the trainers are to do; None if it is unknown, or if they differ."""
+        wanted = {t.figures["passes"] for t in self.trainers if "passes" in t.figures}
+        return wanted.pop() if len(wanted) == 1 else None
+
+    def time_left_s(self, now: float) -> float | None:
+        """Estimate the time until the last pass is over, from the duration of the newest whole pass; None if unknown.
+
+        `now` is by the clock of the lead's node.
+        """
+        if self.passes is None or self._pass_s is None or self._pass_began_t is None:
+            return None
+        in_pass = min(max(now - self._pass_began_t, 0.0), self._pass_s)
+        return max(0.0, (self.passes - self.pass_) * self._pass_s - in_pass)
+
+    def take(self, event: Event) -> None:
+        with contextlib.suppress(*NONSENSE):
+            mark = mark_of(event, event["t"], has_pservers=self.has_pservers)
+            self.marks.extend([mark] if mark is not None else [])
+        handler = getattr(self, f"_on_{event['event']}", None)
+        if handler is not None:
+            with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
+                handler(event)
+
+    def _process(self, event: Event) -> ProcessRecord | None:
+        return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
+
+    def _on_phase(self, event: Event) -> None:
+        self.phase = str(event["phase"])
+        if event.get("cause") and CAUSE(event["cause"]):
+            self.causes.append(event["cause"])
+        if self.phase == "running":
+            for process in self.processes.values():
+                if process.state == "starting":
+                    process.state = "running"
+
+    def _on_spawned(self, event: Event) -> None:
+        """Handle also a scheduler, for which no node has ranks, and a process that had ended."""
+        key = (str(event["role"]), int(event["rank"]))
+        process = self.processes.setdefault(key, ProcessRecord(self._nodes[event["node"]], *key))
+        process.state, process.exit_code = "starting", None
+        process.restarts = int(event.get("attempt") or 1) - 1
+
+    def _on_ready(self, event: Event) -> None:
+        self._set_state(event, "ready")
+
+    def _on_stalled(self, event: Event) -> None:
+        self._set_state(event, event.get("state", "stalled"))
+
+    def _set_state(self, event: Event, state: str) -> None:
+        process = self._process(event)
+        if process is not None and process.exit_code is None:
+            process.state = state
+
+    def _on_step(self, event: Event) -> None:
+        process = self._process(event)
+        if process is None:
+            return
+        if process.exit_code is None:
+            process.state = "running"
+        process.take_figures(event)
+        if process.role == "trainer":
+            self._take_rate(event["t"])
+            self._in_pass(process)
+        loss = own_word("loss", event.get("loss"))
+        if process.role == "trainer" and loss is not None:
+            self.curve.append((int(event["step"]), float(loss)))
+            if len(self.curve) > CURVE_POINTS:
+                del self.curve[::2]
+
+    def _take_rate(self, t: float) -> None:
+        rate = sum(one.figures.get("samples_per_s") or 0.0 for one in self.trainers if one.state == "running")
+        if self.rates and t - self.rates[-1][0] < RATE_EVERY_S:
+            self.rates[-1] = (self.rates[-1][0], rate)
+            return
+        self.rates.append((t, rate))
+        if len(self.rates) > CURVE_POINTS:
+            del self.rates[::2]
+
+    def _in_pass(self, process: ProcessRecord) -> None:
+        pass_ = process.figures.get("pass")
+        if pass_ is not None:
+            self._pass_of[process.rank] = pass_
+
+    def _on_pass(self, event: Event) -> None:
+        """A trainer has ended a pass."""
+        process = self._process(event)
+        seconds = own_word("loss", event.get("seconds"))
+        if process is not None and seconds is not None and math.isfinite(seconds):
+            process.take_figures({"passes": event.get("passes")})
+            self._pass_s, self._pass_began_t = float(seconds), event["t"]
+
+    def _on_usage(self, event: Event) -> None:
+        process = self._process(event)
+        if process is not None:
+            process.take_figures({"cpu": event.get("cpu"), "memory": event.get("memory")})
+
+    def _on_exited(self, event: Event) -> None:
+        process = self._process(event)
+        if process is None:
+            return
+        process.exit_code = event["exit_code"]
+        failed = event["exit_code"] or event.get("unfinished")
+        process.state = "stopped" if event["stopping"] else ("failed" if failed else "succeeded")
+        if process.state == "failed" and not event.get("port_taken"):
+            self.failures.append(event)
+
+    def _on_nan(self, event: Event) -> None:
+        """Record the first one only."""
+        if self._finite:
+            self.doubts.append(f"{event['message']} (first occurrence)")
+            self._finite = False
+
+    def _on_lost(self, event: Event) -> None:
+        if "role" in event:
+            self.doubts.append(f"{event['role']}{int(event['rank'])} was left out: {event['message']}")
+
+    def _on_restarting(self, event: Event) -> None:
+        process = self._process(event)
+        if process is not None:
+            process.state, process.exit_code = "restarting", None
+        key = (event["role"], event["rank"])
+        self.failures = [failure for failure in self.failures if (failure["role"], failure["rank"]) != key]
+
+    def _on_rolled_back(self, event: Event) -> None:
+        if event["whole"]:
+            self.curve = [(step, loss) for step, loss in self.curve if step <= event["step"]]
+            self._logged.clear()
+            self._pass_of.clear()
+
+    def _on_saved(self, event: Event) -> None:
+        if event.get("complete"):
+            (self.checkpoints if event.get("checkpoint") else self.saved).append(str(event["tag"]))
+
+    def _on_log(self, event: Event) -> None:
+        values, pass_ = own_word("values", event.get("values")), own_word("pass", event.get("pass"))
+        process = self._process(event)
+        if values is None or pass_ is None or process is None:
+            return
+        weight = float(event.get("weight") or 1)
+        if not weight > 0:
+            raise ValueError("a weight must be positive")
+        process.figures["values"] = {**process.figures.get("values", {}), **values}
+        self._pass_of[process.rank] = max(pass_, self._pass_of.get(process.rank, 0))
+        self._logged.setdefault(pass_, {}).setdefault(process.rank, LoggedPass({}, {})).add(values, weight)
+        if len(self._logged) > MOST_PASSES:
+            del self._logged[min(self._logged)]
+
+    def _on_ended(self, event: Event) -> None:
+        if ENDED(event) and ("not_heard_of" in event or event.get("node") == self._lead):
+            self.ended = event
+            self.doubts += [warning["message"] for warning in event.get("warnings") or ()]
+
+    def new_passes(self) -> list[PassNumbers]:
+        """Return the passes that are over and in which every trainer logged numbers, each pass once."""
+        alive = [self._pass_of.get(one.rank, -1) for one in self.trainers if one.exit_code is None]
+        current = min(alive, default=None)
+        complete = [
+            number
+            for number, by_rank in self._logged.items()
+            if len(by_rank) == len(self.trainers) and number not in self._reported_passes
+        ]
+        over = [number for number in complete if current is None or number < current]
+        self._reported_passes.update(over)
+        return [_average(number, list(self._logged[number].values())) for number in sorted(over)]
+
+
+def _average(number: int, logged: Sequence[LoggedPass]) -> PassNumbers:
+    """Return the mean of each number over all trainers and the whole pass, by weight."""
+    names = dict.fromkeys(name for one in logged for name in one.sums)
+    sums = {name: sum(one.sums.get(name, 0.0) for one in logged) for name in names}
+    weights = {name: sum(one.weights.get(name, 0.0) for one in logged) for name in names}
+    return PassNumbers(number, {name: sums[name] / weights[name] for name in names}, len(logged))

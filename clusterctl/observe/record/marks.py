@@ -1,0 +1,103 @@
+"""What happened in a run, in words: one mark for each event that a person wants to see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clusterctl.observe.record.model import Mark
+
+Event = Mapping[str, Any]
+PHASES = {
+    "pservers": "starting pservers",
+    "trainers": "all pservers are ready; starting trainers",
+    "running": "all processes are running",
+    "finishing": "all trainers are done",
+    "stopping": "stopping all processes",
+}
+WITHOUT_PSERVERS = {"trainers": "starting trainers"}
+
+
+def mark_of(event: Event, t: float, *, has_pservers: bool = True) -> Mark | None:
+    """Return the mark of an event at `t`, None if it has none. Raises one of NONSENSE if the event is malformed."""
+    describe = _TEXTS.get(event["event"])
+    text = describe(event) if describe is not None else None
+    if text is None:
+        return None
+    if event["event"] == "phase" and not has_pservers:
+        text = WITHOUT_PSERVERS.get(event["phase"], text)
+    if event["event"] in _OF_THE_RUN:
+        return Mark(t, event["event"], text)
+    if event.get("role") is not None:
+        return Mark(t, event["event"], text, int(event["node"]), str(event["role"]), int(event["rank"]))
+    return Mark(t, event["event"], text, int(event["node"]))
+
+
+def _phase(event: Event) -> str | None:
+    """Describe a phase. The first one, "gathering", was reported already, with the reason if it is not the first."""
+    phase = event["phase"]
+    return None if phase == "gathering" else PHASES.get(phase, str(phase))
+
+
+def _saved(event: Event) -> str | None:
+    if not event.get("complete"):
+        return None
+    return f"checkpoint {event['tag']}" if event.get("checkpoint") else f"saved {event['tag']}"
+
+
+def _log(event: Event) -> str | None:
+    return str(event["message"]) if event.get("level") in ("warning", "error") else None
+
+
+def _exited(event: Event) -> str | None:
+    failed = event["exit_code"] or event.get("unfinished")
+    return str(event["message"]) if failed and not event["stopping"] and not event.get("port_taken") else None
+
+
+def _restarting(event: Event) -> str:
+    return f"{event['message']}; restarting in {event['in_s']:g} s ({event['count']})"
+
+
+def _rolled_back(event: Event) -> str:
+    start = f"checkpoint {event['tag']} (step {event['step']:,})" if event["tag"] else "the beginning"
+    if event["whole"]:
+        return f"rolling back all processes to {start}"
+    pservers = [name for name in event["processes"] if name.startswith("pserver")]
+    return f"restarting {', '.join(pservers)} from {start}; trainers restart where they were"
+
+
+def _absent(event: Event) -> str:
+    """Describe a node or a process that fell silent or came back."""
+    name, message = event["event"], event.get("message")
+    if event.get("role") is not None:
+        words = {"rejoined": "is restarting", "held": ""}.get(name, "is left out:")
+        return " ".join(filter(None, (words, message)))
+    if "lost_node" in event:
+        return f"has lost contact: {message}"
+    state = "has rejoined" if name == "rejoined" else f"is {name}"
+    return f"{state}: {message}" if message else state
+
+
+def _ended(event: Event) -> str | None:
+    """Describe the end of the run, which the lead records; other nodes record theirs without `not_heard_of`."""
+    return str(event["state"]) if "not_heard_of" in event else None
+
+
+_TEXTS = {
+    "phase": _phase,
+    "saved": _saved,
+    "copying": lambda event: f"copying {event['tag']} to other nodes, for up to {event['limit_s']:.0f} s",
+    "copied": lambda event: f"copied {event['tag']} to other nodes",
+    "log": _log,
+    "exited": _exited,
+    "restarting": _restarting,
+    "rolled_back": _rolled_back,
+    "stalled": lambda event: str(event["message"]),
+    "standstill": lambda event: str(event["message"]),
+    "paused": lambda event: f"was paused: {event['message']}",
+    "took_over": lambda event: str(event["message"]),
+    "nan": lambda event: str(event["message"]),
+    **dict.fromkeys(("suspect", "lost", "rejoined", "held"), _absent),
+    "ended": _ended,
+}
+_OF_THE_RUN = ("phase", "saved", "copying", "copied", "rolled_back", "standstill", "ended")

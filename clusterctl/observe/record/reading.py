@@ -1,0 +1,39 @@
+"""Ask nodes for the curves of a run."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from clusterctl.cluster import Cluster, answers
+from clusterctl.cluster.answers import CurveAnswer
+from clusterctl.inventory import Node
+from clusterctl.observe.record.model import Bucket, Curve
+
+CURVES_S = 120.0
+
+
+class NodeCurves(NamedTuple):
+    """The curves of one node's processes, by its own clock; `at` is the offset after the events that they are from.
+
+    `offset_s` is our clock minus the node's; the time that its answer took is not taken out.
+    """
+
+    curves: list[Curve]
+    at: int
+    offset_s: float
+
+
+def read_curves(cluster: Cluster, node: Node, job: str, run: str, buckets: int) -> NodeCurves:
+    """Return the curves, each with at most `buckets` buckets."""
+    curves: list[Curve] = []
+    with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:
+        while "done" not in (message := call.receive(CURVES_S)):
+            curves += map(_curve, answers.curves(message))
+    at, theirs = answers.read_until(message["done"])
+    return NodeCurves(curves, at, time.time() - theirs)
+
+
+def _curve(answer: CurveAnswer) -> Curve:
+    buckets = tuple(Bucket(*bucket) for bucket in answer["buckets"])
+    return Curve(answer["role"], answer["rank"], answer["of"], answer["name"], buckets, answer["undone"])

@@ -1,0 +1,107 @@
+"""`clusterctl diff` of real runs on real nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.programs import REGRESSION
+from support.site import Site
+
+pytestmark = pytest.mark.nodes(2)
+SECRET = "hunter2-in-env"
+
+
+@pytest.fixture(scope="module")
+def made() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def jobs(site: Site, made: list[str]) -> list[str]:
+    """Two jobs that have ended: the second one is of a changed workspace, with other arguments, settings and ENV."""
+    if not made:
+        site.conf(ENV={"API": SECRET, "ONLY_A": "1"})
+        first = site.workspace(REGRESSION, "first", **{"gone.txt": "x", "same.txt": "y"})
+        site.ok("start", "--job_dispatch_package", str(first), "--", "--num_passes=2", "--token", "of-the-first")
+        made.append(site.ok("status", "--json").json()["job"])
+        site.conf(ENV={"API": SECRET + "!"}, SEED=7)
+        changed = REGRESSION.replace('print("done with", rest)', 'print("all done with", rest)')
+        second = site.workspace(changed, "second", **{"new.txt": "longer", "same.txt": "y"})
+        site.ok("start", "--job_dispatch_package", str(second), "--", "--num_passes=3", "--token", "of-the-second")
+        made.append(site.ok("status", "--json").json()["job"])
+    return made
+
+
+def by_name(document: dict[str, Any], section: str) -> dict[str, tuple[Any, Any]]:
+    return {one["name"]: (one["a"], one["b"]) for one in document[section] if not one["same"]}
+
+
+def test_two_runs_differ_in_what_was_changed(site: Site, jobs: list[str]) -> None:
+    found = site.ok("diff", *jobs, "--json").json()
+    assert [found[side]["job"] for side in ("a", "b")] == jobs
+    assert by_name(found, "settings") == {"SEED": ("0", "7")}
+    assert by_name(found, "arguments") == {"--num_passes": ("2", "3")}
+    assert by_name(found, "env") == {"API": (True, True), "ONLY_A": (True, False)}
+    assert by_name(found, "packages") == {}
+    assert {"python", "numpy", "pyzmq"} <= {one["name"] for one in found["packages"]}
+    files = by_name(found, "files")
+    assert {name: tuple(side and [one["bytes"] for one in side] for side in both) for name, both in files.items()} == {
+        "gone.txt": ([1], None),
+        "new.txt": (None, [6]),
+        "train.py": ([len(REGRESSION)], [len(REGRESSION) + 4]),
+    }
+    assert by_name(found, "facts") == {"workspace": ("first", "second")}
+    assert by_name(found, "figures")["step"] == (10, 15)
+    a, b = by_name(found, "metrics")["loss"]
+    assert b["final"] < a["final"]
+    assert "score" not in by_name(found, "metrics")
+
+
+def test_people_see_only_differences_and_no_secrets(site: Site, jobs: list[str]) -> None:
+    done = site.ok("diff", jobs[0], f"{jobs[1]}/1", env={"COLUMNS": "80"})
+    lines = done.out.splitlines()
+    assert lines[:2] == [f"A  {jobs[0]} run 1  succeeded", f"B  {jobs[1]} run 1  succeeded"]
+    assert lines[-1] == "the same: packages"
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if "train.py" in line or "SEED" in line] == [
+        ["SEED", "0", "7"],
+        ["train.py", str(len(REGRESSION)), "B", str(len(REGRESSION) + 4), "B", "changed"],
+    ]
+    shown = done.out + done.err + site.ok("diff", *jobs, "--json").out
+    assert [secret for secret in (SECRET, "of-the-first", "of-the-second") if secret in shown] == []
+
+
+def test_a_run_does_not_differ_from_itself_except_where_a_file_was_changed_on_a_node(
+    site: Site, jobs: list[str]
+) -> None:
+    done = site.ok("diff", jobs[0], f"~/clusterctl/{jobs[0]}/0001")
+    assert done.out.splitlines()[2:] == ["the same: run, settings, arguments, ENV, packages, files, metrics"]
+    assert done.err == ""
+    path = site.job_dir(jobs[0], 1) / "same.txt"
+    path.write_text("changed")
+    done = site.ok("diff", jobs[0], jobs[0])
+    assert f"1 file of {jobs[0]} changed on node1 since the dispatch" in done.err
+    path.write_text("y")
+
+
+def test_a_silent_node_is_named_and_the_rest_is_compared(site: Site, jobs: list[str]) -> None:
+    config = site.conf_path.read_text()
+    site.conf(HOSTS=[site.hosts[0], "127.0.0.1:1"])
+    done = site.run("diff", *jobs, "--json")
+    site.conf_path.write_text(config)
+    assert done.code == 3
+    found = done.json()
+    assert found["error"]["node"] == "node1"
+    assert "node1 is missing in it: " in done.err
+    assert by_name(found, "settings") == {"SEED": ("0", "7")}
+    assert set(by_name(found, "files")) == {"gone.txt", "new.txt", "train.py"}
+    assert by_name(found, "packages") == {}
+
+
+def test_an_unknown_job_or_run_is_a_usage_error(site: Site, jobs: list[str]) -> None:
+    done = site.run("diff", jobs[0], "JOB20000101-000000")
+    assert (done.code, "there is no job JOB20000101-000000" in done.err) == (2, True)
+    done = site.run("diff", f"{jobs[0]}/9", jobs[1])
+    assert (done.code, f"{jobs[0]} has no run 9" in done.err) == (2, True)
