@@ -37,9 +37,22 @@ WATCHED = (*storms.SUPERVISORS, *storms.PSERVERS, *storms.TRAINERS)
 
 
 def descriptors(lab: Laboratory) -> dict[str, int]:
-    """Return the number of open descriptors of each process, without those of checkpoints, which a rollback opens."""
-    opened = {name: _open_files(lab.find(name)) for name in WATCHED}
-    return {name: sum("/checkpoints/" not in file for file in files) for name, files in opened.items()}
+    """Return the number of open descriptors of each process, without those that a fault rightly brings.
+
+    Those are the files of checkpoints, which a rollback opens, and a supervisor's socket to its piece server, which
+    the first copy starts.
+    """
+    processes = {name: lab.find(name) for name in WATCHED}
+    return {
+        name: sum("/checkpoints/" not in file for file in _open_files(pid)) - _piece_servers(pid)
+        for name, pid in processes.items()
+    }
+
+
+def _piece_servers(pid: int) -> int:
+    """Return how many piece servers this process has as children: at most one, and none if it is no supervisor."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(b"piece-server" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
 
 
 def _open_files(pid: int) -> Iterator[str]:
