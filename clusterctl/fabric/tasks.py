@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from clusterctl.config.findings import Finding, config_error
 from clusterctl.errors import ConfigError, UsageError
 
 Call: TypeAlias = invoke.Call
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 NAMES = ("tasks.py", "fabfile.py")
 LIST = "clusterctl task --list"
 EXAMPLE = "from fabric import task, then @task above def NAME(c): c.run('uname')"
@@ -61,13 +63,39 @@ class TaskFile:
     def call(self, name: str, arguments: Sequence[str] = ()) -> Call:
         """Return the call of a task with its arguments, as parsed by invoke. Raises UsageError."""
         task = self._find(name)
+        if not isinstance(task, fabric.Task):
+            raise UsageError(
+                f"{self.path.name}: {name} is a task of invoke, which gets no connection",
+                hint="import its decorator from fabric: from fabric import task",
+            )
+        self._check_hosts(task)
+        return Call(task, called_as=name, kwargs=self._parsed(name, arguments))
+
+    def hook(self, name: str, values: Mapping[str, object]) -> Call:
+        """Return the call of a task on this machine, with those of the values that it takes.
+
+        Raises UsageError if it has an argument that is not among them and has no default.
+        """
+        task = self._find(name)
+        self._check_hosts(task)
+        parameters = list(inspect.signature(task.body).parameters.values())[1:]
+        needed = [one.name for one in parameters if one.default is one.empty and one.kind not in VARIADIC]
+        if missing := [word for word in needed if word not in values]:
+            raise UsageError(
+                f"{self.path.name}: the task {name} needs {', '.join(missing)}",
+                hint=f"it gets {', '.join(values)}" if values else "it gets no arguments: give them defaults",
+            )
+        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+        names = values if takes_all else [one.name for one in parameters]
+        return Call(task, called_as=name, kwargs={word: values[word] for word in names if word in values})
+
+    def _check_hosts(self, task: invoke.Task[Any]) -> None:
         for one in [task, *(call.task for call in (*calls_of(task.pre), *calls_of(task.post)))]:
             if getattr(one, "hosts", None) is not None:
                 raise UsageError(
                     f"{self.path.name}: the task {one.name} has hosts=, but clusterctl runs it on the nodes of conf.py",
                     hint="remove hosts=, and choose nodes with --only",
                 )
-        return invoke.Call(task, called_as=name, kwargs=self._parsed(name, arguments))
 
     def usage(self, name: str) -> str:
         """Return the arguments of a task, one a line, with their help."""
@@ -81,16 +109,11 @@ class TaskFile:
         self._find(name)
         return flag in self._context(name).flags
 
-    def _find(self, name: str) -> fabric.Task:
+    def _find(self, name: str) -> invoke.Task[Any]:
         try:
-            task = self._tasks[name]
+            task: invoke.Task[Any] = self._tasks[name]
         except (KeyError, ValueError):  # ValueError: a collection without a default task
             raise self._unknown(name) from None
-        if not isinstance(task, fabric.Task):
-            raise UsageError(
-                f"{self.path.name}: {name} is a task of invoke, which gets no connection",
-                hint="import its decorator from fabric: from fabric import task",
-            )
         return task
 
     def _unknown(self, name: str) -> UsageError:
@@ -125,7 +148,7 @@ class TaskFile:
 def calls_of(tasks: Sequence[Any]) -> Iterator[Call]:
     """Yield the calls that the `pre` or `post` of a task stand for, with their own around them, in order."""
     for one in tasks:
-        call = one if isinstance(one, invoke.Call) else invoke.Call(one)
+        call = one if isinstance(one, Call) else Call(one)
         yield from calls_of(call.task.pre)
         yield call
         yield from calls_of(call.task.post)
