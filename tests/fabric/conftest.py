@@ -40,3 +40,9 @@ def make_group(cluster: Cluster, tmp_path: Path) -> Iterator[MakeGroup]:
 @pytest.fixture
 def nodes(make_group: MakeGroup) -> Group:
     return make_group()
+
+
+@pytest.fixture
+def remote(cluster: Cluster, tmp_path: Path) -> str:
+    """The path of a file on the nodes. SFTP of embedded servers stays in the home of the node."""
+    return "remote" if cluster.kind == "embedded" else str(tmp_path / "remote")

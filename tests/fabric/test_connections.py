@@ -132,13 +132,12 @@ def test_a_server_that_never_starts_a_command_is_reported(
         mute.close()
 
 
-def test_files_go_both_ways(nodes: Group, tmp_path: Path) -> None:
+def test_files_go_both_ways(nodes: Group, remote: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(range(256)) * 1000)
     source.chmod(0o640)
-    put = nodes[0].put(str(source), "there")
-    assert put.connection is nodes[0]
-    nodes[0].get("there", str(tmp_path / "{node}" / "back"))
+    assert nodes[0].put(str(source), remote).connection is nodes[0]
+    nodes[0].get(remote, str(tmp_path / "{node}" / "back"))
     back = tmp_path / "node0" / "back"
     assert back.read_bytes() == source.read_bytes()
     assert back.stat().st_mode & 0o777 == 0o640

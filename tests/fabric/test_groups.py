@@ -82,16 +82,12 @@ def test_no_more_than_64_nodes_run_at_a_time(cluster: Cluster, make_group: MakeG
 
 
 def test_files_of_all_nodes_come_into_a_directory_of_each_node(
-    nodes: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Group, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = tmp_path / "source"
-    source.write_text("text\n")
-    nodes.put(str(source), "of-a-group")
-    nodes.get("of-a-group")
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/of-a-group")) == [
-        f"node{number}/of-a-group" for number in range(3)
-    ]
+    nodes.run(f"echo text > {remote}")
+    nodes.get(remote)
+    assert [(tmp_path / f"node{number}" / "remote").read_text() for number in range(3)] == ["text\n"] * 3
 
 
 def test_only_selects_nodes_and_mistakes_in_conf_py_are_reported(make_group: MakeGroup, tmp_path: Path) -> None:
