@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import fabric
 import invoke
 from paramiko.config import SSHConfig
 
-from clusterctl.errors import NodeError
+from clusterctl.errors import ConfigError, NodeError
 from clusterctl.fabric.runner import Local, Remote
 from clusterctl.inventory import Node
+from clusterctl.transport import paramiko_loader
 
 if TYPE_CHECKING:
     from clusterctl.transport import Transport
     from clusterctl.transport.link import Link
 
 
-def make_config() -> Any:
-    """Return fabric's configuration: that of its files, but for what conf.py and `~/.ssh/config` have told us.
+def make_config(collection: Mapping[str, Any] | None = None) -> Any:
+    """Return fabric's configuration, from its files, its variables, and the settings of a `collection` of tasks.
 
-    Standard input is not forwarded to the nodes, and text is UTF-8.
+    Only conf.py and `~/.ssh/config` say how to connect. Standard input is not forwarded to the nodes, and text is
+    UTF-8. Raises ConfigError for a mistake in a file or a variable.
     """
     overrides = {
         "run": {"in_stream": False, "encoding": "utf-8"},
@@ -29,7 +33,15 @@ def make_config() -> Any:
         "load_ssh_configs": False,
         "ssh_config_path": None,
     }
-    return fabric.Config(overrides=overrides, ssh_config=SSHConfig())
+    try:
+        config = fabric.Config(overrides=overrides, ssh_config=SSHConfig())
+        config.load_collection(dict(collection or {}))
+        config.load_shell_env()
+    except Exception as exc:  # the parsers of its files raise errors of their own
+        text = " ".join(str(exc).split())
+        hint = "see ~/.fabric.yaml, /etc/fabric.yaml, variables FABRIC_... and configure() in the file of tasks"
+        raise ConfigError(f"the configuration of fabric is wrong: {type(exc).__name__}: {text}", hint=hint) from exc
+    return config
 
 
 class Connection(fabric.Connection):  # type: ignore[misc]
@@ -45,7 +57,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]
 
     node: Node
     _sftp: Any = None
-    link: ClassVar[Link | None] = None  # declared, since invoke takes a new attribute for a setting
+    link: Link | None = None  # declared, since invoke takes a new attribute for a setting
 
     def __init__(self, node: Node, transport: Transport, config: Any = None) -> None:
         """Make a connection that `open`, or the first command, opens. `config` is one of `make_config`."""
@@ -79,7 +91,8 @@ class Connection(fabric.Connection):  # type: ignore[misc]
     def close(self) -> None:
         """Give the connection back; others may be using it."""
         if self._sftp is not None:
-            self._sftp.close()
+            with contextlib.suppress(*paramiko_loader.errors()):  # the connection may have ended
+                self._sftp.close()
             self._sftp = None
         self.client._transport = self.transport = None
         if self.link is not None:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import invoke
 
-from clusterctl.errors import ClusterctlError, NodeError
-from clusterctl.fabric.connection import Connection, make_config
+from clusterctl.errors import (
+    ClusterctlError,
+    ConfigError,
+    InterruptedRun,
+    NodeError,
+    RefusedError,
+    UnreachableError,
+    UsageError,
+)
+from clusterctl.fabric.connection import Connection
 from clusterctl.fabric.runner import titled
 from clusterctl.fabric.tasks import Call, line_in
 from clusterctl.inventory import Node
 
 # Prints the result of a task with autoprint.
 Show = Callable[[str], None]
-
-
-def configured(settings: Mapping[str, Any]) -> Any:
-    """Return the configuration for contexts of a task, given the settings of its collections, as fabric's Executor."""
-    config = make_config()
-    config.load_collection(dict(settings))
-    config.load_shell_env()
-    return config
 
 
 def on_node(call: Call, connection: Connection, path: Path, show: Show) -> ClusterctlError | None:
@@ -57,20 +57,22 @@ def _call(call: Call, context: invoke.Context, show: Show) -> None:
 def exit_code(failure: ClusterctlError | None) -> int | None:
     """Return 0 without a failure, the exit code of the command that failed, 1 for other failures of a task.
 
-    None if the node is to blame.
+    None if the connection to the node failed.
     """
     if failure is None:
         return 0
-    return failure.details.get("exit_code")
+    if isinstance(failure, UnreachableError | RefusedError | InterruptedRun):
+        return None
+    return int(failure.details.get("exit_code", 1))
 
 
 def _failure(exc: BaseException, path: Path, node: Node | None) -> ClusterctlError:
-    if isinstance(exc, ClusterctlError):
-        return exc
     label = None if node is None else node.label
+    kind = ClusterctlError if node is None else NodeError
+    if isinstance(exc, ClusterctlError):
+        return kind(exc.message, node=label, hint=exc.hint) if isinstance(exc, UsageError | ConfigError) else exc
     line = line_in(path, exc)
     place = "" if line is None else f" ({path.name}:{line})"
-    kind = ClusterctlError if node is None else NodeError
     made = kind(_words(exc) + place, node=label, details={"exit_code": _code(exc)})
     made.__cause__ = exc
     return made

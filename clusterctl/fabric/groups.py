@@ -42,10 +42,15 @@ class Group(fabric.Group):  # type: ignore[misc]
         by_node = {connection.node.id: connection for connection in self}
 
         def call(node: Node) -> Any:
+            connection = by_node[node.id]
+            was_open = connection.is_connected
             try:
-                return getattr(by_node[node.id], method)(*args, **kwargs)
+                return getattr(connection, method)(*args, **kwargs)
             except Exception as exc:  # noqa: BLE001 - it is the result for this node
                 return exc
+            finally:
+                if not was_open:  # a large group must not hold more connections than are kept at a time
+                    connection.close()
 
         for outcome in self.cluster.map(call, [connection.node for connection in by_node.values()]):
             results[by_node[outcome.node.id]] = outcome.get()

@@ -61,6 +61,8 @@ class Remote(fabric.Remote):  # type: ignore[misc]
 
     def start(self, command: str, shell: str, env: dict[str, Any], timeout: float | None = None) -> None:
         self._title = titled(command)
+        self.context.open()
+        self._link = self.context.link  # the connection may be given back before the command ends
         if env and self.inline_env:
             command, env = exported(env) + command, {}
         super().start(command, shell, env, timeout)
@@ -68,7 +70,7 @@ class Remote(fabric.Remote):  # type: ignore[misc]
             self.close_proc_stdin()
 
     def send_start_message(self, command: str) -> None:
-        self.context.link.start(self.channel, command)
+        self._link.start(self.channel, command)
 
     def read_proc_stdout(self, num_bytes: int) -> bytes:
         return self._read(self.channel.recv, num_bytes)
@@ -114,7 +116,7 @@ class Remote(fabric.Remote):  # type: ignore[misc]
             return int(self.channel.exit_status)
         if self._is_overdue or getattr(self.channel, "ended_by_peer", False):
             return NO_STATUS
-        raise self.context.link.lost(self._title)
+        raise self._link.lost(self._title)
 
     @property
     def _is_overdue(self) -> bool:

@@ -161,6 +161,34 @@ def test_the_reader_may_close_the_pipe_early(site: Site) -> None:
 
 
 @pytest.mark.nodes(2)
+def test_an_error_of_a_connection_in_a_task_is_one_of_its_node(site: Site) -> None:
+    tasks(site, "@task\ndef go(c):\n    c.run('true', env={'A;B': '1'} if c.node.id else {})\n")
+    done = site.run("task", "go", "--json")
+    assert done.code == 3
+    assert [one["exit_code"] for one in done.json()["nodes"]] == [0, 1]
+    assert "node1: 'A;B' is not a valid environment variable name" in done.err
+    site.conf(KNOWN_HOSTS=site.directory / "none")
+    done = site.run("task", "go", "--json")
+    assert done.code == 4
+    assert [one["exit_code"] for one in done.json()["nodes"]] == [None, None]
+
+
+@pytest.mark.nodes(1)
+def test_the_configuration_of_fabric_applies_and_mistakes_in_it_are_reported(site: Site) -> None:
+    tasks(site, "@task\ndef go(c):\n    c.run('echo $0', hide=False)\n")
+    echoing = site.ok("task", "go", env={"FABRIC_RUN_ECHO": "1"}).out
+    assert "echo $0" in echoing
+    assert "echo $0" not in site.ok("task", "go").out
+    home = site.directory / "home"
+    home.mkdir()
+    (home / ".fabric.yaml").write_text("run: [\n")
+    done = site.run("task", "go", env={"HOME": str(home)})
+    assert (done.code, done.out) == (2, "")
+    assert "the configuration of fabric is wrong: " in done.err
+    assert "see ~/.fabric.yaml" in done.err
+
+
+@pytest.mark.nodes(2)
 def test_verbose_shows_the_traceback_of_a_task(site: Site) -> None:
     tasks(site, "def deep():\n    return {}['missing']\n@task\ndef go(c):\n    deep()\n")
     done = site.run("task", "go", "--verbose", "--only", "node1")

@@ -102,6 +102,13 @@ def test_only_selects_nodes_and_mistakes_in_conf_py_are_reported(make_group: Mak
         group(str(conf))
 
 
+def test_connections_are_given_back_after_each_call_unless_they_were_open(nodes: Group) -> None:
+    nodes[0].open()
+    promises = nodes.run("sleep 0.2; echo later", asynchronous=True)
+    assert [connection.is_connected for connection in nodes] == [True, False, False]
+    assert [promise.join().stdout for promise in promises.values()] == ["later\n"] * 3
+
+
 def test_connections_can_be_grouped_anew(nodes: Group) -> None:
     assert len(Group(nodes.cluster, nodes[:2]).run("true")) == 2
 

@@ -91,10 +91,11 @@ def _around(console: Console, file: TaskFile, name: str, tasks: Sequence[Any]) -
 
 def run_here(console: Console, file: TaskFile, name: str, calls: Iterable[Call]) -> None:
     """Run calls on this machine, with the settings of the task `name`. Raises ClusterctlError for the first failure."""
-    from clusterctl.fabric.execution import configured, here
+    from clusterctl.fabric.connection import make_config
+    from clusterctl.fabric.execution import here
 
     with _for_people(console):
-        here(calls, configured(file.settings_of(name)), file.path, print)
+        here(calls, make_config(file.settings_of(name)), file.path, print)
 
 
 @contextlib.contextmanager
@@ -108,12 +109,12 @@ def _run(
     cluster: Cluster, file: TaskFile, call: Call, screen: Screen, console: Console
 ) -> list[NodeOutcome[ClusterctlError | None]]:
     """Call a task for every node. Its failure is the value of an outcome."""
-    from clusterctl.fabric.connection import Connection
-    from clusterctl.fabric.execution import configured, exit_code, on_node
+    from clusterctl.fabric.connection import Connection, make_config
+    from clusterctl.fabric.execution import exit_code, on_node
     from clusterctl.inventory import nodeset
 
     assert call.called_as is not None
-    config = configured(file.settings_of(call.called_as))
+    config = make_config(file.settings_of(call.called_as))
     stdout, stderr = PerThread(sys.stdout), PerThread(sys.stderr)
 
     def work(node: Node) -> ClusterctlError | None:
