@@ -12,7 +12,7 @@ import invoke
 from paramiko.config import SSHConfig
 
 from clusterctl.errors import ConfigError, NodeError
-from clusterctl.fabric.runner import Local, Remote
+from clusterctl.fabric.runner import Local, Remote, titled
 from clusterctl.inventory import Node
 from clusterctl.transport import paramiko_loader
 
@@ -113,11 +113,11 @@ class Connection(fabric.Connection):  # type: ignore[misc]
             self._sftp = self.link.sftp()
         return self._sftp
 
-    def get(self, remote: str, local: Any = None, **kwargs: Any) -> Any:
+    def get(self, remote: str, local: Any = None, preserve_mode: bool = True) -> Any:
         """Download a file, as fabric does. `{node}` in `local` stands for the label of the node."""
         if isinstance(local, str):
             local = local.replace("{node}", self.node.label)
-        return super().get(remote, local, **kwargs)
+        return super().get(remote, local, preserve_mode)
 
     def sudo(self, command: str, **kwargs: Any) -> Any:
         """Run a command with sudo. Without a password in the call or in the configuration sudo may not ask for one.
@@ -139,7 +139,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]
             said = exc.result.stderr.strip()
             if exc.result.exited == 1 and said.startswith("sudo:"):
                 raise NodeError(
-                    f"{said.splitlines()[0]}: {command}",
+                    f"{titled(said.splitlines()[0])}: {titled(command)}",
                     node=self.node.label,
                     hint="let this user run it without a password (NOPASSWD in sudoers), or pass password= to sudo()",
                 ) from exc

@@ -88,7 +88,7 @@ def _words(exc: BaseException) -> str:
     if isinstance(exc, invoke.UnexpectedExit):
         result = exc.result
         said = result.stderr.strip().splitlines() if "stderr" in result.hide else []
-        last = f": {said[-1]}" if said else ""
+        last = f": {titled(said[-1])}" if said else ""
         return f"exit code {result.exited} of: {titled(result.command)}{last}"
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__

@@ -32,9 +32,9 @@ class Group(fabric.Group):  # type: ignore[misc]
             connections = [Connection(node, cluster.transport, config.clone()) for node in cluster.nodes]
         self.extend(connections)
 
-    def get(self, remote: str, local: str = "{node}/", **kwargs: Any) -> Any:
+    def get(self, remote: str, local: str = "{node}/", preserve_mode: bool = True) -> Any:
         """Download a file from every node; by default into a directory with the label of the node."""
-        return self._do("get", remote, local, **kwargs)
+        return self._do("get", remote, local, preserve_mode)
 
     def _do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of every connection. Raises GroupException if it raised for any of them."""

@@ -10,7 +10,7 @@ from typing import Any
 import fabric
 import invoke
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import NodeError, UsageError
 from clusterctl.transport import paramiko_loader
 from clusterctl.transport.channels import close_channel, speaking
 from clusterctl.transport.command import login_shell_word
@@ -19,6 +19,7 @@ CHUNK_BYTES = 32 * 1024
 SLICE_S = 0.5
 NO_STATUS = 255  # as in ssh, if the server does not report how a command ended
 TITLE_CHARS = 80
+MOST_BYTES = 64 << 20  # of each stream, which is kept in memory
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -54,6 +55,7 @@ class Remote(fabric.Remote):  # type: ignore[misc]
 
     read_chunk_size = CHUNK_BYTES
     streams: dict[str, Any]
+    _is_endless = False
 
     def _unify_kwargs_with_config(self, kwargs: Any) -> None:
         super()._unify_kwargs_with_config(kwargs)
@@ -65,7 +67,8 @@ class Remote(fabric.Remote):  # type: ignore[misc]
         self._link = self.context.link  # the connection may be given back before the command ends
         if env and self.inline_env:
             command, env = exported(env) + command, {}
-        super().start(command, shell, env, timeout)
+        with self._link.translated(self._title):
+            super().start(command, shell, env, timeout)
         if not (self.streams["in"] or self.watchers or self.using_pty):
             self.close_proc_stdin()
 
@@ -88,7 +91,13 @@ class Remote(fabric.Remote):  # type: ignore[misc]
     def read_proc_output(self, reader: Callable[[int], bytes]) -> Iterator[str]:
         """Yield the output as text. invoke decodes each piece by itself, and so breaks characters between two."""
         decoder = codecs.getincrementaldecoder(self.encoding)("replace")
+        taken = 0
         while piece := reader(self.read_chunk_size):
+            taken += len(piece)
+            if taken > MOST_BYTES:
+                self._is_endless = True
+                self.kill()
+                return
             if text := decoder.decode(piece):
                 yield text
         if text := decoder.decode(b"", True):
@@ -111,7 +120,16 @@ class Remote(fabric.Remote):  # type: ignore[misc]
             pass
 
     def returncode(self) -> int:
-        """Return the exit code; 128 + N for signal N. Raises UnreachableError if the connection was lost."""
+        """Return the exit code; 128 + N for signal N.
+
+        Raises NodeError for too much output, and UnreachableError if the connection was lost.
+        """
+        if self._is_endless:
+            raise NodeError(
+                f"more than {MOST_BYTES >> 20} MiB of output: {self._title}",
+                node=self.context.node.label,
+                hint="let it write to a file on the node, and get that",
+            )
         if self.channel.exit_status >= 0:
             return int(self.channel.exit_status)
         if self._is_overdue or getattr(self.channel, "ended_by_peer", False):

@@ -33,14 +33,14 @@ class Link:
 
     def session(self) -> Channel:
         """Open a channel for one command."""
-        with self._translated("opening a channel"):
+        with self.translated("opening a channel"):
             return self.connection.open_session()
 
     def start(self, channel: Channel, command: str) -> None:
         """Run a line of the login shell in a new channel."""
         from clusterctl.transport.connection import run_in
 
-        with self._translated("starting a command"):
+        with self.translated("starting a command"):
             run_in(channel, command.encode("utf-8", "surrogateescape"), OPEN_CHANNEL_S)
 
     def sftp(self) -> Any:
@@ -51,7 +51,7 @@ class Link:
 
         channel = self.session()
         try:
-            with self._translated("sftp"):
+            with self.translated("sftp"):
                 run_in(channel, b"sftp", OPEN_CHANNEL_S, kind="subsystem")
                 channel.settimeout(SFTP_STALL_S)
                 return SFTPClient(channel)
@@ -68,5 +68,6 @@ class Link:
         """Give the connection back, open. Safe to call again."""
         self._lease.close()
 
-    def _translated(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def translated(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Translate the errors of paramiko in a block that does `what`."""
         return translated(self.connection, self._label, self._where, what)

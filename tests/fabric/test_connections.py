@@ -59,6 +59,21 @@ def test_output_keeps_its_characters_whole(nodes: Group) -> None:
     assert nodes[0].run(script, hide=True).stdout == "aéa" * 999 * 17
 
 
+def test_endless_output_ends_the_command(nodes: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterctl.fabric.runner.MOST_BYTES", 1 << 20)
+    with pytest.raises(NodeError, match="more than 1 MiB of output: yes"):
+        nodes[0].run("yes", hide=True)
+    assert nodes[0].run("echo on", hide=True).stdout == "on\n"
+
+
+def test_a_terminal_can_be_asked_for(cluster: Cluster, nodes: Group) -> None:
+    if cluster.kind == "openssh":
+        assert nodes[0].run("tty; stty -echo", pty=True, hide=True).stdout.startswith("/dev/")
+    else:
+        with pytest.raises(NodeError, match="did not start the command"):
+            nodes[0].run("tty", pty=True, hide=True)
+
+
 def test_closing_gives_the_connection_back_and_ends_it_for_nobody(nodes: Group) -> None:
     first, second = nodes[0], other(nodes[0], nodes)
     first.run("true")
