@@ -35,7 +35,7 @@ class PerThread(io.TextIOBase):
 
     def write(self, text: str) -> int:
         stream = self.of_this_thread()
-        with self.to(None):  # whoever takes it may print
+        with self.to(None):  # taking it may print
             return int(stream.write(text))
 
     def flush(self) -> None:
