@@ -33,6 +33,7 @@ from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle
+from clusterctl.runtime.trainer.parallel import PartPool
 from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
@@ -73,6 +74,7 @@ class Session:
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
+        self._parts = PartPool(env.trainer_threads, self.rank)
         self._ids_of: IdsOf = {}
         self._requested: dict[Embedding, tuple[int, int]] = {}
 
@@ -106,6 +108,7 @@ class Session:
         finally:
             self._guard.end()
             self._client.close()
+            self._parts.close()
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)
@@ -300,6 +303,18 @@ class Session:
         self._batch = context.batch + 1
         self._send(gradient, context, count)
         self._progress.stepped(self.step, count, value)
+
+    def parallel(
+        self,
+        f: Callable[[Any], Any],
+        batch: Any,
+        parts: int | None = None,
+        split: Callable[[Any, int], Any] | None = None,
+    ) -> tuple[dict[Handle, Any], int, float | None]:
+        """Run `f(part) -> (gradients, samples, loss)` on each part of a batch, in TRAINER_THREADS threads, and return
+        the merged arguments of `push`. See docs/runtime.md."""
+        self._guard.check("ps.parallel")
+        return self._parts.run(f, batch, parts, split, self.step)
 
     def _send(self, gradient: Gradient, context: StepContext, samples: int) -> None:
         if self._accumulate > 1:
