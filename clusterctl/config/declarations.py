@@ -98,7 +98,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "TRAINER_THREADS",
         whole(1),
         1,
-        "the number of threads that the program of a trainer is to use; passed on to it",
+        "the number of threads of a trainer's program: those of ps.parallel",
     ),
     Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
@@ -129,7 +129,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),
     Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts with unknown keys"),
     # training
-    Setting("MODE", Mode.parse, "sync", '"sync", "async", "ssp(4)" or "geo(25)"'),
+    Setting("MODE", Mode.parse, "sync", '"sync", "async", "half-async", "ssp(4)" or "geo(25)"'),
     Setting("SEED", whole(0, 2**63 - 1), 0, "the seed for initial values and for the readers' random numbers"),
     Setting(
         "ENGINE",

@@ -60,7 +60,7 @@ def test_two_passes_alone_beat_the_constant_and_leave_a_model_of_both_kinds_of_t
         np.testing.assert_array_equal(model[table][0], np.unique(records[table]))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
 def test_two_trainers_beat_the_constant(programs: SimpleNamespace, data: Path, tmp_path: Path, mode: str) -> None:
     """Each on its own half of the data."""
     options = SimpleNamespace(data=data, num_passes=2, batch_size=64, learning_rate=0.05)

@@ -96,7 +96,7 @@ def test_a_pull_of_a_trainer_that_came_back_does_not_wait_for_one_that_has_stopp
     assert (0, 900) in lane.stop(1, cut=1)
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp(9)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(9)", "geo(2)"])
 def test_a_stop_ends_with_its_attempt(mode: str) -> None:
     """Else the checkpoint would be made without the next attempt, which other lanes still wait for."""
     lane = LaneOfTwo(mode)
