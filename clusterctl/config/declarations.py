@@ -98,7 +98,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "TRAINER_THREADS",
         whole(1),
         1,
-        "the number of threads of a trainer's program: those of ps.parallel",
+        "the number of threads of ps.parallel in each trainer; BLAS threads are divided by it",
     ),
     Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),

@@ -245,7 +245,8 @@ class LaunchPlan:
             env = environment(spec, process.spec, facts)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 if name not in node.env:
-                    env[name] = f"(cores of {node.label} / {len(self.on(node))})"
+                    own = self.settings.trainer_threads if process.role == "trainer" else 1
+                    env[name] = f"(cores of {node.label} / {len(self.on(node))}{f' / {own}' if own > 1 else ''})"
             described.append(
                 {
                     "node": node.id,

@@ -28,7 +28,7 @@ class Mode:
 
     @staticmethod
     def parse(text: str) -> Mode:
-        """Parse `sync`, `async`, `half-async`, `ssp(s)`, or `geo(k)` with k at least 1. Raises UseError for any other."""
+        """Parse `sync`, `async`, `half-async`, `ssp(s)`, or `geo(k)` with k at least 1. Raises UseError for others."""
         match = _MODE.fullmatch(text)
         if match is None or (match[2] == "geo" and int(match[3]) < 1):
             raise UseError(
