@@ -53,7 +53,7 @@ def _activated(spec: RunSpec, values: Mapping[str, str]) -> dict[str, str]:
 def _threads(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     """Return the BLAS threads of a process: its share of the cores, divided by the threads of a trainer's program."""
     own = (spec.training.trainer_threads or 1) if process.role == "trainer" else 1
-    share = str(max(1, facts.cores // max(1, spec.sharing or len(spec.processes)) // own))
+    share = str(max(1, facts.cores // (own * max(1, spec.sharing or len(spec.processes)))))
     unset = (name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in facts.inherited)
     return dict.fromkeys(unset, share)
 
