@@ -36,10 +36,21 @@ REDRAWS_PER_S = 4
 HINT = "Ctrl-C stops the job everywhere · d detaches"
 #: Events of which the display shows the mark.
 SHOWN = (
-    *("phase", "saved", "copying", "log", "restarting", "rolled_back", "stalled", "standstill", "paused"),
+    *(
+        "phase",
+        "saved",
+        "copying",
+        "log",
+        "restarting",
+        "rolled_back",
+        "stalled",
+        "standstill",
+        "paused",
+        "cut_dropped",
+    ),
     *("suspect", "lost", "rejoined", "held"),
 )
-WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused")
+WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped")
 PassFormat = Callable[[PassNumbers], str]
 
 

@@ -238,6 +238,14 @@ class Held(ProcessOnNode):
     message: str
 
 
+class CutDropped(TypedDict):
+    """No checkpoint or model was saved at its time, because pushes of these `trainers`, if any, did not come."""
+
+    event: Literal["cut_dropped"]
+    message: str
+    trainers: Sequence[int]
+
+
 class RolledBack(TypedDict):
     """`processes` restart from checkpoint `tag`, or from the beginning; `whole` if these are all processes."""
 
@@ -317,6 +325,7 @@ if TYPE_CHECKING:
     Event = Union[
         Copied,
         Copying,
+        CutDropped,
         Ended,
         Exited,
         Held,

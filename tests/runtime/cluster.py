@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
+from clusterctl.agent.lead.saving.cuts import CutCoordinator
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.pserver.core import ServerCore
@@ -77,6 +82,47 @@ def ask(link: Link, message: wire.Message, lane: int = 0) -> wire.Message:
     return replies[0]
 
 
+class TestLead:
+    """What the lead does about cuts: its real coordinator, in a thread, between the pservers and their orders."""
+
+    __test__ = False
+
+    def __init__(self, pservers: int, order: Callable[[int, dict[str, Any]], None]) -> None:
+        self.coordinator = CutCoordinator(range(pservers), pservers)
+        self.dropped: list[dict[str, Any]] = []
+        self._receipts: Counter[tuple[bool, str]] = Counter()
+        self._pservers = pservers
+        self._order = order
+        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def hear(self, rank: int, event: str, facts: dict[str, Any]) -> None:
+        """Take an event of a pserver. Thread-safe."""
+        if event in ("cut", "saved"):
+            self._reports.put({"event": event, "rank": rank, **facts})
+
+    def stop(self) -> None:
+        self._reports.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (report := self._reports.get()) is not None:
+            for action in self._take(report):
+                if isinstance(action, SendOrder):
+                    assert action.node is not None
+                    self._order(action.node, {**action.message, "cmd": "cut"})
+                elif isinstance(action, RecordEvent):
+                    self.dropped.append(dict(action.event))
+
+    def _take(self, report: dict[str, Any]) -> list[Action]:
+        if report["event"] == "cut":
+            return self.coordinator.take(report)  # type: ignore[arg-type]
+        saved = bool(report.get("checkpoint")), str(report["tag"])
+        self._receipts[saved] += 1
+        return self.coordinator.written(saved[1], saved[0]) if self._receipts[saved] % self._pservers == 0 else []
+
+
 class ThreadCluster:
     """Pservers as threads around real sockets; trainers as threads, each with its own session."""
 
@@ -88,13 +134,16 @@ class ThreadCluster:
         self.steps: list[dict[str, Any]] = []
         self.pservers: list[PServer] = []
         self._threads: list[threading.Thread] = []
+        self.lead = TestLead(pservers, lambda rank, order: self.pservers[rank].handle_command(order))
         for rank in range(pservers):
-            self.pservers.append(PServer(environment(self.root, "pserver", rank), self._hear))
+            hear = functools.partial(self._hear, rank)
+            self.pservers.append(PServer(environment(self.root, "pserver", rank), hear))
             self._threads.append(threading.Thread(target=self.pservers[-1].run, daemon=True))
             self._threads[-1].start()
         self.addresses = tuple(f"127.0.0.1:{pserver.ports[0]}" for pserver in self.pservers)
 
-    def _hear(self, event: str, facts: dict[str, Any]) -> None:
+    def _hear(self, rank: int, event: str, facts: dict[str, Any]) -> None:
+        self.lead.hear(rank, event, facts)
         if event == "saved":
             self.receipts.append(facts)
         elif event == "step":
@@ -142,6 +191,7 @@ class ThreadCluster:
             pserver.finish()
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "a pserver hangs"
+        self.lead.stop()
         for pserver in self.pservers:
             pserver.close()
 

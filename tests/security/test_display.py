@@ -41,6 +41,7 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "copying", "tag": "t", "limit_s": 60.0},
     {"event": "exited", "role": "trainer", "rank": 0, "exit_code": 1, "stopping": False},
     {"event": "restarting", "role": "trainer", "rank": 0, "message": "m", "in_s": 1.0, "count": "1 of 3"},
+    {"event": "cut_dropped", "message": EVIL, "trainers": [1]},
     {"event": "rolled_back", "tag": "t", "step": 1, "whole": True, "processes": ["pserver0"]},
     {"event": "lost", "message": "m"},
     {"event": "ended", "state": "failed", "cause": None, "not_heard_of": []},

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
-from clusterctl.agent.lead.messages import Order, Saved
+from clusterctl.agent.lead.messages import Order
+from clusterctl.agent.lead.saving.messages import Saved
 
 if TYPE_CHECKING:
     from clusterctl.common.events import Event

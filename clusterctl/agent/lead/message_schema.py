@@ -10,22 +10,20 @@ from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
 from clusterctl.agent.lead.messages import (
-    Copied,
     Exited,
     Failed,
     Hello,
     Idle,
-    Logged,
     Pace,
     Ready,
     Rejoin,
     Report,
     Running,
-    Saved,
     StopWanted,
 )
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
+from clusterctl.agent.lead.saving.messages import Copied, CutReport, Logged, Saved
 from clusterctl.common.engines import MEETING_HOST, RENDEZVOUS
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.records import RecordError, declared_readers, required_keys
@@ -43,10 +41,13 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
     "saved": Saved,
     "copied": Copied,
     "logged": Logged,
+    "cut": CutReport,
     "pace": Pace,
 }
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
 READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}
+#: What a pserver's report about a cut has, by its phase.
+CUT_NEEDS = {"due": {"purpose"}, "held": {"cut", "counts", "step"}, "made": {"cut", "table_sums"}, "failed": {"cut"}}
 #: A field has its type in every report, also in one that does not declare it; the first declaration counts there.
 FIELDS = {name: read for readers in reversed(list(READERS.values())) for name, read in readers.items()}
 
@@ -64,6 +65,8 @@ def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> 
         needed |= {"role", "rank"}
     if message.get("pace") == "waits":
         needed |= {"for_s", "message"}
+    if do == "cut":
+        needed |= CUT_NEEDS.get(message.get("phase", ""), set())
     if missing := sorted(needed - message.keys()):
         raise ValueError(f"{do!r} without {missing[0]}")
     for name, read in {**FIELDS, **READERS[do]}.items():

@@ -11,6 +11,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Literal, Union
 
 from clusterctl.agent.lead.kinds import Count, Number, Place, Whole
+from clusterctl.agent.lead.saving.messages import (
+    Copied,
+    Copy,
+    CutOrder,
+    CutReport,
+    DropModels,
+    Keep,
+    Kept,
+    Logged,
+    Merge,
+    Saved,
+    Written,
+)
 from clusterctl.common.events import Cause
 from clusterctl.common.records import TypedDict, typed
 
@@ -89,17 +102,6 @@ class _PaceFacts(TypedDict, total=False):
     message: str
 
 
-class _SaveFacts(_OfProcess, total=False):
-    """Some fields of a receipt; `manifest.check_receipt` checks all."""
-
-    tag: str
-    step: Count | None
-    steps: Any
-    checkpoint: Any
-    node: Any
-    not_finite: Sequence[str]
-
-
 # Reports.
 
 
@@ -159,56 +161,6 @@ class Idle(_IdleFacts):
     do: Literal["idle"]
 
 
-class Saved(_SaveFacts):
-    """A pserver has written its piece."""
-
-    do: Literal["saved"]
-    role: str
-    rank: Count
-
-
-class Kept(TypedDict):
-    """The manifest of a checkpoint is in place. Only the lead's own supervisor sends it."""
-
-    do: Literal["kept"]
-    tag: str
-    step: int
-    steps: Sequence[int]
-
-
-class Written(TypedDict):
-    """The manifest of a save is in place, with these `bytes`. Only the lead's own supervisor sends it."""
-
-    do: Literal["written"]
-    tag: str
-    checkpoint: bool
-    bytes: int
-    sha256: str
-
-
-class _CopyFacts(TypedDict, total=False):
-    message: str
-
-
-class Copied(_CopyFacts):
-    """An order `of` "copy" or "merge" is carried out, or has failed with a message. `bytes` were copied."""
-
-    do: Literal["copied"]
-    tag: str
-    of: str
-    bytes: Count
-
-
-class Logged(TypedDict):
-    """A trainer logged the metric of KEEP_BEST."""
-
-    do: Literal["logged"]
-    rank: Count
-    step: Count
-    value: Number
-    weight: Number
-
-
 class Pace(_PaceFacts):
     """`pace` is "moves", "waits" or "stalled". If it waits, it has done so for `for_s`; `message` gives the reason."""
 
@@ -220,7 +172,21 @@ class Pace(_PaceFacts):
 
 
 Report = Union[
-    Hello, Ready, Running, Exited, Failed, StopWanted, Rejoin, Idle, Saved, Kept, Written, Copied, Logged, Pace
+    Hello,
+    Ready,
+    Running,
+    Exited,
+    Failed,
+    StopWanted,
+    Rejoin,
+    Idle,
+    Saved,
+    Kept,
+    Written,
+    Copied,
+    Logged,
+    CutReport,
+    Pace,
 ]
 
 
@@ -293,51 +259,6 @@ class FinishPservers(TypedDict):
     epoch: int
 
 
-class Keep(TypedDict):
-    """Remove the checkpoints but `tags`; `alone` if those of older runs may go too."""
-
-    do: Literal["keep"]
-    tags: Sequence[str]
-    newest: str
-    alone: bool
-
-
-class DropModels(TypedDict):
-    """Remove the models `tags`."""
-
-    do: Literal["drop_models"]
-    tags: Sequence[str]
-
-
-class ManifestFile(TypedDict):
-    bytes: int
-    sha256: str
-
-
-class Copy(TypedDict):
-    """Copy the manifest of a save from the `lead`, and the pieces that the nodes `sources` wrote.
-
-    `lead` is the node and the endpoint of its piece server, or None on that node; `sources` are endpoints by node.
-    """
-
-    do: Literal["copy"]
-    tag: str
-    checkpoint: bool
-    manifest: ManifestFile
-    lead: Sequence[Any] | None
-    sources: Mapping[str, str]
-
-
-class Merge(TypedDict):
-    """Merge a model of at most `limit_mb` with the interpreter `python`."""
-
-    do: Literal["merge"]
-    tag: str
-    python: str
-    limit_mb: int
-    sources: Mapping[str, str]
-
-
 class Stacks(TypedDict):
     do: Literal["stacks"]
     message: str
@@ -354,7 +275,9 @@ class End(TypedDict):
     cause: Cause | None
 
 
-Order = Union[Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, DropModels, Copy, Merge, Stacks, Stop, End]
+Order = Union[
+    Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, DropModels, Copy, Merge, CutOrder, Stacks, Stop, End
+]
 ORDERS: Mapping[str, Callable[..., Order]] = {
     "spawn": Spawn,
     "again": Again,
@@ -366,6 +289,7 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
     "drop_models": DropModels,
     "copy": Copy,
     "merge": Merge,
+    "cut": CutOrder,
     "stacks": Stacks,
     "stop": Stop,
     "end": End,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, Finish, ManifestAction, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.channel import Channel, Frame
-from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, ModelRetention
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
-from clusterctl.agent.lead.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
+from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, Known, ModelRetention
+from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.paths import RunPaths

@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 
 from clusterctl.agent.lead import messages
 from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder, warning
-from clusterctl.agent.lead.checkpoints import CheckpointRetention, ModelRetention
-from clusterctl.agent.lead.copies import CopyPolicy
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.learning import find_doubts
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
-from clusterctl.agent.lead.saves import SAVE_REPORTS, SaveTracker
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
+from clusterctl.agent.lead.saving.copies import CopyPolicy
+from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker
 from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
 
 STOP_MARGIN_S = 20.0
@@ -60,7 +60,8 @@ class Lead:
         self._restart_policy = RestartPolicy(self._policy.restarts)
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
-        self._saves = SaveTracker(len(self._table.of_role("pserver")), members[0], retention, models, copies)
+        serving = [self._table.node_of[key] for key in self._table.of_role("pserver")]
+        self._saves = SaveTracker(serving, members[0], retention, models, copies)
         self._recover: messages.Recovery = {"tag": None, "step": 0}
         self._cause: Cause | None = None
         self._outcome = "succeeded"
@@ -81,7 +82,7 @@ class Lead:
         if self.phase == "ended" or self._is_late(message):
             return []
         if message["do"] in SAVE_REPORTS:
-            return [*self._saves.handle(node, message, now), *self._end_if_idle(now)]
+            return [*self._saves.handle(node, message, now, self.phase), *self._end_if_idle(now)]
         handler = getattr(self, f"_on_{message['do']}", None)
         actions: list[Action] = handler(node, message, now) if handler is not None else []
         return actions
@@ -211,7 +212,7 @@ class Lead:
         if self.phase != "running" or not self._table.are_trained():
             return []
         self.phase = "finishing"
-        return [self._phase_note(), SendOrder({"do": "finish", "epoch": self.epoch})]
+        return [self._phase_note(), *self._saves.cuts.finish(), SendOrder({"do": "finish", "epoch": self.epoch})]
 
     def _on_failed(self, node: int, message: messages.Failed, now: float) -> list[Action]:
         return self._fail(messages.cause_of(message, "node", node), now)
@@ -335,7 +336,7 @@ class Lead:
         self._table.roll_back(keys, but_done=not self._restart_together)
         for known in (self._gathered, self._detector.idle):
             known.clear()
-        newest = self._saves.checkpoints.go_back(forget_logs=self._policy.together)
+        newest = self._saves.go_back(forget_logs=self._policy.together)
         self._recover = {**newest, "left": self._table.left()}
         return [self._phase_note(), self._rolled_back(), SendOrder(self._again(delay_s))]
 

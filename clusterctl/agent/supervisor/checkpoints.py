@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.lead.actions import DropManifests, ManifestAction, WriteManifest
-from clusterctl.agent.lead.messages import Keep, Logged, Written
+from clusterctl.agent.lead.message_schema import check
+from clusterctl.agent.lead.saving.messages import DropModels, Keep, Logged, Written
 from clusterctl.agent.node.checkpoint_files import (
     drop_manifests,
     drop_model_manifests,
@@ -19,7 +20,7 @@ from clusterctl.agent.node.checkpoint_files import (
 )
 from clusterctl.agent.node.outputs import complete_models
 from clusterctl.agent.node.pieces import remove_checkpoint_copies, remove_model_copies
-from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.files import digest_of
@@ -91,8 +92,14 @@ class CheckpointKeeper:
         name = {"name": self._spec.name} if self._spec.name else {}
         return {"arguments": list(self._spec.arguments), **settings, **name}
 
-    def keep(self, order: Keep) -> None:
-        """Remove the checkpoints that are no longer kept."""
+    def carry_out(self, order: Keep | DropModels) -> None:
+        """Remove what is no longer kept."""
+        if order["do"] == "keep":
+            self._keep(order)
+        else:
+            self._drop_models(order["tags"])
+
+    def _keep(self, order: Keep) -> None:
         saving = self._spec.saving
         served = saving.resume.tag if saving.resume and saving.sources else None
         with self._warn_on_error():
@@ -103,8 +110,7 @@ class CheckpointKeeper:
         """Return the models that this run starts with and may remove, with their steps: those of the run it resumes."""
         return complete_models(self._run.job)
 
-    def drop_models(self, tags: Sequence[str]) -> None:
-        """Remove models that are too old."""
+    def _drop_models(self, tags: Sequence[str]) -> None:
         with self._warn_on_error("model"):
             remove_models(self._run.job, tags)
             remove_model_copies(self._run, tags)
@@ -116,6 +122,12 @@ class CheckpointKeeper:
         except OSError as exc:
             message = f"cannot remove an older {of}: {exc}"
             self._context.record({"event": "log", "level": "warning", "message": message})
+
+    def report_cut(self, child: Child, event: Mapping[str, Any]) -> None:
+        """Report to the lead what a pserver says about a cut. Raises ValueError if it is malformed."""
+        about = {name: value for name, value in event.items() if name != "event"}
+        report = {**about, "do": "cut", **process_of(child)}
+        self._context.send(check(report, self._spec.node, [(child.role, child.rank)]))
 
     def log(self, child: Child, event: Mapping[str, Any]) -> None:
         """Report the metric of KEEP_BEST to the lead if a trainer logged it. Raises ValueError if it is malformed."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clusterctl.agent.lead.messages import Saved
+from clusterctl.agent.lead.saving.messages import Saved
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import (
@@ -26,7 +26,7 @@ from clusterctl.common.records import typed
 from clusterctl.common.safe_json import is_whole
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
-FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
+FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan")
 GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 FIGURES = ("pass", "passes", "step", "loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
@@ -82,6 +82,9 @@ class ChildMessages:
         if kind == "ready":
             if child.role == "pserver" and child.state == "starting":
                 self._launcher.ready(child, [int(port) for port in event["ports"]])
+            return
+        if kind == "cut":
+            self._checkpoints.report_cut(child, event)
             return
         child.worked = True
         if kind in ("step", "pass"):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from clusterctl.agent.lead.messages import Copied, Copy, Merge
+from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge
 from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor.run_context import RunContext

@@ -146,12 +146,12 @@ class Supervisor:
             self._send_to_pservers({"cmd": "left", "ranks": order["ranks"]})
         elif order["do"] == "finish":
             self._finish()
-        elif order["do"] == "keep":
-            self._checkpoints.keep(order)
-        elif order["do"] == "drop_models":
-            self._checkpoints.drop_models(order["tags"])
+        elif order["do"] == "keep" or order["do"] == "drop_models":
+            self._checkpoints.carry_out(order)
         elif order["do"] == "copy" or order["do"] == "merge":
             self._pieces.carry_out(order)
+        elif order["do"] == "cut":
+            self._send_to_pservers({**order, "cmd": "cut"})
         elif order["do"] == "stacks":
             self._watchdog.show_stacks(order["message"])
         elif order["do"] == "stop":

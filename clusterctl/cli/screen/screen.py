@@ -32,7 +32,10 @@ HIGH = 32  # lines of a terminal that has room for charts
 CHART_LINES = 6
 MOST_NOTICES = 2
 LOG_LINES = 500
-WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "nan", "log", "suspect", "lost", "held")
+WARNINGS = (
+    *("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped"),
+    *("nan", "log", "suspect", "lost", "held"),
+)
 
 
 class Screen:

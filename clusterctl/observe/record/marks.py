@@ -92,12 +92,11 @@ _TEXTS = {
     "exited": _exited,
     "restarting": _restarting,
     "rolled_back": _rolled_back,
-    "stalled": lambda event: str(event["message"]),
-    "standstill": lambda event: str(event["message"]),
+    **dict.fromkeys(("stalled", "standstill", "cut_dropped"), lambda event: str(event["message"])),
     "paused": lambda event: f"was paused: {event['message']}",
     "took_over": lambda event: str(event["message"]),
     "nan": lambda event: str(event["message"]),
     **dict.fromkeys(("suspect", "lost", "rejoined", "held"), _absent),
     "ended": _ended,
 }
-_OF_THE_RUN = ("phase", "saved", "copying", "copied", "rolled_back", "standstill", "ended")
+_OF_THE_RUN = ("phase", "saved", "copying", "copied", "rolled_back", "cut_dropped", "standstill", "ended")

@@ -19,7 +19,7 @@ from clusterctl.common.manifest import piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.checkpoint.model import PIECES, checksum, read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
-from clusterctl.runtime.checkpoint.writer import FORMAT
+from clusterctl.runtime.checkpoint.writer import FORMAT, newest_cursors
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, block_count
 from clusterctl.runtime.table.spec import TableSpec
@@ -58,8 +58,10 @@ def _checksums(directory: Path) -> dict[str, tuple[int, str]]:
 
 
 class Checkpoint:
-    """A checkpoint: `step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`, per trainer a dict of
-    `rank, step, pass, batch, passes, left`. Thread-safe. `path` is its name in messages."""
+    """A checkpoint: `step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`, per trainer a dict as in `writer`.
+
+    Thread-safe. `path` is its name in messages.
+    """
 
     def __init__(self, path: Path, pieces: Sequence[Piece]) -> None:
         self.path = path
@@ -80,7 +82,8 @@ class Checkpoint:
             self.tag, self.mode = facts["tag"], facts["mode"]
             self.step, self.pass_, self.seed = int(facts["step"]), int(facts["pass"]), int(facts["seed"])
             self.pservers = int(facts["pservers"])
-            self.cursors: list[dict[str, Any]] = [dict(cursor) for cursor in json.loads(facts["cursors"])]
+            all_cursors = [json.loads(each.file.metadata["cursors"]) for each in self._pieces]
+            self.cursors: list[dict[str, Any]] = [dict(cursor) for cursor in newest_cursors(all_cursors)]
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{piece.file.path} is not a piece of a checkpoint ({exc!r})") from exc
 

@@ -9,7 +9,8 @@ The metadata, strings only: `format`, `job`, `run`, `tag`, `pass`, `step`, `mode
 `block_elements`, `slots`, and `tables`, a JSON object `NAME -> kind, shape, rows, rule, init, held` with the elements
 or rows that this file holds. A checkpoint also has `lanes`, JSON `[dense, sparse]` per pserver; `places`, JSON
 `[first, after, of]`: it holds the slots K with first <= K % of < after; and `cursors`, a JSON list of
-`{"rank", "step", "pass", "batch", "passes", "left"}`.
+`{"rank", "step", "pass", "batch", "passes", "left"}`, with `position` if the reader sets `ps.cursor`; the first may
+have `positions`, those of the trainers of a run with another number of them.
 """
 
 from __future__ import annotations
@@ -112,6 +113,14 @@ class Cut:
     def to_json(self) -> dict[str, Any]:
         names = ("job", "run", "tag", "step", "mode", "seed", "pserver", "pservers")
         return {**{name: getattr(self, name) for name in names}, "pass": self.pass_}
+
+
+def newest_cursors(of_all: Sequence[Sequence[dict[str, Any]]]) -> tuple[dict[str, Any], ...]:
+    """Return of each trainer the cursor with the most pushes, given those of several lanes or pservers.
+
+    One that a pserver has after a restart may lack pushes, until the trainer makes a table there.
+    """
+    return tuple(max(of_one, key=lambda cursor: int(cursor["step"])) for of_one in zip(*of_all))
 
 
 def write_piece(

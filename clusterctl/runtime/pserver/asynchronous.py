@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.modes import WINDOWS, Every
-from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL
-from clusterctl.runtime.pserver.lane_state import LaneState, Output
+from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.pserver.lane_cut import LaneCut
+from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
-from clusterctl.runtime.pserver.updates import AnswerPull, UpdatePolicy
+from clusterctl.runtime.pserver.updates import HandleAgain, UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
@@ -22,25 +25,20 @@ class AsyncUpdates(UpdatePolicy):
 
     A trainer's pushes are applied in order: one that comes too early is not answered, and the trainer sends it again
     after the lost one. The staleness of a push is the number of pushes that other trainers made since its values were
-    current.
+    current. In ssp, a trainer gets values only while it is not too far ahead of the slowest.
 
-    In ssp, a trainer gets values only while it is not too far ahead of the slowest. One that has stopped for a
-    checkpoint holds no other back, because the checkpoint needs them all: the others get values early, stop too, and
-    get newer ones when they may continue.
+    While a cut is made, what belongs after it waits, see `LaneCut`.
     """
 
-    def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
-        super().__init__(lane, saver, answer_pull)
+    def __init__(self, lane: LaneState, saver: Saver, again: HandleAgain) -> None:
+        super().__init__(lane, saver, again)
         self._window = WINDOWS[lane.mode.name]
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may continue
-        self._cut_requests: dict[int, wire.Message] = {}
-        self._cuts_done: dict[int, wire.Message] = {}  # ssp: answered when the trainer may continue
-        self._stops: dict[int, int] = {}  # by rank, the newest checkpoint that it has stopped for, on whatever lane
-        self._saved_at = {CHECKPOINT: -1, MODEL: -1}
-        self._announced: dict[int, float] = {}  # by purpose, the steps or passes when a cut was announced for it
-        self._pending = 0  # what cuts were announced for that are not made yet
+        self.cut: LaneCut | None = None
         counted = lane.cut_schedule.by_purpose().items() if lane.lane == 0 else ()
         self._counted = {purpose: every for purpose, every in counted if every.unit != "s"}
+        self._due_at: dict[int, int] = {}  # by purpose, the lane's step when a cut was last due
+        self._due_pass: dict[int, int] = {}  # the same in passes
 
     def push(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -48,7 +46,7 @@ class AsyncUpdates(UpdatePolicy):
             return self._again(message)
         if trainer.left or message.step > trainer.pushed + self._window:
             raise RefusedError(f"trainer {message.rank} pushes its step {message.step}, {trainer.pushed} is next")
-        if message.step > trainer.pushed:
+        if self.holds(message) or message.step > trainer.pushed:
             return []
         out = self._piece(message) if message.piece else self._open(message)
         push = trainer.push
@@ -64,96 +62,100 @@ class AsyncUpdates(UpdatePolicy):
 
     def held(self, rank: int) -> list[wire.Message]:
         ahead = [self._ahead[rank].message] if rank in self._ahead else []
-        return [*super().held(rank), *ahead, *self._cut_requests.values(), *self._cuts_done.values()]
+        return [*super().held(rank), *ahead, *(self.cut.held() if self.cut else [])]
 
     def restore(self, step: int) -> None:
         self.lane.step = step
-        self._saved_at = dict.fromkeys(self._saved_at, step)
-        self._announced = {purpose: self._count(every) for purpose, every in self._counted.items()}
+        self._due_at = dict.fromkeys(self.lane.cut_schedule.by_purpose(), step)
+        self._due_pass = dict.fromkeys(self._counted, self.lane.trainers.passes)
 
     def progress_of(self, rank: int) -> tuple[bool, int]:
         trainer = self.lane.trainers[rank]
         return trainer.declared, trainer.pushed
 
-    def join(self, message: wire.Message) -> None:
+    def join(self, message: wire.Message, position: Any) -> None:
         trainer = self.lane.trainers[message.rank]
         if not trainer.declared:
-            self.catch_up(message.rank, message.step, (message.pass_, message.batch))
-            self.cuts = max(self.cuts, message.cut)
-            self.cuts_made = max(self.cuts_made, message.cut)
+            self.catch_up(message.rank, message.step, (message.pass_, message.batch), position)
         trainer.declared = True
-        self._note_stop(message)
 
-    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int], position: Any = None) -> None:
         """Skip a trainer's pushes that this lane does not know. After a restart they are lost with the old process."""
-        missing = self._move(rank, pushes, cursor)
-        if self.lane.epoch > 0:
-            self.lost += missing
-            self.lane.step += missing
-
-    def _move(self, rank: int, pushes: int, cursor: tuple[int, int]) -> int:
-        """Advance a trainer to where it is; return the number of its pushes that this lane does not have."""
         trainer = self.lane.trainers[rank]
         missing = max(0, pushes - trainer.pushed)
         if missing:
             trainer.pushed, trainer.cursor = pushes, cursor
             trainer.passes = max(trainer.passes, cursor[0])
-        return missing
+            trainer.position = position if position is not None else trainer.position
+        if self.lane.epoch > 0:
+            self.lost += missing
+            self.lane.step += missing
 
-    def announce(self, purpose: int) -> None:
-        self._pending |= purpose
-        number, _ = self.lane.cut_schedule.decode(self.cuts)
-        self.cuts = self.lane.cut_schedule.encode(number + 1, self._pending)
+    # Cuts
 
-    def forget_requests(self, rank: int) -> None:
-        self._cut_requests.pop(rank, None)
-        self._cuts_done.pop(rank, None)
-        self._stops.pop(rank, None)
+    def announce(self, purpose: int) -> list[Output]:
+        """Report that a cut is due by the clock, unless no push was made since the last one."""
+        if self.lane.step <= self._due_at.get(purpose, 0):
+            return []
+        self._due_at[purpose] = self.lane.step
+        return [Due(purpose)]
 
-    def _note_stop(self, message: wire.Message) -> None:
-        self._stops[message.rank] = max(message.cut, self._stops.get(message.rank, 0))
+    def hold_cut(self, number: int) -> list[Output]:
+        out = self.drop_cut()
+        self.cut = LaneCut(number, self.lane.trainers)
+        begun = sum(trainer.push is not None for trainer in self.lane.trainers.by_rank.values())
+        return [*out, Held(number, self.cut.counts, self.lane.step + begun)]
 
-    def cut(self, message: wire.Message) -> list[Output]:
-        """Record that a trainer stopped for a checkpoint, which is made when all have."""
-        if not self.lane.trainers[message.rank].declared:  # it has no table here yet, and pushes to the others only
-            self._move(message.rank, message.step, (message.pass_, message.batch))
-        self.cuts = max(self.cuts, message.cut)
-        self._note_stop(message)
-        if not self.lane.tables and self.lane.lane != 0:  # nothing to save; trainers of an older version stop elsewhere
-            self.cuts_made = max(self.cuts_made, message.cut)
-            return [self._reply(message, [])]
-        requests = self._cuts_done if message.cut <= self.cuts_made else self._cut_requests
-        requests[message.rank] = message
-        return self.trainers_changed()
+    def make_cut(self, number: int, purpose: int, counts: Sequence[int], step: int) -> list[Output]:
+        if self.cut is None or self.cut.number != number:
+            return []
+        self.cut.settle(counts, purpose, step)
+        before = [output for message in self.cut.take_held(up_to_cut=True) for output in self._again_with(message)]
+        return [*before, *self._copy_if_complete()]
+
+    def drop_cut(self, number: int | None = None) -> list[Output]:
+        """Go on without the cut (of this number, if one is given), unless it is copied already."""
+        if self.cut is None or number not in (None, self.cut.number):
+            return []
+        waiting, self.cut = self.cut.take_held(up_to_cut=False), None
+        return [output for message in waiting for output in self._again_with(message)]
+
+    def holds(self, message: wire.Message) -> bool:
+        return self.cut is not None and self.cut.hold(message)
 
     def trainers_changed(self) -> list[Output]:
-        return [*self._make_cut(), *self._release()]
+        return [*self._copy_if_complete(), *self._release()]
 
-    def _must_wait(self, pull: wire.Message) -> bool:
-        return self._is_held_back(pull.rank)
+    def _copy_if_complete(self) -> list[Output]:
+        """Copy the tables once all pushes of the cut are applied, and go on."""
+        cut = self.cut
+        if cut is None or not cut.purpose or cut.missing():
+            return []
+        cut.copying = True
+        saves = self.saver.copies(cut.step, cut.purpose)
+        copied = Copied(cut.number, tuple(saves), self.lane.step, sum(self.lane.tables) % 2**63)
+        return [copied, *self.drop_cut()]
 
-    def _make_cut(self) -> list[Output]:
-        requests = self._cut_requests
+    def _due(self) -> list[Output]:
+        """Return the cuts that are due by steps or passes. Steps are all trainers' pushes, divided by their number."""
         out: list[Output] = []
-        if requests and self.lane.trainers.active() <= set(requests):
-            self.cuts_made = max(self.cuts_made, *(message.cut for message in requests.values()))
-            out = self._save_at(max(message.version for message in requests.values()))
-        for rank in [rank for rank, message in requests.items() if message.cut <= self.cuts_made]:
-            self._cuts_done[rank] = requests.pop(rank)
+        for purpose, every in self._counted.items():
+            if every.unit == "step":
+                pushes = self.lane.step - self._due_at.get(purpose, 0)
+                is_due = pushes >= every.n * len(self.lane.trainers.active())
+            else:
+                passes = self.lane.trainers.passes
+                is_due = passes // every.n > self._due_pass.get(purpose, 0) // every.n
+                self._due_pass[purpose] = passes
+            if is_due:
+                self._due_at[purpose] = self.lane.step
+                out.append(Due(purpose))
         return out
 
-    def _save_at(self, step: int) -> list[Output]:
-        """Save what the trainers have stopped for, unless it is saved already: they may stop twice without a push."""
-        purpose = 0
-        for request in self._cut_requests.values():
-            purpose |= self.lane.cut_schedule.decode(request.cut)[1]
-        self._pending &= ~purpose
-        for one, saved_at in self._saved_at.items():
-            if purpose & one and step > saved_at:
-                self._saved_at[one] = step
-            else:
-                purpose &= ~one
-        return self.saver.at_cut(step, purpose)
+    # Pushes
+
+    def _must_wait(self, pull: wire.Message) -> bool:
+        return self._is_ahead(pull.rank)
 
     def _open(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -205,26 +207,20 @@ class AsyncUpdates(UpdatePolicy):
         trainers, rank = self.lane.trainers, push.message.rank
         if push.message.version <= self.lane.step:
             self.staleness[self.lane.step - push.message.version] += 1
-        trainers[rank].record(push.message)
+        trainers[rank].record(push)
         self.lane.step += 1
-        self._announce_if_due()
         self._ahead[rank] = push
-        return self._release()
+        due = self._due() if self._counted else []
+        return [*due, *self._copy_if_complete(), *self._release()]
 
     def _release(self) -> list[Output]:
-        """Answer the trainers that may continue, or may at least stop for a checkpoint."""
+        """Answer the trainers that may continue."""
         out: list[Output] = []
-        for rank in [rank for rank in self._ahead if not self._is_held_back(rank)]:
+        for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
             push = self._ahead.pop(rank)
             sent = () if self.lane.mode.name == "ssp" else push.later
             keys = [key for key in sorted(self.lane.tables) if key not in sent]
             out.append(self._reply(push.message, self.lane.newest(rank, keys)))
-        for rank, message in list(self._cuts_done.items()):
-            if not self._is_ahead(rank):
-                keys = sorted(self.lane.tables) if self.lane.mode.name == "ssp" else []
-                out.append(self._reply(self._cuts_done.pop(rank), self.lane.newest(rank, keys)))
-            elif self._has_to_stop_again(message):
-                out.append(self._reply(self._cuts_done.pop(rank), [], wire.STOP_AGAIN))
         return [*out, *self._answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
@@ -239,37 +235,13 @@ class AsyncUpdates(UpdatePolicy):
         return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
-        return self.lane.mode.name == "ssp" and self._is_too_far_from(rank, self.lane.trainers.active())
+        """Return True if a trainer is too far ahead of the slowest in ssp.
 
-    def _is_held_back(self, rank: int) -> bool:
-        """Return True if a trainer is too far ahead of one that does not wait for it to stop for a checkpoint.
-
-        One that stopped for a newer checkpoint than it did waits for it, perhaps on another lane.
+        On lane 0, which all use, every trainer counts; on the others those that have made a table there.
         """
-        if not self._is_ahead(rank):
+        if self.lane.mode.name != "ssp":
             return False
-        own = self._stops.get(rank, 0)
-        waiting = {other for other, stop in self._stops.items() if stop > own}
-        return self._is_too_far_from(rank, self.lane.trainers.active() - waiting - set(self._cut_requests))
-
-    def _is_too_far_from(self, rank: int, others: set[int]) -> bool:
-        """On lane 0, which all use, every trainer counts; on the others those that have made a table there."""
         trainers = self.lane.trainers
         pushed = trainers[rank].pushed
-        theirs = [trainers[o].pushed for o in others if self.lane.lane == 0 or trainers[o].declared]
+        theirs = [trainers[o].pushed for o in trainers.active() if self.lane.lane == 0 or trainers[o].declared]
         return pushed - min(theirs, default=pushed) > self.lane.mode.bound
-
-    def _has_to_stop_again(self, stopped: wire.Message) -> bool:
-        """Return True if those that a trainer is too far ahead of wait for it to stop for a newer checkpoint."""
-        due = max((self._stops.get(other, 0) for other in self.lane.trainers.active()), default=0)
-        return due > stopped.cut and not self._is_held_back(stopped.rank)
-
-    def _announce_if_due(self) -> None:
-        for purpose, every in self._counted.items():
-            done = self._count(every)
-            if done // every.n > self._announced.get(purpose, 0) // every.n:
-                self._announced[purpose] = done
-                self.announce(purpose)
-
-    def _count(self, every: Every) -> int:
-        return self.lane.trainers.passes if every.unit == "pass" else self.lane.trainers.slowest

@@ -52,7 +52,7 @@ class ServerCore:
         self._saver = Saver(state)
         self._book = self._saver.book
         policy_class = SyncUpdates if state.mode.name == "sync" else AsyncUpdates
-        self.policy: UpdatePolicy = policy_class(state, self._saver, self._pull_again)
+        self.policy: UpdatePolicy = policy_class(state, self._saver, self._handle_again)
         if restored is not None:
             self.trainers.restore(restored.cursors, restored.step)
             self.policy.restore(restored.step)
@@ -69,7 +69,6 @@ class ServerCore:
             wire.PROBE: self._probe,
             wire.SAVE: self._save,
             wire.BYE: self._bye,
-            wire.CUT: self.policy.cut,
         }
 
     def handle(self, rank: int, message: wire.Message) -> list[Output]:
@@ -82,14 +81,14 @@ class ServerCore:
         except RuntimeFailure as failure:
             return [Reply(rank, error_reply(message, failure))]
 
-    def _pull_again(self, pull: wire.Message) -> list[Output]:
-        """Handle a pull that had to wait. One of an attempt that was replaced is dropped."""
-        if pull.attempt < self.trainers[pull.rank].attempt:
+    def _handle_again(self, message: wire.Message) -> list[Output]:
+        """Handle a request that had to wait. One of an epoch or attempt that is over is dropped."""
+        if message.attempt < self.trainers[message.rank].attempt or message.epoch != self.state.epoch:
             return []
         try:
-            return self._pull(pull)
+            return self._handlers[message.kind](message)
         except RuntimeFailure as failure:
-            return [Reply(pull.rank, error_reply(pull, failure))]
+            return [Reply(message.rank, error_reply(message, failure))]
 
     def saved(self, tag: str) -> list[Output]:
         """Answer the requests that waited for the file of `tag`, which is in place."""
@@ -98,9 +97,7 @@ class ServerCore:
     def begin_epoch(self, epoch: int) -> list[Output]:
         """Start a new epoch, as other processes restart: messages of earlier epochs are refused from now on."""
         self.state.epoch = epoch
-        for rank in self.trainers.by_rank:
-            self.policy.forget_requests(rank)
-        return []
+        return self.policy.drop_cut()
 
     def drop(self, ranks: Iterable[int]) -> list[Output]:
         """Continue the run without these trainers."""
@@ -120,9 +117,14 @@ class ServerCore:
         """Let the others read a trainer's share from the next pass that no trainer can have started."""
         self.gone_from[rank] = self.trainers.most_passes + 1
 
-    def request_cut(self, purpose: int = CHECKPOINT) -> None:
-        """Announce a cut, due by the clock, with the next replies."""
-        self.policy.announce(purpose)
+    def request_cut(self, purpose: int = CHECKPOINT) -> list[Output]:
+        """Handle a cut that is due by the clock."""
+        return self.policy.announce(purpose)
+
+    def confirm_cut(self, at: int) -> list[Output]:
+        """Note that the model of this lane's step `at`, which was copied at a cut, is written."""
+        self._book.saved_step = max(self._book.saved_step, at)
+        return []
 
     @property
     def step(self) -> int:
@@ -155,8 +157,6 @@ class ServerCore:
         state, trainer, counted = self.state, self.trainers[message.rank], message.json().get("trainers")
         if counted != state.trainer_count:
             raise RefusedError(f"trainer {message.rank} counts {counted} trainers, this pserver {state.trainer_count}")
-        if message.attempt > trainer.attempt:
-            self.policy.forget_requests(message.rank)
         trainer.attempt = message.attempt
         used, step = self.policy.progress_of(message.rank)
         facts: dict[str, Any] = {
@@ -179,25 +179,30 @@ class ServerCore:
             "pass": trainer.cursor[0],
             "batch": trainer.cursor[1],
             "cut": self.policy.cuts,
-            "cuts_made": self.policy.cuts_made,
             "any_lane": True,
         }
-        return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=[wire.json_part(facts)]))]
+        if trainer.position is not None:
+            facts["position"] = trainer.position
+        parts = [wire.json_part(facts), *(wire.json_part({"position": at}) for at in self.trainers.positions)]
+        return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=parts))]
 
     def _create(self, message: wire.Message) -> list[Output]:
         """Make a table; without one, only learn where the trainer is."""
-        if not message.parts:
-            self.policy.join(message)
+        if self.policy.holds(message):
+            return []
+        facts = message.json() if message.parts else {}
+        position = facts.pop("cursor", None)
+        spec = spec_from_json(facts) if facts else None
+        self.policy.join(message, position)
+        if spec is None:
             return [Reply(message.rank, message.answer(wire.OK)), *self.policy.trainers_changed()]
-        spec = spec_from_json(message.json())
-        self.policy.join(message)
         declared = self._declared.get(spec.key)
         if declared is None:
             self.tables[spec.key] = self._maker.make(spec)
             declared = self._declared[spec.key] = spec
         declared.require_same(spec, message.rank)
-        facts = {"initial": spec.key in self._maker.initial}
-        reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))
+        answer = wire.json_part({"initial": spec.key in self._maker.initial})
+        reply = Reply(message.rank, message.answer(wire.OK, parts=[answer]))
         return [reply, *self.policy.trainers_changed()]
 
     def _pull(self, message: wire.Message) -> list[Output]:
@@ -240,7 +245,7 @@ class ServerCore:
             return [done]  # the pserver before this one may have saved it
         if self._book.ask(tag, message, at_pass_end):
             return [done]
-        out = self._saver.due(force=False)
+        out: list[Output] = [*self._saver.due(force=False)]
         if at_pass_end:
             return [*out, done]
         self._book.wait(tag, message)

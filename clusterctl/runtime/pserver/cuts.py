@@ -1,4 +1,8 @@
-"""Cuts: moments at which all lanes save. Each has a number on the wire, which may say what is saved at it."""
+"""Cuts: moments at which all lanes save, and what is saved at them.
+
+In sync a cut is a step, announced with the replies of an earlier one; its number on the wire may say what is saved.
+In the other modes the lead orders them, see `LaneCut`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ CHECKPOINT, MODEL = 1, 2
 class CutSchedule:
     """What is saved at cuts, and when: checkpoints, and models if they are saved by steps or seconds.
 
-    If models are, the number of a cut on the wire also has its purpose; otherwise every cut is a checkpoint. Either
-    way a later cut has a higher number. Trainers pass the numbers on, and do not look into them.
+    If models are, the number of a cut of sync on the wire also has its purpose; otherwise every cut is a checkpoint.
+    Either way a later cut has a higher number. Trainers pass the numbers on, and do not look into them.
     """
 
     checkpoints: Every | None

@@ -28,7 +28,32 @@ class Reply(NamedTuple):
     message: wire.Message
 
 
-Output = Union[Reply, Save]
+class Due(NamedTuple):
+    """A cut is due for a purpose (see `cuts`). Only the first lane of the run says so, and not in sync."""
+
+    purpose: int
+
+
+class Held(NamedTuple):
+    """The lane holds pushes back for a cut. `counts` are those it has of each trainer, by rank, begun ones included;
+    `step` is its own step once it has applied them."""
+
+    cut: int
+    counts: tuple[int, ...]
+    step: int
+
+
+class Copied(NamedTuple):
+    """The copies of a lane for a cut, at its own step `at`. `table_sum` says which tables it has."""
+
+    cut: int
+    saves: tuple[Save, ...]
+    at: int
+    table_sum: int
+
+
+CutOutput = Union[Due, Held, Copied]
+Output = Union[Reply, Save, CutOutput]
 
 
 @dataclass

@@ -6,7 +6,6 @@ message from outside the process could do no more than wake it.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import sys
 import threading
@@ -14,22 +13,22 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import numpy as np
 import zmq
 
-from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_state import Output, Reply
+from clusterctl.runtime.pserver.lane_state import CutOutput, Output, Reply
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.auth import rank_of
 from clusterctl.runtime.wire.sockets import receive_frames, send_frames
 
 _WAKE = b""
-#: Saves that may wait for the one being written before lanes wait too.
+#: Saves that may wait for the one being written before lanes wait too; the lead sees to it that cuts are few.
 _SAVES_WAITING = 1
 _ROUTES_KNOWN = 4_096
 _ARRIVALS_KNOWN = 65_536  # waiting requests whose time of arrival is kept
@@ -39,8 +38,9 @@ _ENDING_S = 2.0  # time for a lane to finish its current work when the process m
 class Lane:
     """Handles the messages of one lane until `finish`. Only `finish`, `saved` and `submit` are thread-safe.
 
-    `on_save(lane, save)` receives copies of the lane's tables; it may block. `shm` reads arrays in shared memory.
-    `on_second` is called about once a second while messages come.
+    `on_save(lane, save)` receives copies of the lane's tables; it may block. `on_cut(lane, output)` receives what the
+    lane says about cuts outside sync. `shm` reads arrays in shared memory. `on_second` is called about once a second
+    while messages come.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Lane:
         core: ServerCore,
         router: zmq.Socket[bytes],
         on_save: Callable[[Lane, Save], None],
+        on_cut: Callable[[Lane, CutOutput], None],
         secure: bool,
         shm: ShmServer | None = None,
         on_second: Callable[[], None] = lambda: None,
@@ -58,6 +59,7 @@ class Lane:
         self.refused: Counter[str] = Counter()
         self.sent_s = 0.0  # seconds spent encoding replies and giving them to the socket; other threads read it
         self._on_save = on_save
+        self._on_cut = on_cut
         self._secure = secure
         self._shm = shm
         self._clock = clock
@@ -122,6 +124,7 @@ class Lane:
     def _do_tasks(self) -> None:
         while not self._tasks.empty():
             self._send(self._tasks.get()(self.core))
+        self._announce_cuts(self._clock())
 
     def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
         """Return the trainer whose key opened this connection; without keys, the rank that the message claims."""
@@ -143,7 +146,9 @@ class Lane:
             self._refuse(f"a message of trainer {rank} as trainer {message.rank}")
         now = self._clock()
         if now - self._second_s >= 1.0:
-            self._tick(now)
+            self._second_s = now
+            self._announce_cuts(now)
+            self._on_second()
         outputs = self.core.handle(rank, message)
         if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
             if outputs[0].message.kind != wire.ERROR:
@@ -156,20 +161,22 @@ class Lane:
             self._arrived.setdefault((rank, message.request), now)
         self._send(outputs)
 
-    def _tick(self, now: float) -> None:
-        """Do the work of every second."""
-        self._second_s = now
+    def _announce_cuts(self, now: float) -> None:
+        """Announce the cuts that are due by the clock. Outside sync one stays due until there are new pushes."""
         for purpose, every_s in self._cut_every_s.items():
             if now - self._cut_s[purpose] >= every_s:
-                self._cut_s[purpose] = now
-                self.core.request_cut(purpose)
-        self._on_second()
+                due = self.core.request_cut(purpose)
+                if due or self.core.state.mode.name == "sync":
+                    self._cut_s[purpose] = now
+                self._send(due)
 
     def _send(self, outputs: Sequence[Output]) -> None:
         now = self._clock()
         for output in outputs:
             if isinstance(output, Save):
                 self._on_save(self, output)
+            elif not isinstance(output, Reply):
+                self._on_cut(self, output)
             elif output.rank in self._routes:
                 arrived = self._arrived.pop((output.rank, output.message.request), now)
                 output.message.held_us = min(int((now - arrived) * 1e6), 2**32 - 1)
@@ -189,6 +196,13 @@ class Lane:
             sys.stderr.write(f"pserver {self.core.state.pserver}: refused {reason}\n")
 
 
+class _Job(NamedTuple):
+    """A save to be written; if it `counts`, lanes wait while too many of them do."""
+
+    save: Save
+    counts: bool = False
+
+
 class Server:
     """Runs the lanes of one pserver until `finish` is called.
 
@@ -201,7 +215,8 @@ class Server:
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, Save]] = {}
         self._whole: set[str] = set()  # tags of complete saves; a lane without tables may give its part later
-        self._jobs: queue.Queue[Save | None] = queue.Queue(_SAVES_WAITING)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_SAVES_WAITING)
         self._failures: list[BaseException] = []
         self._over = threading.Event()
         self._abandoned = threading.Event()  # drop queued saves: their temporary files would stay
@@ -238,10 +253,8 @@ class Server:
 
     def _end_writer(self, writer: threading.Thread) -> None:
         """Wait until all saves are written, or one failed."""
-        while writer.is_alive():
-            with contextlib.suppress(queue.Full):
-                self._jobs.put(None, timeout=0.25)
-                writer.join()
+        self._jobs.put(None)
+        writer.join()
 
     def close(self) -> bool:
         """Close the sockets and return True, or return False if a thread still uses them."""
@@ -264,14 +277,14 @@ class Server:
                 return
             del self._parts[save.tag]
             self._whole.add(save.tag)
-        pieces = [part for _, part in sorted(parts.items()) if part.tables] or [save]
-        tables = tuple(table for piece in pieces for table in piece.tables)
-        latest = max(pieces, key=lambda piece: piece.step)
-        whole = replace(latest, tables=tables, pause_s=max(piece.pause_s for piece in pieces))
         while not self._failures and not self._abandoned.is_set():  # the writer takes no more then
-            with contextlib.suppress(queue.Full):
-                self._jobs.put(whole, timeout=0.25)
+            if self._room.acquire(timeout=0.25):
+                self._jobs.put(_Job(_joined([part for _, part in sorted(parts.items())]), counts=True))
                 return
+
+    def write(self, parts: Sequence[Save]) -> None:
+        """Write the parts that all lanes have made of a save at a cut. Does not block."""
+        self._jobs.put(_Job(_joined(parts)))
 
     def _discard_older(self, lane: int, newer: Save) -> None:
         """Discard a lane's parts of cuts that the other lanes made at another moment: none will complete."""
@@ -290,16 +303,27 @@ class Server:
 
     def _write_all(self) -> None:
         try:
-            while (save := self._jobs.get()) is not None and not self._abandoned.is_set():
-                self._write(save)
+            while (job := self._jobs.get()) is not None and not self._abandoned.is_set():
+                if job.counts:
+                    self._room.release()
+                self._write(job.save)
                 for lane in self.lanes:
-                    lane.saved(save.tag)
+                    lane.saved(job.save.tag)
         except BaseException as failure:  # noqa: BLE001 - the same
             self._fail(failure)
 
     def _fail(self, failure: BaseException) -> None:
         self._failures.append(failure)
         self._over.set()
+
+
+def _joined(parts: Sequence[Save]) -> Save:
+    """Return the parts of a save that the lanes of a pserver have made as one."""
+    pieces = [part for part in parts if part.tables] or list(parts[-1:])
+    tables = tuple(table for piece in pieces for table in piece.tables)
+    latest = max(pieces, key=lambda piece: piece.step)
+    cursors = newest_cursors([piece.cursors for piece in pieces])
+    return replace(latest, tables=tables, cursors=cursors, pause_s=max(piece.pause_s for piece in pieces))
 
 
 def _user(frame: zmq.Frame) -> str:

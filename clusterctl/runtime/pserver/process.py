@@ -23,7 +23,8 @@ from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_state import LaneState, Output
+from clusterctl.runtime.pserver.cut_part import CutPart
+from clusterctl.runtime.pserver.lane_state import CutOutput, LaneState, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
@@ -53,7 +54,8 @@ def serve(env: Environment) -> None:
 class PServer:
     """A pserver of the run that `env` describes, with its sockets bound.
 
-    `send(event, facts)` is called with `saved` files and their receipts, and about once a second with `step` counts.
+    `send(event, facts)` is called with `saved` files and their receipts, about once a second with `step` counts, and
+    with `cut` reports to the lead.
     """
 
     def __init__(self, env: Environment, send: Callable[[str, dict[str, Any]], None]) -> None:
@@ -79,6 +81,7 @@ class PServer:
         for lane in lanes:
             lane.core.greeting["ports"] = self.ports
         self.server = Server(lanes, self._write)
+        self.cuts = CutPart(self.server, lambda phase, facts: self._send("cut", {"phase": phase, **facts}))
 
     def run(self) -> None:
         self.server.run()
@@ -96,6 +99,9 @@ class PServer:
             self._send_pong()
         elif name == "epoch":
             self._submit(lambda core: core.begin_epoch(int(command["epoch"])))
+            self.cuts.reset()
+        elif name == "cut":
+            self.cuts.order(command["order"], command["cut"], command)
         elif name == "lost":
             self._submit(lambda core: self._drop(core, command["ranks"]))
         elif name == "left":
@@ -202,10 +208,13 @@ class PServer:
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)
-        return Lane(core, router, self._take, env.secure, self._shm, self._report_step)
+        return Lane(core, router, self._take, self._take_cut, env.secure, self._shm, self._report_step)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)
+
+    def _take_cut(self, lane: Lane, output: CutOutput) -> None:
+        self.cuts.take(lane, output)
 
     def _open_model(self, path: str) -> ModelSource:
         """Return the model at `path`, opened and verified once for all lanes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Push:
 
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
-    are applied, except in sync mode.
+    are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push.
     """
 
     message: wire.Message
@@ -36,6 +37,7 @@ class Push:
     requests: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
     applied: set[tuple[int, int]] = field(default_factory=set)
     weight: np.float32 = _ONE
+    position: Any = None
 
     @property
     def samples(self) -> int:
@@ -61,6 +63,8 @@ class RequestValidator:
             raise WireError(f"trainer {message.rank} claims {message.samples} samples at step {message.step}")
         parts, message.parts = message.parts, []
         push = Push(message)
+        if parts and parts[-1].kind == wire.JSON:
+            push.position = position_of(parts.pop())
         if self._weighted:
             push.weight = np.float32(message.samples)
         for key, own in _by_table(parts).items():
@@ -134,6 +138,13 @@ class RequestValidator:
         if len(ids) > 1:
             check_ids(spec, all_ids, self._place)
         return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
+
+
+def position_of(part: wire.Part) -> Any:
+    """Return the value of `ps.cursor` in a JSON part."""
+    if part.array.nbytes > 2 * wire.MAX_POSITION_BYTES:
+        raise WireError(f"a cursor has {part.array.nbytes} bytes")
+    return wire.Message(wire.PUSH, parts=[part]).json().get("cursor")
 
 
 def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:

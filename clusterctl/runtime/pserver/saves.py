@@ -10,7 +10,7 @@ from clusterctl.common.manifest import pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL
-from clusterctl.runtime.pserver.lane_state import LaneState, Output
+from clusterctl.runtime.pserver.lane_state import LaneState
 from clusterctl.runtime.pserver.trainers import TrainerStates
 from clusterctl.runtime.wire import messages as wire
 
@@ -114,7 +114,7 @@ class Saver:
         self.book = SaveBook()
         self._lane = lane
 
-    def due(self, force: bool) -> list[Output]:
+    def due(self, force: bool) -> list[Save]:
         """Return the requested saves that are due now; with `force` also those that only some trainers requested.
 
         At the end of a pass there may be a model, a checkpoint, both or nothing to save.
@@ -127,25 +127,31 @@ class Saver:
                 self.book.skip(tag)
             else:
                 tags.append(tag)
+        if tags:
+            self.book.saved_step = self._lane.step
+            self.book.skipped_last &= all(pass_of(tag) is None for tag in tags)
         checkpoint = any(whole_pass for _, whole_pass in due) and self._is_checkpoint(passes)
         return self._save(Save("", self._lane.step, max(0, passes - 1)), tags, checkpoint)
 
-    def at_cut(self, step: int, purpose: int) -> list[Output]:
-        """Return the saves for the `purpose` of a cut; `step` is part of their tags."""
+    def at_cut(self, step: int, purpose: int) -> list[Save]:
+        """Return the saves for the `purpose` of a cut that will be written; `step` is part of their tags."""
+        if purpose & MODEL:
+            self.book.saved_step = self._lane.step
+        return self.copies(step, purpose)
+
+    def copies(self, step: int, purpose: int) -> list[Save]:
+        """Return the same of a cut that may be dropped."""
         save = Save("", step, self._lane.trainers.passes, at_cut=True)
         return self._save(save, [step_tag(step)] if purpose & MODEL else [], bool(purpose & CHECKPOINT))
 
-    def _save(self, save: Save, tags: Sequence[str], checkpoint: bool) -> list[Output]:
+    def _save(self, save: Save, tags: Sequence[str], checkpoint: bool) -> list[Save]:
         """Return `save` under each of the `tags`, and as a checkpoint if one is due, all with the same copies."""
         if not tags and not checkpoint:
             return []
         began = time.perf_counter()
         tables = tuple(table.frozen() for _, table in sorted(self._lane.tables.items()))
         save = replace(save, tables=tables, pause_s=time.perf_counter() - began)
-        out: list[Output] = [replace(save, tag=tag) for tag in tags]
-        if tags:
-            self.book.saved_step = self._lane.step
-            self.book.skipped_last &= all(pass_of(tag) is None for tag in tags)
+        out = [replace(save, tag=tag) for tag in tags]
         if checkpoint:
             trainers = self._lane.trainers
             own = replace(save, checkpoint=True, pass_=trainers.passes, cursors=trainers.cursors(), at_cut=True)

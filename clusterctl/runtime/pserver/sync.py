@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.trainers import TrainerState
-from clusterctl.runtime.pserver.updates import AnswerPull, UpdatePolicy
+from clusterctl.runtime.pserver.updates import HandleAgain, UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable, Weighted
 from clusterctl.runtime.store.factory import Tables
 from clusterctl.runtime.store.sparse import SparseTable
@@ -48,8 +51,8 @@ class SyncUpdates(UpdatePolicy):
     from all trainers that push the table; the step is done when all parts are.
     """
 
-    def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
-        super().__init__(lane, saver, answer_pull)
+    def __init__(self, lane: LaneState, saver: Saver, again: HandleAgain) -> None:
+        super().__init__(lane, saver, again)
         self._due_cuts: dict[int, int] = {}  # by step, what they are for
         self._schedule = lane.cut_schedule.by_purpose()
         self._missing: TrainerState | None = None
@@ -68,9 +71,6 @@ class SyncUpdates(UpdatePolicy):
             return self._piece(message)
         return self._open(trainer, message)
 
-    def cut(self, message: wire.Message) -> list[Output]:
-        raise RefusedError("a sync job makes its checkpoints between steps")
-
     def version(self, pull: wire.Message) -> int | None:
         if pull.version == wire.NEWEST:
             return None
@@ -86,15 +86,16 @@ class SyncUpdates(UpdatePolicy):
     def progress_of(self, rank: int) -> tuple[bool, int]:
         return bool(self.lane.tables) or self.lane.lane == 0, self.lane.step  # lane 0 gets all pushes
 
-    def join(self, message: wire.Message) -> None:
+    def join(self, message: wire.Message, position: Any) -> None:
         if not self.lane.tables:
             self.lane.step = max(self.lane.step, message.step)
 
-    def announce(self, purpose: int) -> None:
+    def announce(self, purpose: int) -> list[Output]:
         """Announce the cut with the replies of this step; trainers send it to all lanes with their next push."""
         at, others = self.lane.cut_schedule.decode(self.cuts)
         due = self.lane.step + 2
         self.cuts = self.lane.cut_schedule.encode(due, purpose | others if at == due else purpose)
+        return []
 
     def trainers_changed(self) -> list[Output]:
         """Apply updates that waited for a trainer that left; its complete pushes count."""
@@ -154,7 +155,7 @@ class SyncUpdates(UpdatePolicy):
         pushes = [] if self._is_incomplete() else self._pushes()
         if not pushes:
             return []
-        out = self.saver.due(force=True)
+        out: list[Output] = [*self.saver.due(force=True)]
         now = self._now = Step(pushes, self.lane.tables)
         for key, table in sorted(self.lane.tables.items()):
             if isinstance(table, SparseTable):
@@ -215,15 +216,16 @@ class SyncUpdates(UpdatePolicy):
             table.finish(self.lane.step)
         self.lane.step += 1
         for push in now.pushes:
-            self.lane.trainers[push.message.rank].record(push.message)
+            self.lane.trainers[push.message.rank].record(push)
         self._expect_all()
-        out, passes, keys = self._make_cuts(), self.lane.trainers.passes, list(now.left_over)
+        out: list[Output] = [*self._make_cuts()]
+        passes, keys = self.lane.trainers.passes, list(now.left_over)
         for push in now.pushes:
             rest = [key for key in keys if key not in push.later] if push.later else keys
             out.append(self._reply_in(passes, push.message, self.lane.newest(push.message.rank, rest)))
         return out + self._answer_held()
 
-    def _make_cuts(self) -> list[Output]:
+    def _make_cuts(self) -> list[Save]:
         step = self.lane.step
         purpose = self._due_cuts.pop(step, 0)
         for one, every in self._schedule.items():

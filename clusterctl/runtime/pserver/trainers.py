@@ -15,7 +15,7 @@ class TrainerState:
 
     `declared` means that it made a table on this lane, and so pushes to it. `samples` are those of the open pass,
     `pass_samples` those of the last complete one; `sharded` means that it takes its share of the batches
-    that all trainers read.
+    that all trainers read. `position` is the value of `ps.cursor` that came with its last push.
     """
 
     attempt: int = 0
@@ -29,15 +29,24 @@ class TrainerState:
     samples: int = 0
     pass_samples: int = 0
     sharded: bool = False
+    position: Any = None
+
+    @property
+    def begun(self) -> int:
+        """Its pushes, with the one that is not entirely applied yet."""
+        return self.pushed + (self.push is not None)
 
     @property
     def is_awaited(self) -> bool:
         """True if its push of the current step has not arrived."""
         return self.push is None and not self.left
 
-    def record(self, push: wire.Message) -> None:
+    def record(self, applied: Push) -> None:
         """Count a push that was applied."""
+        push = applied.message
         self.push = None
+        if applied.position is not None:
+            self.position = applied.position
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
         self.samples += push.samples
@@ -60,14 +69,20 @@ class TrainerState:
         """Return the trainer's cursor for checkpoints."""
         pass_, batch = self.cursor
         at = {"rank": rank, "step": self.pushed, "pass": pass_, "batch": batch}
-        return {**at, "passes": self.passes, "left": self.left}
+        position = {} if self.position is None else {"position": self.position}
+        return {**at, "passes": self.passes, "left": self.left, **position}
 
 
 @dataclass
 class TrainerStates:
-    """All trainers of the run, by ascending rank."""
+    """All trainers of the run, by ascending rank.
+
+    `positions` are those of the trainers of an earlier run, if it had another number of them, until each of ours has
+    one of its own.
+    """
 
     by_rank: dict[int, TrainerState] = field(default_factory=dict)
+    positions: list[Any] = field(default_factory=list)
 
     def __getitem__(self, rank: int) -> TrainerState:
         return self.by_rank[rank]
@@ -99,13 +114,22 @@ class TrainerStates:
         return min(here) if here else max((m.pushed for m in self.by_rank.values()), default=0)
 
     def cursors(self) -> tuple[dict[str, Any], ...]:
-        return tuple(trainer.to_json(rank) for rank, trainer in sorted(self.by_rank.items()))
+        """Return the cursors of all trainers, by rank; the first also has the `positions` that they still need."""
+        cursors = [trainer.to_json(rank) for rank, trainer in sorted(self.by_rank.items())]
+        if self.positions and any(cursor.get("position") is None for cursor in cursors):
+            cursors[0]["positions"] = self.positions
+        return tuple(cursors)
 
     def restore(self, cursors: list[dict[str, Any]], step: int) -> None:
         """Continue from a checkpoint's cursors; with another number of trainers the interrupted pass restarts."""
         same = len(cursors) == len(self.by_rank)
+        if same:
+            self.positions = list(cursors[0].get("positions", []))
+        elif any(cursor.get("position") is not None for cursor in cursors):
+            self.positions = [cursor.get("position") for cursor in cursors]
         pass_ = min((int(c["pass"]) for c in cursors), default=0)
         for rank, trainer in self.by_rank.items():
             at = cursors[rank] if same else {"step": step, "pass": pass_, "batch": 0, "passes": pass_}
             trainer.pushed, trainer.passes = int(at["step"]), int(at["passes"])
             trainer.cursor = (int(at["pass"]), int(at["batch"]))
+            trainer.position = at.get("position")

@@ -8,47 +8,43 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
 from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.pserver.lane_cut import LaneCut
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.store.dense import DenseTable, Weighted
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.wire import messages as wire
 
-#: Handles a pull that had to wait.
-AnswerPull = Callable[[wire.Message], list[Output]]
+#: Handles a request that had to wait.
+HandleAgain = Callable[[wire.Message], list[Output]]
 
 #: Per trainer, which has one for each embedding whose rows it prefetches.
 _PULLS_HELD = 4_096
 
 
 class UpdatePolicy:
-    """The part common to both policies: pulls that wait, checkpoints that are announced.
+    """The part common to both policies: requests that wait, cuts that are announced.
 
-    `answer_pull` handles a pull that had to wait.
+    `again` handles a request that had to wait.
     """
 
-    def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
+    def __init__(self, lane: LaneState, saver: Saver, again: HandleAgain) -> None:
         self.lane = lane
         self.saver = saver
-        self._answer_pull = answer_pull
-        #: Announced in replies: in sync mode the step of the next cut, else the number of cuts so far (see `cuts`).
-        self.cuts = 0
-        self.cuts_made = 0
+        self._again_with = again
+        self.cuts = 0  # announced in replies in sync: the step of the next cut, see `cuts`
+        self.cut: LaneCut | None = None
         self.lost = 0
         self.staleness: Counter[int] = Counter()
         self.applied_s = 0.0  # seconds spent in updates of tables; other threads read it
         self._pulls: list[wire.Message] = []
 
     def push(self, message: wire.Message) -> list[Output]:
-        raise NotImplementedError
-
-    def cut(self, message: wire.Message) -> list[Output]:
-        """Handle a trainer's stop for checkpoint number `message.cut`."""
         raise NotImplementedError
 
     def defers(self, pull: wire.Message) -> bool:
@@ -81,17 +77,33 @@ class UpdatePolicy:
     def restore(self, step: int) -> None:
         self.lane.step = step
 
-    def forget_requests(self, rank: int) -> None:
-        """Forget that a trainer stopped for a checkpoint: a new attempt of it, or a new epoch, begins."""
-
-    def join(self, message: wire.Message) -> None:
+    def join(self, message: wire.Message, position: Any) -> None:
         """Handle a trainer that makes a table; the run may have made steps before this lane had any table."""
 
-    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int], position: Any = None) -> None:
         """Record that a trainer has made `pushes` pushes and is at `cursor`, even if this lane missed some."""
 
-    def announce(self, purpose: int) -> None:
-        """Announce a cut, due by the clock."""
+    def announce(self, purpose: int) -> list[Output]:
+        """Handle a cut that is due by the clock."""
+        raise NotImplementedError
+
+    # Cuts outside sync, ordered by the lead.
+
+    def hold_cut(self, number: int) -> list[Output]:
+        """Begin a cut: hold new pushes back."""
+        return []
+
+    def make_cut(self, number: int, purpose: int, counts: Sequence[int], step: int) -> list[Output]:
+        """Apply the pushes up to `counts`, by rank, then copy, and go on."""
+        return []
+
+    def drop_cut(self, number: int | None = None) -> list[Output]:
+        """Go on without the cut."""
+        return []
+
+    def holds(self, message: wire.Message) -> bool:
+        """Hold a message back that belongs after the cut being made, and return True."""
+        return False
 
     def trainers_changed(self) -> list[Output]:
         """Continue the work that waited for a trainer that has made a table or has left."""
@@ -116,7 +128,7 @@ class UpdatePolicy:
         if not self._pulls:
             return []
         held, self._pulls = self._pulls, []
-        return [output for pull in held for output in self._answer_pull(pull)]
+        return [output for pull in held for output in self._again_with(pull)]
 
     def _reply(self, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
         return self._reply_in(self.lane.trainers.passes, request, parts, flags)

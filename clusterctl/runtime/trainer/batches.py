@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,17 +14,20 @@ from typing import Any, Callable
 import numpy as np
 
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.wire.messages import MAX_POSITION_BYTES
 
 Reader = Callable[[int, np.random.Generator], Iterable[Any]]
 
 _SHARED = 2**32 - 1
+_AS_JSON = "use numbers, strings, lists, and dicts with strings as keys"
 
 
 @dataclass
 class StepContext:
     """The batch that the training program works on; one push ends it. `ahead` are the batches read after it.
 
-    `sharded` means that every trainer reads all batches and takes its share.
+    `sharded` means that every trainer reads all batches and takes its share. `position` is the value that `ps.cursor`
+    had when the reader yielded the batch.
     """
 
     pass_: int
@@ -31,7 +35,157 @@ class StepContext:
     last: bool
     ahead: list[Any] = field(default_factory=list)
     sharded: bool = False
+    position: Any = None
     pushed: bool = False
+
+
+class ReaderCursor:
+    """`ps.cursor`: where the reader is, in its own terms. The reader sets it; it belongs to the batch yielded next."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._is_reading = False
+
+    def while_reading(self, read: Callable[[], Any]) -> Any:
+        """Return `read()`, which may set the value."""
+        self._is_reading = True
+        try:
+            return read()
+        finally:
+            self._is_reading = False
+
+    def set(self, value: Any) -> None:
+        """Set the value. Raises UseError outside the reader, and for a value that cannot be kept."""
+        if not self._is_reading:
+            raise UseError("ps.cursor is set outside the reader", remedy="set it in the reader, before it yields")
+        try:
+            text = json.dumps(value)
+            exact = json.loads(text) == value
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise UseError(f"ps.cursor = {value!r:.80} is not JSON ({exc})", remedy=_AS_JSON) from None
+        if not exact:
+            raise UseError(f"ps.cursor = {value!r:.80} is not the same after JSON", remedy=_AS_JSON)
+        if len(text) > MAX_POSITION_BYTES:
+            raise UseError(
+                f"ps.cursor has {len(text):,} bytes as JSON, at most {MAX_POSITION_BYTES:,} are allowed",
+                remedy="keep an offset or a file name there, not the data",
+            )
+        self.value = json.loads(text)
+
+
+class _Feed:
+    """What one call of the reader yields, each batch with the value of the cursor."""
+
+    def __init__(self, batches: Iterable[Any], cursor: ReaderCursor) -> None:
+        self._batches = iter(batches)
+        self._cursor = cursor
+        self._next: list[tuple[Any, Any]] = []
+
+    def is_over(self) -> bool:
+        """Return True if there is no other batch. Reads one ahead."""
+        self._next = self._next or [*itertools.islice(self, 1)]
+        return not self._next
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        if self._next:
+            return self._next.pop()
+        return self._cursor.while_reading(lambda: next(self._batches)), self._cursor.value
+
+
+class BatchSource:
+    """The batches of this trainer in a loop over passes, of which `base` is the first.
+
+    Without `pass_batches` the reader is called for each pass. With it the reader is called once, and goes on from pass
+    to pass. If every trainer reads all batches, `share_of(pass_)` returns (every, offset) of its own. `ahead` batches
+    are read ahead.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        cursor: ReaderCursor,
+        rng: Callable[[int], np.random.Generator],
+        share_of: Callable[[int], tuple[int, int]] | None,
+        base: int,
+        pass_batches: int | None,
+        ahead: int,
+    ) -> None:
+        self._reader = reader
+        self._cursor = cursor
+        self._rng = rng
+        self._share_of = share_of or (lambda pass_: (1, 0))
+        self._sharded = share_of is not None
+        self._base = base
+        self._most = pass_batches
+        self._ahead = ahead
+        self._feed: _Feed | None = None
+        self._own: Iterator[tuple[Any, Any]] = iter(())
+        self._first = 0
+
+    def begin(self, pass_: int, batch: int) -> bool:
+        """Begin a pass at number `batch`. Return False if the reader, which goes on from pass to pass, has ended.
+
+        Nothing is skipped if the reader continues from its cursor.
+        """
+        self._first = 0
+        if self._most is None or self._feed is None:
+            self._feed, self._own = self._open(pass_, batch)
+        else:
+            deque(self._own, maxlen=0)  # the batches of others after our last one
+            self._own = self._shared_out(self._feed, pass_)
+        return self._most is None or not self._feed.is_over()
+
+    def batches(self, pass_: int, batch: int) -> Iterator[tuple[Any, StepContext]]:
+        """Yield the batches of the pass from number `batch`, each with its context."""
+        left = None if self._most is None else max(0, self._most - self._first)
+        items = enumerate(itertools.islice(self._own, left), self._first)
+        window: deque[tuple[int, tuple[Any, Any]]] = deque()
+        last = False
+        while not last:
+            window.extend(itertools.islice(items, self._ahead + 1 - len(window)))
+            if not window:
+                return
+            number, (value, position) = window.popleft()
+            last = number + 1 == self._most or (self._ahead > 0 and not window)
+            if number >= batch:
+                following = [item for _, (item, _) in window]
+                yield value, StepContext(pass_, number, last, following, self._sharded, position)
+
+    def _open(self, pass_: int, batch: int) -> tuple[_Feed, Iterator[tuple[Any, Any]]]:
+        """Call the reader, to continue from its cursor, or from its start."""
+        goes_on = self._most is not None
+        if batch == 0 and (not goes_on or pass_ == self._base):
+            self._cursor.value = None  # that of the pass or loop before
+        if self._cursor.value is None:
+            feed = self._call(self._base if goes_on else pass_)
+            before = [(self._most or 0) * self._share_of(one)[0] for one in range(self._base, pass_) if goes_on]
+            deque(itertools.islice(feed, sum(before)), maxlen=0)
+            return feed, self._shared_out(feed, pass_)
+        feed, self._first = self._call(pass_), batch
+        if batch:
+            every, offset = self._share_of(pass_)
+            return feed, self._shared_out(feed, pass_, (batch - 1) * every + offset + 1)
+        every, offset = self._share_of(pass_ - 1)
+        deque(itertools.islice(feed, every - 1 - offset), maxlen=0)
+        return feed, self._shared_out(feed, pass_)
+
+    def _call(self, pass_: int) -> _Feed:
+        batches = self._cursor.while_reading(lambda: self._reader(pass_, self._rng(pass_)))
+        if not isinstance(batches, Iterable):
+            raise UseError(
+                f"reader({pass_}, rng) returned {type(batches).__name__}",
+                remedy="yield batches, or return an iterable",
+            )
+        return _Feed(batches, self._cursor)
+
+    def _shared_out(self, feed: _Feed, pass_: int, begin: int = 0) -> Iterator[tuple[Any, Any]]:
+        """Return this trainer's batches of a pass, of which `feed` goes on with number `begin`."""
+        every, offset = self._share_of(pass_)
+        end = None if self._most is None else self._most * every - begin
+        return (item for number, item in enumerate(itertools.islice(feed, end), begin) if number % every == offset)
 
 
 def pass_rng(seed: int, rank: int, pass_: int, shard: bool) -> np.random.Generator:
@@ -41,29 +195,11 @@ def pass_rng(seed: int, rank: int, pass_: int, shard: bool) -> np.random.Generat
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def own_batches(reader: Reader, pass_: int, rng: np.random.Generator, every: int, offset: int) -> Iterator[Any]:
-    """Yield every `every`-th batch of `reader` in this pass, from `offset`."""
-    batches = reader(pass_, rng)
-    if not isinstance(batches, Iterable):
-        raise UseError(
-            f"reader({pass_}, rng) returned {type(batches).__name__}",
-            remedy="yield batches, or return an iterable",
-        )
-    return (batch for number, batch in enumerate(batches) if number % every == offset)
-
-
-def read_ahead(batches: Iterator[Any], skip: int, ahead: int) -> Iterator[tuple[int, Any, list[Any]]]:
-    """Yield `(number, batch, next batches)`, reading `ahead` (at least 1) batches ahead; the first `skip` are skipped.
-
-    A batch without next batches is the last one.
-    """
-    numbered = enumerate(batches)
-    window: deque[tuple[int, Any]] = deque(itertools.islice(numbered, ahead))
-    while window:
-        window.extend(itertools.islice(numbered, 1))
-        number, batch = window.popleft()
-        if number >= skip:
-            yield number, batch, [following for _, following in window]
+def checked_reader(reader: Any) -> Reader:
+    if not callable(reader):
+        raise UseError(f"reader={reader!r} is not callable", remedy="pass reader(pass_, rng) that yields batches")
+    own: Reader = reader
+    return own
 
 
 def whole_number(name: str, number: Any, least: int) -> int:

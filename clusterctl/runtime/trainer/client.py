@@ -5,6 +5,7 @@ The training program uses `Session`, which talks to the pservers through this cl
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -48,10 +49,11 @@ class PendingReplies:
 
 
 class Client:
-    """The client of one trainer. `step` counts its pushes (in sync mode: the job's steps); `used` lanes have tables;
-    `cuts_taken` is the newest checkpoint for which it stopped, by number.
+    """The client of one trainer. `step` counts its pushes (in sync mode: the job's steps); `used` lanes have tables.
 
-    `refresh(part)` is called with the new values in replies to pushes.
+    `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
+    of the trainers of an earlier run that had another number of them. `refresh(part)` is called with the new values in
+    replies to pushes.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class Client:
         self._requests = env.attempt << 32  # so that replies to an earlier attempt's requests do not match ours
         self._epoch = 0
         self._pushes: deque[PendingReplies] = deque()
-        self._cut = 0
-        self.cuts_taken = 0
-        self.any_lane = False  # pservers of an older version want to hear only of tables and stops on lanes in use
+        self._cut = 0  # in sync: the next one that was announced
+        self.position: Any = None
+        self.positions: list[Any] = []
+        self.any_lane = False  # pservers of an older version want to hear only of tables on lanes in use
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
         self._reply_bytes = 0
@@ -135,13 +138,15 @@ class Client:
     def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
         """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
         make, pending = self._push_maker(context, samples), PendingReplies()
+        self.position = self.position if context.position is None else context.position
+        position = [] if context.position is None else [wire.json_part({"cursor": context.position})]
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
             self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
-            message = make(lane, 0, count, out.opening)
-            full = None if out.full is None else make(lane, 0, count, out.full)
+            message = make(lane, 0, count, [*out.opening, *position])
+            full = None if out.full is None else make(lane, 0, count, [*out.full, *position])
             self._post_push(pending, lane, message, full)
             if out.pieces:
                 pieces[lane] = out.pieces
@@ -214,27 +219,6 @@ class Client:
         """Passes that all trainers have ended, as far as this trainer knows."""
         return min(self._passes.values())
 
-    def stop_for_cut(self) -> bool:
-        """Return True if a checkpoint waits for this trainer; never in sync mode. See `take_cut`."""
-        due = self.mode.name != "sync" and self._cut > self.cuts_taken
-        return due and self.step >= self._even_from
-
-    def take_cut(self, context: StepContext) -> bool:
-        """Wait until all pushes are answered, then until the checkpoint that is due is made, on all lanes.
-
-        `context` is that of the last push. Return True if the next one is due before any push.
-        """
-        self.settle()
-        self.cuts_taken = self._cut
-        pass_, batch = (context.pass_ + 1, 0) if context.last else (context.pass_, context.batch + 1)
-        cursor = {"step": self.step, "pass_": pass_, "batch": batch}
-        lanes = list(range(self.layout.lanes)) if self.any_lane else self.used
-        replies = self.ask(wire.CUT, lanes, cut=self._cut, version=self._versions[0], **cursor)
-        for reply in replies.values():
-            for part in reply.parts:
-                self._refresh(part)
-        return any(reply.flags & wire.STOP_AGAIN for reply in replies.values())
-
     # Start and end
 
     def _hello(self) -> None:
@@ -242,6 +226,7 @@ class Client:
         about = {"parts": [wire.json_part({"trainers": self._trainers})]}
         replies = self.ask(wire.HELLO, first, **about)
         facts = {lane: reply.json() for lane, reply in replies.items()}
+        self.positions = [json.loads(part.array.tobytes())["position"] for part in replies[0].parts[1:]]
         for lane, own in list(facts.items()):
             self._check(lane, own)
             for number, port in enumerate(own.get("ports", [])[1:], 1):
@@ -265,13 +250,10 @@ class Client:
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
-        # An earlier attempt may have died when only some lanes had its push: no checkpoint until they agree.
-        self._even_from = max(int(own["step"]) for own in known.values())
         self._passes = {lane: int(own["passes"]) for lane, own in known.items()}
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
         self._cut = max(int(own["cut"]) for own in facts.values())
-        # The others may have stopped for a checkpoint that only some lanes have made: the rest wait for this trainer.
-        self.cuts_taken = min(int(own["cuts_made"]) for own in known.values())
+        self.position = earliest.get("position")
 
     def end_pass(self, tag: str, *, repeated: bool = False) -> None:
         """Request the save at the end of a pass; the replies name the trainers that are gone for good.

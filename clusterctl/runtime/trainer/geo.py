@@ -82,7 +82,7 @@ class GeoParameters(Parameters):
         self._since += 1
         self._samples += samples
         self._context = context
-        if self._since >= self._every or context.last or self.client.stop_for_cut():
+        if self._since >= self._every or context.last:
             self._exchange()
         when_sent()
 

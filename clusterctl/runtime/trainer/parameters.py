@@ -53,8 +53,6 @@ class Parameters:
         client.push(self.packer.pack(sent, dict.fromkeys(client.used)), context, samples)
         when_sent()
         client.settle(client.window - 1)
-        while client.stop_for_cut() and client.take_cut(context):
-            pass
 
     def settle(self) -> None:
         """Wait until all pushes are applied, and discard prefetched rows."""
@@ -126,3 +124,12 @@ class Parameters:
         pending.leases.append(lease)
         placed = brief._replace(position=lease.position)
         return placed, placed if brief is full else full._replace(position=lease.position)
+
+
+def make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
+    """Return the parameters of the job's mode."""
+    if client.mode.name == "geo":
+        from clusterctl.runtime.trainer.geo import GeoParameters
+
+        return GeoParameters(client, trainers, guard)
+    return Parameters(client, guard)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 from clusterctl.runtime.trainer.metrics import Logbook
 
@@ -58,8 +60,8 @@ class Progress:
         """Record the step at which this trainer joined the run: one that joins late may have nothing left to push."""
         self._pushed = step > 0
 
-    def begin_pass(self, pass_: int, passes: int) -> None:
-        """Begin a pass of `passes` in all."""
+    def begin_pass(self, pass_: int, passes: int | None) -> None:
+        """Begin a pass of `passes` in all, None if their number is not known."""
         self.flush_log()
         self._pass, self._passes = pass_, passes
         now = self._clock()
@@ -134,10 +136,14 @@ class Progress:
             self._alive_s = now
             self._supervisor.send("waiting")
 
-    def log(self, step: int, values: dict[str, float], weight: float) -> None:
+    def log(self, step: int, numbers: Mapping[str, Any], weight: Any) -> None:
         """Record named numbers; they are sent as weighted means, at most once a second for each set of names."""
+        try:
+            values, share = {name: float(number) for name, number in numbers.items()}, float(weight)
+        except (TypeError, ValueError) as exc:
+            raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc
         self._step = step
-        self._logbook.add(values, weight, self._clock())
+        self._logbook.add(values, share, self._clock())
 
     def done(self, pushes: int) -> None:
         """Report that this trainer left the run after `pushes` pushes; a pserver that restarts later is informed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
@@ -17,13 +18,14 @@ from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.accumulation import Accumulator
 from clusterctl.runtime.trainer.batches import (
+    BatchSource,
     Reader,
+    ReaderCursor,
     StepContext,
     checked_loss,
+    checked_reader,
     checked_samples,
-    own_batches,
     pass_rng,
-    read_ahead,
     whole_number,
 )
 from clusterctl.runtime.trainer.client import Client
@@ -33,8 +35,8 @@ from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle
-from clusterctl.runtime.trainer.parallel import PartPool
-from clusterctl.runtime.trainer.parameters import Parameters
+from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
+from clusterctl.runtime.trainer.parameters import make_parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -61,7 +63,7 @@ class Session:
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._progress.joined(self._client.step)
-        self._parameters = _make_parameters(self._client, self.trainers, self._guard)
+        self._parameters = make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
@@ -70,6 +72,7 @@ class Session:
         self._pass_is_over = self._client.passes_done >= self._next_pass > 0
         self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
         self._open_pass = self._next_pass - 1 if self._rejoins else None
+        self._cursor, self._position = ReaderCursor(self._client.position), self._client.position
         self._sharded = False
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
@@ -121,6 +124,24 @@ class Session:
     def step(self) -> int:
         return self._parameters.step
 
+    @property
+    def cursor(self) -> Any:
+        """The reader's place in its data: set it in the reader before `yield`, to any JSON of up to 4 kB.
+
+        It belongs to the batch yielded next. When the reader is called to continue, in a resumed run or after a
+        restart, it has the value of the last batch that counts; no batch is skipped then. None if there is none.
+        """
+        return self._cursor.value
+
+    @cursor.setter
+    def cursor(self, value: Any) -> None:
+        self._cursor.set(value)
+
+    @property
+    def cursors(self) -> list[Any]:
+        """The cursors of all trainers by rank, if the run was resumed with another number of them; else empty."""
+        return list(self._client.positions)
+
     # Tables
 
     def dense(self, name: str, shape: int | Sequence[int], rule: Rule, init: Initial | None = None) -> Dense:
@@ -171,10 +192,11 @@ class Session:
         lanes = self.layout.places(kind)
         self._parameters.settle()
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
-        cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cuts_taken}
-        if 0 not in lanes and self._client.any_lane and self.mode != "sync":
-            self._client.ask(wire.CREATE, [0], **cursor)  # it gets all pushes, and a new pserver may run it
-        replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
+        at = {"pass_": pass_, "batch": self._batch, "step": self._client.step}
+        place = {"cursor": self._client.position}
+        if 0 not in lanes and self._client.any_lane and self.mode != "sync":  # it gets all pushes, and may be new
+            self._client.ask(wire.CREATE, [0], **at, parts=[wire.json_part(place)])
+        replies = self._client.ask(wire.CREATE, lanes, **at, parts=[wire.json_part({**spec.to_json(), **place})])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
             print_line(f"table {name!r} is not in {self._load}; it starts from its initial values")
@@ -185,13 +207,14 @@ class Session:
     def steps(
         self,
         reader: Reader,
-        passes: int,
+        passes: int | None,
         shard: bool = False,
         accumulate: int = 1,
         prefetch: int = 0,
         ids: IdsOf | None = None,
         on_pass: Callable[[int], Any] | None = None,
         clip: Clip | None = None,
+        pass_batches: int | None = None,
     ) -> Iterator[Any]:
         """Yield the batches of `passes` passes; end each with one `push`.
 
@@ -205,10 +228,12 @@ class Session:
         `prefetch=n` and `ids={embedding: f}` the rows of `f(batch)` are requested up to n batches ahead: in sync mode
         they still have the values of their step, in the other modes they are as old as the request. `clip` is applied
         to the whole gradient before it is sent.
+
+        With `pass_batches=n` the reader is called once, and a pass ends after n batches of each trainer while the
+        reader goes on; the loop ends with the reader, or after `passes` passes, None for any number. Such a stream, or
+        one with `passes=None`, is not read ahead, unless `prefetch` says so.
         """
         self._guard.check("ps.steps")
-        if not callable(reader):
-            raise UseError(f"reader={reader!r} is not callable", remedy="pass reader(pass_, rng) that yields batches")
         self._accumulate = whole_number("accumulate", accumulate, 1)
         ahead = whole_number("prefetch", prefetch, 0)
         if clip is not None and not isinstance(clip, Clip):
@@ -219,10 +244,17 @@ class Session:
             known = isinstance(handle, Embedding) and self._handles.get(handle.spec.key) is handle
             if not known or not callable(of):
                 raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
-        return self._run(reader, whole_number("passes", passes, 0), shard, max(1, ahead), on_pass)
+        length = None if pass_batches is None else whole_number("pass_batches", pass_batches, 1)
+        streams = passes is None or length is not None
+        number = whole_number("passes", passes, 0) if passes is not None else 1 if length is None else None
+        share_of = self._client.share_of if shard else None
+        rng = functools.partial(pass_rng, self.seed, self.rank, shard=shard)
+        source = functools.partial(BatchSource, checked_reader(reader), self._cursor, rng, share_of)
+        self._sharded = shard
+        return self._run(lambda base: source(base, length, ahead if streams else max(1, ahead)), number, on_pass)
 
     def _run(
-        self, reader: Reader, passes: int, shard: bool, ahead: int, on_pass: Callable[[int], Any] | None
+        self, source_from: Callable[[int], BatchSource], passes: int | None, on_pass: Callable[[int], Any] | None
     ) -> Iterator[Any]:
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
@@ -231,29 +263,28 @@ class Session:
         self._rejoins = False
         if self._client.left:  # an earlier attempt had left the run, and died at its very end
             return
-        first, self._first_pass = self._next_pass, self._first_pass + passes
-        for pass_ in range(first, self._first_pass):
+        source, after = source_from(self._first_pass), None if passes is None else self._first_pass + passes
+        while after is None or self._next_pass < after:
+            pass_, (batch, self._skip) = self._next_pass, (self._skip, 0)
+            if not source.begin(pass_, batch) and not batch:
+                break
             self._open_pass = pass_
-            self._progress.begin_pass(pass_, self._first_pass)
-            yield from self._batches(reader, pass_, shard, ahead)
+            self._progress.begin_pass(pass_, after)
+            yield from self._batches(source.batches(pass_, batch))
             self._progress.end_pass(self.step)
             if on_pass is not None:
                 on_pass(pass_)
             self._save_pass()
+        self._first_pass = self._next_pass if after is None else after
 
-    def _batches(self, reader: Reader, pass_: int, shard: bool, ahead: int) -> Iterator[Any]:
-        rng = pass_rng(self.seed, self.rank, pass_, shard)
-        self._sharded = shard
-        every, offset = self._client.share_of(pass_) if shard else (1, 0)
-        own = own_batches(reader, pass_, rng, every, offset)
-        skip, self._skip = self._skip, 0
+    def _batches(self, batches: Iterator[tuple[Any, StepContext]]) -> Iterator[Any]:
         context = None
-        for number, batch, following in read_ahead(own, skip, ahead):
+        for batch, context in batches:
             self._guard.check("ps.steps")
-            context = self._context = StepContext(pass_, number, not following, following, shard)
+            self._context = context
             yield batch
         self._context = None
-        self._finish_pass(flagged=context is not None and context.pushed)
+        self._finish_pass(flagged=context is not None and context.last and context.pushed)
 
     def _finish_pass(self, flagged: bool) -> None:
         """Report this trainer's end of the open pass; in sync mode take empty steps until all trainers end it."""
@@ -263,7 +294,8 @@ class Session:
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
             batches = self._collected.batches
             gradient, samples = self._merged(*self._collected.take(), batches)
-            self._parameters.push(gradient, StepContext(pass_, self._batch, last=True, sharded=self._sharded), samples)
+            end = StepContext(pass_, self._batch, True, sharded=self._sharded, position=self._position)
+            self._parameters.push(gradient, end, samples)
             self._parameters.settle()
             self._progress.alive()
             self._batch += 1
@@ -293,26 +325,23 @@ class Session:
                 f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch"
             )
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
-        gradient = self._checked(gradients)
+        gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
         if alone:
             gradient = self._clipped(gradient)
         if count and not self._nan_policy.admits(self.step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
         context.pushed = True
-        self._batch = context.batch + 1
+        self._batch, self._position = context.batch + 1, context.position
         self._send(gradient, context, count)
         self._progress.stepped(self.step, count, value)
 
-    def parallel(
-        self,
-        f: Callable[[Any], Any],
-        batch: Any,
-        parts: int | None = None,
-        split: Callable[[Any, int], Any] | None = None,
-    ) -> tuple[dict[Handle, Any], int, float | None]:
-        """Run `f(part) -> (gradients, samples, loss)` on each part of a batch, in TRAINER_THREADS threads, and return
-        the merged arguments of `push`. See docs/runtime.md."""
+    def parallel(self, f: Work, batch: Any, parts: int | None = None, split: Split | None = None) -> Result:
+        """Return the arguments of `push`, merged from `f(part) -> (gradients, samples, loss)`, which runs in threads.
+
+        An array, or a tuple of arrays of one length, is cut by rows into `parts` (TRAINER_THREADS) parts; anything else
+        by `split(batch, parts)`. `f` may call nothing of the session but `log`.
+        """
         self._guard.check("ps.parallel")
         return self._parts.run(f, batch, parts, split, self.step)
 
@@ -328,7 +357,7 @@ class Session:
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
-        gradient = self._clipped(self._checked_again(tables))
+        gradient = self._clipped(Gradient.checked_again(tables))
         if samples and not self._nan_policy.admits(self.step, gradient, batches=batches):
             return Gradient(), 0
         return gradient, samples
@@ -344,23 +373,6 @@ class Session:
                 if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
                     self._requested[handle] = (context.pass_, number)
                     self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
-
-    def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
-        checked = Gradient()
-        for handle, gradient in gradients.items():
-            if not isinstance(handle, (Dense, Embedding)) or self._handles.get(handle.spec.key) is not handle:
-                raise UseError(f"push of {handle!r}, which is not a table of this session")
-            if isinstance(handle, Dense):
-                checked.dense[handle] = handle.checked(gradient)
-            else:
-                checked.sparse[handle] = handle.checked(gradient)
-        return checked
-
-    def _checked_again(self, tables: Mapping[Handle, Any]) -> Gradient:
-        """Check the gradients of several batches as one: an id may occur in each batch."""
-        dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
-        sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
-        return Gradient(dense, sparse)
 
     def _refresh(self, part: wire.Part) -> None:
         handle = self._handles.get(part.table)
@@ -379,17 +391,4 @@ class Session:
 
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
-        try:
-            values = {name: float(number) for name, number in numbers.items()}
-            self._progress.log(self.step, values, float(weight))
-        except (TypeError, ValueError) as exc:
-            raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc
-
-
-def _make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
-    """Return the parameters of the job's mode."""
-    if client.mode.name == "geo":
-        from clusterctl.runtime.trainer.geo import GeoParameters
-
-        return GeoParameters(client, trainers, guard)
-    return Parameters(client, guard)
+        self._progress.log(self.step, numbers, weight)

@@ -15,7 +15,8 @@ Header fields in order: magic, version, kind, flags, rank, piece, epoch, attempt
 version of the values, samples, cut, held microseconds, parts, pieces. A request and its reply carry the same
 `request`. `rank` must be the rank that the sender's key belongs to. A push is identified by (rank, step, piece, epoch);
 `attempt` is the number of starts of the trainer. Piece 0 opens a push: it has the cursor (pass, batch), the samples,
-and `LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1.
+`LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1, and last, if the reader has set
+`ps.cursor`, a `JSON` part `{"cursor": VALUE}`. A `CREATE` has such a part, too.
 
 Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending), `SAME`
 (the digest of a list of ids that the pserver has cached), each followed in a push or a reply by `ROWS`
@@ -46,13 +47,15 @@ ENTRY = struct.Struct("<QQQQIBB2x")
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_PARTS = 65_536
 MAX_JSON_BYTES = 1 << 20
+#: The longest value of `ps.cursor`, as JSON.
+MAX_POSITION_BYTES = 4_096
 #: Longer arrays get a separate frame; a frame costs more than copying this much.
 INLINE_BYTES = 16_384
 
 # Kinds of a trainer's requests, and of the replies.
-HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, CUT = 1, 2, 3, 4, 5, 6, 7, 8
+HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE = 1, 2, 3, 4, 5, 6, 7
 OK, ERROR, STATE = 64, 65, 66
-REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, CUT))
+REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE))
 REPLIES = frozenset((OK, ERROR, STATE))
 _KINDS = REQUESTS | REPLIES
 
@@ -61,9 +64,8 @@ INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
 # request it. REPEATED: a reply to a push that was applied before, or a save that an earlier attempt may have requested.
-# SHARDED: a push of a share of the batches that all trainers read. STOP_AGAIN: a reply to a stop; the next stop is due
-# before any push.
-LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED, STOP_AGAIN = 1, 2, 4, 8, 16
+# SHARDED: a push of a share of the batches that all trainers read.
+LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED = 1, 2, 4, 8
 
 #: The version of a pull that takes the newest values.
 NEWEST = 2**64 - 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import DropManifests, DropModelManifests, SendOrder
-from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, LoggedValue, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, Known, LoggedValue, ModelRetention
 
 AUC = Best("auc", "max")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.lead.copies import END_LIMIT_S, LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
-from clusterctl.agent.lead.messages import Written
+from clusterctl.agent.lead.saving.copies import END_LIMIT_S, LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
+from clusterctl.agent.lead.saving.messages import Written
 from clusterctl.launch.copies import copy_plan
 
 RING = {1: (0,), 2: (1,), 0: (2,)}

@@ -8,7 +8,7 @@ import pytest
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import Policy
-from clusterctl.agent.lead.copies import END_LIMIT_S, CopyPolicy
+from clusterctl.agent.lead.saving.copies import END_LIMIT_S, CopyPolicy
 
 WRITTEN: dict[str, Any] = {"tag": "pass-00000", "checkpoint": False, "bytes": 9, "sha256": "ab"}
 

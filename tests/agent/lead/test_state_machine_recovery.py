@@ -8,7 +8,7 @@ import pytest
 
 from agent.plays import NODE_GRACE_S, Play
 from clusterctl.agent.lead.actions import Policy, SendOrder
-from clusterctl.agent.lead.checkpoints import CheckpointRetention, Known
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known
 from clusterctl.agent.lead.restart_policy import FORGIVEN_AFTER_S
 
 THRICE = {"pserver": 3, "trainer": 3}

@@ -15,7 +15,8 @@ from clusterctl.agent.lead.actions import (
     SendOrder,
     WriteManifest,
 )
-from clusterctl.agent.lead.messages import DropModels, Keep, Kept, Logged, Recovery, Saved
+from clusterctl.agent.lead.messages import Recovery
+from clusterctl.agent.lead.saving.messages import DropModels, Keep, Kept, Logged, Saved
 from clusterctl.common import events
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder, warning
-from clusterctl.agent.lead.messages import Copied, Copy, Merge, Written
+from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge, Written
 from clusterctl.common import events
 
 END_LIMIT_S = 60.0  # for the last copies, when all processes have ended

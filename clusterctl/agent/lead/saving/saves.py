@@ -1,0 +1,57 @@
+"""The lead's part in models and checkpoints: what is complete, what stays, and what is copied. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.agent.lead.actions import Action, WriteManifest
+from clusterctl.agent.lead.messages import Recovery, Report
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
+from clusterctl.agent.lead.saving.copies import CopyPolicy, CopyTracker
+from clusterctl.agent.lead.saving.cuts import CutCoordinator
+
+SAVE_REPORTS = ("saved", "kept", "logged", "written", "copied", "cut")
+TRAINING = ("trainers", "running")  # the phases in which cuts are made
+
+
+class SaveTracker:
+    """`pservers` are the nodes of the pservers, each of which writes a piece of a save."""
+
+    def __init__(
+        self,
+        pservers: Sequence[int],
+        lead: int,
+        retention: CheckpointRetention | None,
+        models: ModelRetention | None,
+        copies: CopyPolicy | None,
+    ) -> None:
+        self.checkpoints = CheckpointTracker(retention or CheckpointRetention(3), models or ModelRetention(None))
+        self.copies = CopyTracker(copies or CopyPolicy({}), lead)
+        self.cuts = CutCoordinator(set(pservers), len(pservers))
+        self._pservers = len(pservers)
+
+    def handle(self, node: int, report: Report, now: float, phase: str) -> list[Action]:
+        """Handle a report about saves in a phase of the run."""
+        if report["do"] == "cut":
+            return self.cuts.take(report) if phase in TRAINING else []
+        if report["do"] == "saved":
+            actions = self.checkpoints.take(report, self._pservers)
+            for whole in [action for action in actions if isinstance(action, WriteManifest)]:
+                self.copies.expect()
+                actions += self.cuts.written(whole.tag, whole.checkpoint)
+            return actions
+        if report["do"] == "kept":
+            return self.checkpoints.keep(report)
+        if report["do"] == "written":
+            return self.copies.offer(report, now)
+        if report["do"] == "copied":
+            return self.copies.take(node, report, now)
+        if report["do"] == "logged":
+            self.checkpoints.log(report)
+        return []
+
+    def go_back(self, *, forget_logs: bool) -> Recovery:
+        """Roll back, see `CheckpointTracker.go_back`."""
+        newest = self.checkpoints.go_back(forget_logs=forget_logs)
+        self.cuts.reset(newest["step"])
+        return newest
