@@ -1,21 +1,26 @@
-"""Measure `ps.parallel`: samples per second of a trainer with 1 and with 2 threads, on a numpy and on a torch model.
+"""Measure `ps.parallel`: the step of a trainer with 1 and with 2 threads, on a numpy and on a torch model.
 
 Both models are the same network over embeddings: x = the vectors of 8 ids, h = tanh(x W), and a linear output. The
-program runs alone (the pserver is in its process), so that it has the cores to itself. For comparison: the same program
-without `ps.parallel`, and one thread whose BLAS has two. Every figure comes from a fresh process; contenders alternate.
+program runs alone (the pserver is in its process), so that it has the cores to itself; BLAS has one thread. For
+comparison: the same program without `ps.parallel`. The contenders take turns step by step, each with a session of its
+own, so that a busy moment of the machine affects all of them; every round is a fresh process. The quick step is the
+10th percentile: on a busy machine it is closest to what the machine can do.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +29,8 @@ import ps_common as bench
 from clusterctl.runtime import Adagrad, connect, uniform
 
 FIELDS, WIDTH, IDS = 8, 16, 20_000
-#: By name: threads of `ps.parallel` (0: without), and BLAS threads in each.
-CONTENDERS = {"without": (0, 1), "1 thread": (1, 1), "2 threads": (2, 1), "without, 2 BLAS threads": (0, 2)}
+#: The threads of `ps.parallel` by name; 0: without.
+CONTENDERS = {"without": 0, "1 thread": 1, "2 threads": 2}
 Work = Callable[[Any], Any]
 
 
@@ -60,9 +65,9 @@ def torch_model(w: Any, u: Any, e: Any) -> Work:
 MODELS = {"numpy": numpy_model, "torch": torch_model}
 
 
-def train(model: str, batch: int, hidden: int, steps: int, threads: int) -> float:
-    """Return samples per second, the first fifth of the steps not counted."""
-    warm_up = steps // 5
+def steps(model: str, batch: int, hidden: int, threads: int) -> Iterator[float]:
+    """Train forever; yield the seconds of each step."""
+    os.environ["CLUSTERCTL_TRAINER_THREADS"] = str(max(1, threads))
     with connect() as ps:
         w = ps.dense("w", (FIELDS * WIDTH, hidden), Adagrad(0.01), uniform(0.1))
         u = ps.dense("u", hidden, Adagrad(0.01), uniform(0.1))
@@ -70,51 +75,58 @@ def train(model: str, batch: int, hidden: int, steps: int, threads: int) -> floa
         work = MODELS[model](w, u, e)
 
         def reader(pass_: int, rng: np.random.Generator) -> Any:
-            batches = [
+            data = [
                 (rng.integers(0, IDS, (batch, FIELDS)), rng.normal(size=batch).astype(np.float32)) for _ in range(4)
             ]
-            return (batches[n % 4] for n in range(steps + warm_up))
+            return itertools.cycle(data)
 
-        began = 0.0
-        for n, (ids, y) in enumerate(ps.steps(reader, passes=1)):
-            if n == warm_up:
-                began = time.perf_counter()
+        for ids, y in ps.steps(reader, passes=1):
+            began = time.perf_counter()
             whole = ids, e.pull(ids), y
             ps.push(*(ps.parallel(work, whole) if threads else work(whole)))
-        return steps * batch / (time.perf_counter() - began)
+            yield time.perf_counter() - began
 
 
-def samples_per_s(model: str, name: str, given: argparse.Namespace) -> float:
-    """Return the figure of a fresh process."""
-    threads, blas = CONTENDERS[name]
-    env = {**os.environ, "OMP_NUM_THREADS": str(blas), "OPENBLAS_NUM_THREADS": str(blas)}
-    env["CLUSTERCTL_TRAINER_THREADS"] = str(max(1, threads))
-    arguments = [model, given.batch, given.hidden, given.steps, threads]
+def train(model: str, batch: int, hidden: int, count: int) -> None:
+    """Print the seconds of `count` steps of each contender as JSON. The first fifth does not count."""
+    running = {name: steps(model, batch, hidden, threads) for name, threads in CONTENDERS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    for turn in range(count + count // 5):
+        for name in running if turn % 2 == 0 else reversed(running):
+            seconds[name].append(next(running[name]))
+    print(json.dumps({name: took[count // 5 :] for name, took in seconds.items()}), flush=True)
+    os._exit(0)  # without saving the models
+
+
+def round_of(model: str, given: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the seconds of the steps of each contender in a fresh process."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    arguments = json.dumps([model, given.batch, given.hidden, given.steps])
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
-        command = [sys.executable, os.path.abspath(__file__), "trainer", json.dumps(arguments)]  # noqa: PTH100
+        command = [sys.executable, str(Path(__file__).resolve()), "trainer", arguments]
         done = subprocess.run(command, cwd=scratch, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout.splitlines()[-1])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
     if sys.argv[1:2] == ["trainer"]:
-        print(train(*json.loads(sys.argv[2])))
-        return
-    parser = bench.options(__doc__.partition("\n")[0], rounds=7, steps=40, batch=8192, hidden=256)
+        train(*json.loads(sys.argv[2]))
+    parser = bench.options(__doc__.partition("\n")[0], rounds=5, steps=60, batch=8192, hidden=256)
     given = parser.parse_args()
     rows: list[list[str]] = []
     for model in MODELS:
         if importlib.util.find_spec(model) is None:
             print(f"{model} is not installed: its figures are left out")
             continue
-        figures = bench.contest(
-            {name: lambda name=name, model=model: samples_per_s(model, name, given) for name in CONTENDERS},
-            given.rounds,
-        )
-        for name, values in figures.items():
-            against = f"{bench.ratio(values, figures['1 thread']):.2f}"
-            rows.append([model, name, *bench.spread(values, 1e-3), against])
-    bench.show(["model", "ps.parallel", "1,000 samples/s", "range", "relative to 1 thread"], rows)
+        rounds = [round_of(model, given) for _ in range(given.rounds)]
+        took = {name: [second for one in rounds for second in one[name]] for name in CONTENDERS}
+        quick = {name: bench.percentile(seconds, 10) for name, seconds in took.items()}
+        for name, seconds in took.items():
+            speed = [f"{given.batch / one / 1e3:.0f}" for one in (statistics.median(seconds), quick[name])]
+            gain = bench.ratio(took["1 thread"], seconds)
+            rows.append([model, name, *speed, f"{gain:.2f}", f"{quick['1 thread'] / quick[name]:.2f}"])
+    headings = ["model", "ps.parallel", "1,000 samples/s", "quick steps", "relative to 1 thread", "quick steps"]
+    bench.show(headings, rows)
 
 
 if __name__ == "__main__":
