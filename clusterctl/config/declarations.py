@@ -101,7 +101,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "TRAINER_THREADS",
         whole(1),
         1,
-        "the number of threads that the program of a trainer is to use; passed on to it",
+        "the number of threads of ps.parallel in each trainer; BLAS threads are divided by it",
     ),
     Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
     Setting("BEFORE_START", optional(text), None, "the task of tasks.py that start runs first, on this machine"),
@@ -134,7 +134,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),
     Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts with unknown keys"),
     # training
-    Setting("MODE", Mode.parse, "sync", '"sync", "async", "ssp(4)" or "geo(25)"'),
+    Setting("MODE", Mode.parse, "sync", '"sync", "async", "half-async", "ssp(4)" or "geo(25)"'),
     Setting("SEED", whole(0, 2**63 - 1), 0, "the seed for initial values and for the readers' random numbers"),
     Setting(
         "ENGINE",

@@ -243,9 +243,10 @@ class LaunchPlan:
             facts = NodeFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
             spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
             env = environment(spec, process.spec, facts)
+            shares = len(self.on(node)) * (self.settings.trainer_threads if process.role == "trainer" else 1)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 if name not in node.env:
-                    env[name] = f"(cores of {node.label} / {len(self.on(node))})"
+                    env[name] = f"(cores of {node.label} / {shares})"
             described.append(
                 {
                     "node": node.id,

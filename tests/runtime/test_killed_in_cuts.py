@@ -19,7 +19,7 @@ from tests.support.processes import wait_until
 PSERVERS = TRAINERS = 2
 PASSES, BATCHES = 3, 20
 PHASES = ["hold", "make", "write", "written"]
-CASES = [*((phase, "async") for phase in PHASES), ("make", "ssp(99)"), ("write", "geo(2)")]
+CASES = [*((phase, "async") for phase in PHASES), ("hold", "half-async"), ("make", "ssp(99)"), ("write", "geo(2)")]
 KILLED_AT_CUT = 3
 SCRIPT = f"""
 import numpy as np

@@ -16,7 +16,7 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 
-MODES = ["sync", "async", "ssp(9)", "geo(2)"]
+MODES = ["sync", "async", "half-async", "ssp(9)", "geo(2)"]
 
 
 class Program:

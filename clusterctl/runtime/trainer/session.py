@@ -35,6 +35,7 @@ from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle
+from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
 from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
@@ -74,6 +75,7 @@ class Session:
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
+        self._parts = PartPool(env.trainer_threads, self.rank)
         self._ids_of: IdsOf = {}
         self._requested: dict[Embedding, tuple[int, int]] = {}
 
@@ -107,6 +109,7 @@ class Session:
         finally:
             self._guard.end()
             self._client.close()
+            self._parts.close()
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)
@@ -315,7 +318,7 @@ class Session:
                 f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch"
             )
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
-        gradient = self._checked(gradients)
+        gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
         if alone:
             gradient = self._clipped(gradient)
@@ -325,6 +328,15 @@ class Session:
         self._batch, self._position = context.batch + 1, context.position
         self._send(gradient, context, count)
         self._progress.stepped(self.step, count, value)
+
+    def parallel(self, f: Work, batch: Any, parts: int | None = None, split: Split | None = None) -> Result:
+        """Return the arguments of `push`, merged from `f(part) -> (gradients, samples, loss)`, which runs in threads.
+
+        An array, or a tuple of arrays of one length, is cut by rows into `parts` (TRAINER_THREADS) parts; anything else
+        by `split(batch, parts)`. `f` may call nothing of the session but `log`.
+        """
+        self._guard.check("ps.parallel")
+        return self._parts.run(f, batch, parts, split, self.step)
 
     def _send(self, gradient: Gradient, context: StepContext, samples: int) -> None:
         if self._accumulate > 1:
@@ -338,7 +350,7 @@ class Session:
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
-        gradient = self._clipped(self._checked_again(tables))
+        gradient = self._clipped(Gradient.checked_again(tables))
         if samples and not self._nan_policy.admits(self.step, gradient, batches=batches):
             return Gradient(), 0
         return gradient, samples
@@ -354,23 +366,6 @@ class Session:
                 if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
                     self._requested[handle] = (context.pass_, number)
                     self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
-
-    def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
-        checked = Gradient()
-        for handle, gradient in gradients.items():
-            if not isinstance(handle, (Dense, Embedding)) or self._handles.get(handle.spec.key) is not handle:
-                raise UseError(f"push of {handle!r}, which is not a table of this session")
-            if isinstance(handle, Dense):
-                checked.dense[handle] = handle.checked(gradient)
-            else:
-                checked.sparse[handle] = handle.checked(gradient)
-        return checked
-
-    def _checked_again(self, tables: Mapping[Handle, Any]) -> Gradient:
-        """Check the gradients of several batches as one: an id may occur in each batch."""
-        dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
-        sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
-        return Gradient(dense, sparse)
 
     def _refresh(self, part: wire.Part) -> None:
         handle = self._handles.get(part.table)
