@@ -47,7 +47,12 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
 READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}
 #: What a pserver's report about a cut has, by its phase.
-CUT_NEEDS = {"due": {"purpose"}, "held": {"cut", "counts", "step"}, "made": {"cut", "table_sums"}, "failed": {"cut"}}
+CUT_NEEDS = {
+    "due": {"purpose"},
+    "held": {"cut", "counts", "step", "passes"},
+    "made": {"cut", "table_sums"},
+    "failed": {"cut"},
+}
 #: A field has its type in every report, also in one that does not declare it; the first declaration counts there.
 FIELDS = {name: read for readers in reversed(list(READERS.values())) for name, read in readers.items()}
 

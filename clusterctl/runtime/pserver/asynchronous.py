@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS
-from clusterctl.runtime.pserver.lane_cut import LaneCut
+from clusterctl.runtime.pserver.lane_cut import LaneCut, Moment
 from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
@@ -104,12 +103,12 @@ class AsyncUpdates(UpdatePolicy):
         out = self.drop_cut()
         self.cut = LaneCut(number, self.lane.trainers)
         begun = sum(trainer.push is not None for trainer in self.lane.trainers.by_rank.values())
-        return [*out, Held(number, self.cut.counts, self.lane.step + begun)]
+        return [*out, Held(number, self.cut.counts, self.lane.step + begun, self.lane.trainers.passes)]
 
-    def make_cut(self, number: int, purpose: int, counts: Sequence[int], step: int) -> list[Output]:
+    def make_cut(self, number: int, moment: Moment) -> list[Output]:
         if self.cut is None or self.cut.number != number:
             return []
-        self.cut.settle(counts, purpose, step)
+        self.cut.settle(moment)
         before = [output for message in self.cut.take_held(up_to_cut=True) for output in self._again_with(message)]
         return [*before, *self._copy_if_complete()]
 
@@ -129,10 +128,10 @@ class AsyncUpdates(UpdatePolicy):
     def _copy_if_complete(self) -> list[Output]:
         """Copy the tables once all pushes of the cut are applied, and go on."""
         cut = self.cut
-        if cut is None or not cut.purpose or cut.missing():
+        if cut is None or cut.moment is None or cut.missing():
             return []
         cut.copying = True
-        saves = self.saver.copies(cut.step, cut.purpose)
+        saves = self.saver.copies(cut.moment.step, cut.moment.passes, cut.moment.purpose)
         copied = Copied(cut.number, tuple(saves), self.lane.step, sum(self.lane.tables) % 2**63)
         return [copied, *self.drop_cut()]
 

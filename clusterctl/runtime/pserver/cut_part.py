@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import Copied, CutOutput, Due, Held
 from clusterctl.runtime.pserver.lanes import Lane, Server
 
@@ -50,9 +51,9 @@ class CutPart:
             elif self._now is None or self._now.number != number:
                 return
             elif order == "make":
-                purpose, counts, step = int(facts["purpose"]), tuple(map(int, facts["counts"])), int(facts["step"])
+                moment = Moment(tuple(facts["counts"]), facts["step"], facts["passes"], facts["purpose"])
                 self._look_later(number)
-                self._submit(lambda core: core.policy.make_cut(number, purpose, counts, step))
+                self._submit(lambda core: core.policy.make_cut(number, moment))
             elif order == "write":
                 self._write(self._now)
                 self._now = None
@@ -135,6 +136,7 @@ class CutPart:
 
 
 def _progress(lanes: Sequence[Held]) -> dict[str, Any]:
-    """Return the pushes of each trainer that any lane has, and the step of one that has them all."""
+    """Return the pushes of each trainer that any lane has, and the step and passes of one that has them all."""
     counts = [max(of_one) for of_one in zip(*(lane.counts for lane in lanes))]
-    return {"counts": counts, "step": max(lane.step + sum(counts) - sum(lane.counts) for lane in lanes)}
+    step = max(lane.step + sum(counts) - sum(lane.counts) for lane in lanes)
+    return {"counts": counts, "step": step, "passes": max(lane.passes for lane in lanes)}

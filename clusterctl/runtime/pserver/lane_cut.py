@@ -7,31 +7,41 @@ trainer is asked, and none notices but by answers that come a little later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 from clusterctl.runtime.pserver.trainers import TrainerStates
 from clusterctl.runtime.wire import messages as wire
 
 
+class Moment(NamedTuple):
+    """What a cut is, which the lead decides: the pushes of each trainer in it, by rank, the job's step and the passes
+    that have ended by then, and what is saved (see `cuts`)."""
+
+    counts: tuple[int, ...]
+    step: int
+    passes: int
+    purpose: int
+
+
 class LaneCut:
     """A cut that a lane has not copied yet. `counts` are the pushes that it takes of each trainer, by rank.
 
-    `purpose` and `step` are 0 until the lead has said what the cut is. `moved` is set by each message that brings the
-    cut nearer, and `copying` while the tables are copied; another thread reads both.
+    `moment` is None until the lead has decided. `moved` is set by each message that brings the cut nearer, and
+    `copying` while the tables are copied; another thread reads both.
     """
 
     def __init__(self, number: int, trainers: TrainerStates) -> None:
         self.number = number
         self.counts = tuple(trainer.begun for _, trainer in sorted(trainers.by_rank.items()))
-        self.purpose = self.step = 0
+        self.moment: Moment | None = None
         self.moved = False
         self.copying = False
         self._trainers = trainers
         self._held: dict[tuple[int, int, int, int], wire.Message] = {}
 
-    def settle(self, counts: Sequence[int], purpose: int, step: int) -> None:
-        """Take the counts of the cut, what it is for, and its step."""
-        self.counts, self.purpose, self.step = tuple(counts), purpose, step
+    def settle(self, moment: Moment) -> None:
+        """Take what the lead has decided."""
+        self.moment, self.counts = moment, moment.counts
 
     def hold(self, message: wire.Message) -> bool:
         """Hold a message back if it belongs after the cut: a push beyond its counts, or a new table."""
@@ -64,7 +74,7 @@ class LaneCut:
 
         One that has made no table on this lane sends it none, and one that has left sends no more.
         """
-        if not self.purpose:
+        if self.moment is None:
             return []
         by_rank = self._trainers.by_rank.items()
         return [rank for rank, at in by_rank if at.declared and not at.left and at.pushed < self.counts[rank]]

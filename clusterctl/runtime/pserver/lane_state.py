@@ -36,11 +36,12 @@ class Due(NamedTuple):
 
 class Held(NamedTuple):
     """The lane holds pushes back for a cut. `counts` are those it has of each trainer, by rank, begun ones included;
-    `step` is its own step once it has applied them."""
+    `step` is its own step once it has applied them, and `passes` are those that all trainers have ended."""
 
     cut: int
     counts: tuple[int, ...]
     step: int
+    passes: int
 
 
 class Copied(NamedTuple):

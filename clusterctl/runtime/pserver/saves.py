@@ -137,11 +137,11 @@ class Saver:
         """Return the saves for the `purpose` of a cut that will be written; `step` is part of their tags."""
         if purpose & MODEL:
             self.book.saved_step = self._lane.step
-        return self.copies(step, purpose)
+        return self.copies(step, self._lane.trainers.passes, purpose)
 
-    def copies(self, step: int, purpose: int) -> list[Save]:
+    def copies(self, step: int, passes: int, purpose: int) -> list[Save]:
         """Return the same of a cut that may be dropped."""
-        save = Save("", step, self._lane.trainers.passes, at_cut=True)
+        save = Save("", step, passes, at_cut=True)
         return self._save(save, [step_tag(step)] if purpose & MODEL else [], bool(purpose & CHECKPOINT))
 
     def _save(self, save: Save, tags: Sequence[str], checkpoint: bool) -> list[Save]:
@@ -154,7 +154,13 @@ class Saver:
         out = [replace(save, tag=tag) for tag in tags]
         if checkpoint:
             trainers = self._lane.trainers
-            own = replace(save, checkpoint=True, pass_=trainers.passes, cursors=trainers.cursors(), at_cut=True)
+            own = replace(
+                save,
+                checkpoint=True,
+                pass_=save.pass_ if save.at_cut else trainers.passes,
+                cursors=trainers.cursors(),
+                at_cut=True,
+            )
             out.append(replace(own, tag=f"step-{save.step:09d}"))
         return out
 

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import numpy as np
 
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.pserver.lane_cut import LaneCut
+from clusterctl.runtime.pserver.lane_cut import LaneCut, Moment
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.store.dense import DenseTable, Weighted
@@ -93,8 +93,8 @@ class UpdatePolicy:
         """Begin a cut: hold new pushes back."""
         return []
 
-    def make_cut(self, number: int, purpose: int, counts: Sequence[int], step: int) -> list[Output]:
-        """Apply the pushes up to `counts`, by rank, then copy, and go on."""
+    def make_cut(self, number: int, moment: Moment) -> list[Output]:
+        """Apply the pushes of the cut, then copy, and go on."""
         return []
 
     def drop_cut(self, number: int | None = None) -> list[Output]:

@@ -15,6 +15,7 @@ import pytest
 from clusterctl.runtime import SGD
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
@@ -89,9 +90,9 @@ def copied(outputs: Sequence[Output]) -> tuple[int, list[int], float]:
 def test_the_highest_counts_are_those_of_the_cut() -> None:
     lane = LaneOfTwo()
     assert answered(lane.push(0, 0)) == [(0, 100)]
-    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1)]
+    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1, 0)]
     assert lane.push(0, 1) == lane.push(0, 2) == lane.push(1, 0) == []
-    before = lane.core.policy.make_cut(1, 1, [2, 1], 3)
+    before = lane.core.policy.make_cut(1, Moment((2, 1), 3, 0, 1))
     assert answered(before) == [(0, 110), (1, 100), (0, 120)], "it goes on at once when it has all pushes of the cut"
     assert copied(before) == (3, [2, 1], 3.0)
     assert lane.pull() == 4.0
@@ -101,7 +102,7 @@ def test_the_highest_counts_are_those_of_the_cut() -> None:
 def test_a_lane_waits_for_the_pushes_that_another_lane_has() -> None:
     lane = LaneOfTwo()
     lane.core.policy.hold_cut(1)
-    assert lane.core.policy.make_cut(1, 1, [0, 2], 2) == []
+    assert lane.core.policy.make_cut(1, Moment((0, 2), 2, 0, 1)) == []
     assert answered(lane.push(0, 0)) == []
     assert answered(lane.push(1, 0)) == [(1, 100)]
     last = lane.push(1, 1)
@@ -112,8 +113,8 @@ def test_a_lane_waits_for_the_pushes_that_another_lane_has() -> None:
 def test_a_push_that_has_begun_is_part_of_the_cut() -> None:
     lane = LaneOfTwo()
     lane.push(0, 0, pieces=2)
-    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1)]
-    assert lane.core.policy.make_cut(1, 1, [1, 0], 1) == []
+    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1, 0)]
+    assert lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, 1)) == []
     assert copied(lane.push(0, 0, pieces=2, piece=1)) == (1, [1, 0], 1.0)
 
 
@@ -141,7 +142,7 @@ def test_a_new_table_waits_for_the_end_of_the_cut() -> None:
     lane.core.policy.hold_cut(1)
     assert lane.create(0) == []
     assert lane.held(0) == [2]
-    out = lane.core.policy.make_cut(1, 1, [0, 0], 0)
+    out = lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1))
     assert [type(output) for output in out] == [Copied, Reply]
     assert out[0].table_sum == 0  # type: ignore[union-attr]
 
@@ -150,10 +151,10 @@ def test_a_trainer_without_a_table_here_and_one_that_has_left_are_not_waited_for
     lane = LaneOfTwo(new=True, number=1)
     lane.create(0)
     lane.core.policy.hold_cut(1)
-    assert any(isinstance(output, Copied) for output in lane.core.policy.make_cut(1, 1, [0, 7], 7))
+    assert any(isinstance(output, Copied) for output in lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)))
     lane = LaneOfTwo()
     lane.core.policy.hold_cut(1)
-    assert lane.core.policy.make_cut(1, 1, [0, 7], 7) == []
+    assert lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)) == []
     assert [type(output) for output in lane.core.drop([1])] == [Copied]
 
 
@@ -172,14 +173,14 @@ def test_a_cut_ends_with_its_epoch() -> None:
     lane.core.policy.hold_cut(1)
     lane.push(0, 0)
     assert lane.core.begin_epoch(1) == []
-    assert lane.core.policy.make_cut(1, 1, [0, 0], 0) == []
+    assert lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1)) == []
     assert lane.core.policy.cut is None
 
 
 def test_orders_about_another_cut_are_ignored() -> None:
     lane = LaneOfTwo()
     lane.core.policy.hold_cut(2)
-    assert lane.core.policy.make_cut(1, 1, [0, 0], 0) == lane.core.policy.drop_cut(1) == []
+    assert lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1)) == lane.core.policy.drop_cut(1) == []
     assert lane.core.policy.cut is not None
 
 
@@ -187,7 +188,7 @@ def test_in_ssp_the_answer_of_one_that_is_ahead_waits_for_the_slowest_and_not_fo
     lane = LaneOfTwo("ssp(0)")
     assert answered(lane.push(0, 0)) == []
     lane.core.policy.hold_cut(1)
-    out = lane.core.policy.make_cut(1, 1, [1, 0], 1)
+    out = lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, 1))
     assert (copied(out), answered(out)) == ((1, [1, 0], 1.0), [])
     assert sorted(answered(lane.push(1, 0))) == [(0, 100), (1, 100)]
 

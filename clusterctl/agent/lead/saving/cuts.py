@@ -94,7 +94,8 @@ class CutCoordinator:
         if not self._purpose:
             return self._abandon()
         self.phase = "made"
-        return self._order("make", purpose=self._purpose, counts=counts, step=self._step)
+        passes = max(report["passes"] for report in reports)
+        return self._order("make", purpose=self._purpose, counts=counts, step=self._step, passes=passes)
 
     def _write(self, reports: Sequence[CutReport]) -> list[Action]:
         sums = [list(report["table_sums"]) for report in reports]

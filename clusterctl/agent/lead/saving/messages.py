@@ -79,6 +79,7 @@ class _CutFacts(TypedDict, total=False):
     purpose: Count
     counts: Sequence[Count]
     step: Count
+    passes: Count
     table_sums: Sequence[Count]
     waits_for: Sequence[Count]
 
@@ -86,8 +87,9 @@ class _CutFacts(TypedDict, total=False):
 class CutReport(_CutFacts):
     """What a pserver says about cuts; `cut` is the number of the one that the lead has ordered.
 
-    By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer and its `step`,
-    "made" with the `table_sums` of its lanes, "failed" because pushes of the trainers `waits_for` did not come.
+    By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer, its `step` and the
+    `passes` that have ended, "made" with the `table_sums` of its lanes, "failed" because pushes of the trainers
+    `waits_for` did not come.
     """
 
     do: Literal["cut"]
@@ -148,12 +150,14 @@ class _CutOrderFacts(TypedDict, total=False):
     purpose: int
     counts: Sequence[int]
     step: int
+    passes: int
 
 
 class CutOrder(_CutOrderFacts):
     """What pservers do about the cut with the number `cut`, see `runtime.pserver.cut_part`.
 
-    By `order`: "hold", "make" for a `purpose` with the `counts` of the pushes by rank and a `step`, "write", "drop".
+    By `order`: "hold", "make" for a `purpose` with the `counts` of the pushes by rank, a `step` and `passes`, "write",
+    "drop".
     """
 
     do: Literal["cut"]
