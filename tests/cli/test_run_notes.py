@@ -35,10 +35,18 @@ def pserver(rank: int = 0, state: str = "ready", **figures: Any) -> ProcessRecor
             60.0,
             "1,200 trainers have been waiting for trainer0, trainer1, trainer2, trainer3 and 2 more for 1 min 0 s",
         ),
-        ([0, 1, 2, 3], 5, 2, 9, "2 trainers have been waiting for trainer0, trainer1, trainer2, trainer3 and 1 more for 9 s"),
+        (
+            [0, 1, 2, 3],
+            5,
+            2,
+            9,
+            "2 trainers have been waiting for trainer0, trainer1, trainer2, trainer3 and 1 more for 9 s",
+        ),
     ],
 )
-def test_it_names_whom_trainers_wait_for(awaits: list[int], awaited: int, waiting: int, for_s: float, line: str) -> None:
+def test_it_names_whom_trainers_wait_for(
+    awaits: list[int], awaited: int, waiting: int, for_s: float, line: str
+) -> None:
     assert note_lines([pserver(awaits=awaits, awaited=awaited, waiting=waiting, awaits_s=for_s)], None) == [line]
 
 
@@ -61,5 +69,7 @@ def test_a_malformed_report_of_a_wait_is_dropped(name: str, junk: object) -> Non
 
 def test_a_dropped_cut_is_shown_with_its_time() -> None:
     t = time.mktime((2026, 11, 21, 14, 3, 22, 0, 0, -1))
-    message = "no checkpoint this time: a push of trainer1 did not reach all pservers in 5 s; the next one comes at its time"
+    message = (
+        "no checkpoint this time: a push of trainer1 did not reach all pservers in 5 s; the next one comes at its time"
+    )
     assert note_lines([], {"t": t, "message": message}) == [f"14:03:22  {message}"]
