@@ -31,6 +31,7 @@ from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.trainer.zmq_link import RemoteLink
 from clusterctl.runtime.wire import messages as wire
+from tests.support.processes import wait_until
 
 RUN = "0001"
 DEADLINE_S = 60.0
@@ -93,6 +94,7 @@ class TestLead:
         self._receipts: Counter[tuple[bool, str]] = Counter()
         self._pservers = pservers
         self._order = order
+        self._is_busy = False
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -106,14 +108,24 @@ class TestLead:
         self._reports.put(None)
         self._thread.join()
 
+    def wait_for_cut(self) -> None:
+        """Wait until no cut is due or being made."""
+        assert wait_until(lambda: not self._is_busy and self._reports.empty() and self.coordinator.phase == "idle")
+
     def _run(self) -> None:
         while (report := self._reports.get()) is not None:
-            for action in self._take(report):
-                if isinstance(action, SendOrder):
-                    assert action.node is not None
-                    self._order(action.node, {**action.message, "cmd": "cut"})
-                elif isinstance(action, RecordEvent):
-                    self.dropped.append(dict(action.event))
+            self._is_busy = True
+            self._do(self._take(report))
+            self._is_busy = False
+        self._do(self.coordinator.finish())
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendOrder):
+                assert action.node is not None
+                self._order(action.node, {**action.message, "cmd": "cut"})
+            elif isinstance(action, RecordEvent):
+                self.dropped.append(dict(action.event))
 
     def _take(self, report: dict[str, Any]) -> list[Action]:
         if report["event"] == "cut":
@@ -187,11 +199,11 @@ class ThreadCluster:
         return results
 
     def stop(self) -> None:
+        self.lead.stop()
         for pserver, thread in zip(self.pservers, self._threads, strict=True):
             pserver.finish()
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "a pserver hangs"
-        self.lead.stop()
         for pserver in self.pservers:
             pserver.close()
 
