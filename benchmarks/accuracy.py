@@ -127,7 +127,7 @@ def cells(figures: Sequence[float]) -> list[str]:
 def main() -> None:
     parser = options(__doc__.partition("\n")[0], seeds=5, passes=3, learning_rate=0.02)
     parser.add_argument("--wire", default="float32", help="or float16 (default float32)")
-    parser.add_argument("modes", nargs="*", default=["sync", "async", "ssp(4)", "geo(25)"])
+    parser.add_argument("modes", nargs="*", default=["sync", "async", "half-async", "ssp(4)", "geo(25)"])
     given = parser.parse_args()
     seeds = range(1, given.seeds + 1)
     rows: list[list[str]] = []

@@ -48,13 +48,22 @@ class Trainer:
         return np.concatenate([self.open.pull(batch["open"]), self.closed.pull(batch["closed"])], axis=1)
 
     def learn(self, batch):
-        """Do one step: pull the vectors of the batch's categories and push the gradients. Return the loss."""
-        loss, dense, d_vectors = gradients(self.vectors(batch), batch["late"], self.weights())
+        """Do one step: pull the vectors of the batch's categories and push the gradients. Return the loss.
+
+        The batch is divided among the trainer's threads (TRAINER_THREADS).
+        """
+        pushed, samples, loss = self.ps.parallel(self.gradients, (batch, self.vectors(batch)))
+        self.ps.push(pushed, samples, loss)
+        return loss
+
+    def gradients(self, part):
+        """Return the gradients by table, the number of samples and the loss of a part of a batch and of its vectors."""
+        batch, vectors = part
+        loss, dense, d_vectors = gradients(vectors, batch["late"], self.weights())
         d_open, d_closed = np.split(d_vectors, [batch["open"].shape[1]], axis=1)
         pushed = {self.open: (batch["open"], d_open), self.closed: (batch["closed"], d_closed)}
         pushed.update(zip(self.tables, dense))
-        self.ps.push(pushed, samples=len(batch), loss=loss)
-        return loss
+        return pushed, len(batch), loss
 
     def scores(self, records, at_once=4096):
         """Return the logits of any number of records, with the current values."""

@@ -31,7 +31,7 @@ class NodeFacts(NamedTuple):
 
 def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     """Return the environment of a process of `spec`. ENV of conf.py overrides inherited variables."""
-    values = {**facts.inherited, **_threads(spec, facts), **spec.env}
+    values = {**facts.inherited, **_threads(spec, process, facts), **spec.env}
     if spec.ld_library_path:
         values["LD_LIBRARY_PATH"] = spec.ld_library_path
     values.update(_activated(spec, values))
@@ -50,8 +50,10 @@ def _activated(spec: RunSpec, values: Mapping[str, str]) -> dict[str, str]:
     return {"VIRTUAL_ENV": spec.venv, "PATH": f"{spec.venv}/bin:{values.get('PATH', '/usr/bin:/bin')}"}
 
 
-def _threads(spec: RunSpec, facts: NodeFacts) -> dict[str, str]:
-    share = str(max(1, facts.cores // max(1, spec.sharing or len(spec.processes))))
+def _threads(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
+    """Return the BLAS threads of a process: its share of the cores, divided by the threads of a trainer's program."""
+    own = (spec.training.trainer_threads or 1) if process.role == "trainer" else 1
+    share = str(max(1, facts.cores // (own * max(1, spec.sharing or len(spec.processes)))))
     unset = (name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in facts.inherited)
     return dict.fromkeys(unset, share)
 

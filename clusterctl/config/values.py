@@ -14,7 +14,8 @@ _UNITS = {"pass": "pass", "passes": "pass", "step": "steps", "steps": "steps", "
 class Mode:
     """The consistency model between trainers; `str(mode)` has the form used in conf.py, such as `ssp(4)`.
 
-    `bound` is the staleness bound of ssp, the number of steps between exchanges of geo, and None for sync and async.
+    `bound` is the staleness bound of ssp, the number of steps between exchanges of geo, and None for the
+    others.
     """
 
     kind: str
@@ -25,13 +26,13 @@ class Mode:
 
     @classmethod
     def parse(cls, value: object) -> Mode:
-        """Parse "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1. Raises ValueError."""
+        """Parse "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1. Raises ValueError."""
         text = value if isinstance(value, str) else ""
-        if text in ("sync", "async"):
+        if text in ("sync", "async", "half-async"):
             return cls(text)
         match = re.fullmatch(r"(ssp|geo)\(([0-9]{1,9})\)", text)
         if not match or (match[1] == "geo" and int(match[2]) == 0):
-            raise ValueError('must be "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1')
+            raise ValueError('must be "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1')
         return cls(match[1], int(match[2]))
 
 

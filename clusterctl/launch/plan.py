@@ -32,7 +32,7 @@ from clusterctl.common.run_spec import (
     Training,
 )
 from clusterctl.config import Every, Settings
-from clusterctl.config.declarations import BY_SPELLING
+from clusterctl.config.declarations import BY_SPELLING, NOT_RECORDED
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 from clusterctl.launch.copies import copy_plan
@@ -158,7 +158,7 @@ class LaunchPlan:
         return ENGINES[self.settings.engine].lists_nodes
 
     def _chosen(self) -> dict[str, str]:
-        chosen = self.settings.chosen
+        chosen = {name: text for name, text in self.settings.chosen.items() if name not in NOT_RECORDED}
         return {name: "..." if BY_SPELLING[name].secret else text for name, text in chosen.items()}
 
     def _training(self) -> Training:
@@ -245,9 +245,10 @@ class LaunchPlan:
             facts = NodeFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
             spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
             env = environment(spec, process.spec, facts)
+            shares = len(self.on(node)) * (self.settings.trainer_threads if process.role == "trainer" else 1)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 if name not in node.env:
-                    env[name] = f"(cores of {node.label} / {len(self.on(node))})"
+                    env[name] = f"(cores of {node.label} / {shares})"
             described.append(
                 {
                     "node": node.id,

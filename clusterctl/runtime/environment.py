@@ -14,6 +14,7 @@
 | `CLUSTERCTL_CONTROL_FD`  | a connected unix socket to the supervisor                           |
 | `CLUSTERCTL_SEED`        | the seed in local mode; in a run it is in spec.json                 |
 | `CLUSTERCTL_ON_NAN`      | ON_NAN in local mode; in a run it is in spec.json                   |
+| `CLUSTERCTL_TRAINER_THREADS` | TRAINER_THREADS in local mode; in a run it is in spec.json      |
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.common.records import RecordError
-from clusterctl.common.run_spec import Failures, RunSpec
+from clusterctl.common.run_spec import Failures, RunSpec, Training
 from clusterctl.runtime.errors import ProcessError
 
 
@@ -59,6 +60,10 @@ class Environment:
     def on_nan(self) -> str:
         """ "warn", "fail" or "skip"."""
         return self.spec.failures.on_nan
+
+    @property
+    def trainer_threads(self) -> int:
+        return self.spec.training.trainer_threads or 1
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -108,7 +113,11 @@ def _local(env: Mapping[str, str]) -> Environment:
     on_nan = env.get("CLUSTERCTL_ON_NAN") or "warn"
     if on_nan not in ("warn", "fail", "skip"):
         raise ProcessError(f"CLUSTERCTL_ON_NAN={on_nan!r} is not warn, fail or skip")
-    spec = RunSpec(job="local", run="local", node=0, failures=Failures(on_nan=on_nan))
+    threads = _number(env, "CLUSTERCTL_TRAINER_THREADS") if env.get("CLUSTERCTL_TRAINER_THREADS") else 1
+    if threads < 1:
+        raise ProcessError(f"CLUSTERCTL_TRAINER_THREADS='{threads}' is not an integer >= 1")
+    failures, training = Failures(on_nan=on_nan), Training(trainer_threads=threads)
+    spec = RunSpec(job="local", run="local", node=0, failures=failures, training=training)
     return Environment("local", 0, 1, "local", "local", here, output, seed, spec)
 
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from clusterctl.runtime.errors import UseError
 
-#: Pushes of one trainer that may be in flight. In ssp and geo its next values depend on the answer.
-WINDOWS = {"sync": 1, "async": 4, "ssp": 1, "geo": 1}
+#: Pushes of one trainer that may be in flight. Except in async, its next values depend on the answer. half-async is
+#: async but for this: Paddle's HalfAsyncCommunicator, whose barrier is between the threads of one trainer, not between
+#: trainers.
+WINDOWS = {"sync": 1, "async": 4, "half-async": 1, "ssp": 1, "geo": 1}
 
-_MODE = re.compile(r"(sync|async)|(ssp|geo)\((\d{1,9})\)")
+_MODE = re.compile(r"(sync|async|half-async)|(ssp|geo)\((\d{1,9})\)")
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A training mode. `name` is "sync", "async", "ssp" or "geo"; `bound` is the s of ssp(s) or the k of geo(k)."""
+    """A training mode. `name` is "sync", "async", "half-async", "ssp" or "geo"; `bound` is the s of ssp(s) or the k of
+    geo(k)."""
 
     name: str = "sync"
     bound: int = 0
@@ -25,10 +28,12 @@ class Mode:
 
     @staticmethod
     def parse(text: str) -> Mode:
-        """Parse `sync`, `async`, `ssp(s)` or `geo(k)` with k at least 1. Raises UseError for anything else."""
+        """Parse `sync`, `async`, `half-async`, `ssp(s)`, or `geo(k)` with k at least 1. Raises UseError for others."""
         match = _MODE.fullmatch(text)
         if match is None or (match[2] == "geo" and int(match[3]) < 1):
-            raise UseError(f"mode {text!r} is unknown", remedy='use "sync", "async", "ssp(4)" or "geo(25)"')
+            raise UseError(
+                f"mode {text!r} is unknown", remedy='use "sync", "async", "half-async", "ssp(4)" or "geo(25)"'
+            )
         return Mode(match[1]) if match[1] else Mode(match[2], int(match[3]))
 
 

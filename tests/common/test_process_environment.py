@@ -87,6 +87,13 @@ def test_nodes_on_one_machine_share_its_cores() -> None:
     assert env["OMP_NUM_THREADS"] == "4"
 
 
+@pytest.mark.parametrize(("threads", "share"), [(1, "4"), (2, "2"), (3, "1"), (9, "1")])
+def test_blas_threads_are_divided_by_the_threads_of_a_trainers_program(threads: int, share: str) -> None:
+    spec = {"trainer_threads": threads}
+    assert made(spec)["OMP_NUM_THREADS"] == made(spec)["OPENBLAS_NUM_THREADS"] == share
+    assert made(spec, role="pserver")["OMP_NUM_THREADS"] == "4"
+
+
 def test_a_given_number_of_threads_is_kept() -> None:
     env = made({"env": {"OMP_NUM_THREADS": "3"}}, {"inherited": {"OPENBLAS_NUM_THREADS": "5"}})
     assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"]) == ("3", "5")

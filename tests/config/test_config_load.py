@@ -292,7 +292,8 @@ def test_a_wrong_choice_is_reported_as_in_conf_py_and_names_the_option(conf: Pat
         "conf.py:3: KEEP = 0: must be 1 or more",
         "command line: --set SEDE is not a setting; did you mean SEED?",
         "command line: --set mode is not a setting; did you mean MODE?",
-        'command line: --set MODE = \'fast\': must be "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1',
+        'command line: --set MODE = \'fast\': must be "sync", "async", "half-async", "ssp(S)" with S >= 0, or '
+        '"geo(K)" with K >= 1',
         "command line: --set PADDLE_PORT = '7164': must be a whole number, without quotes",
     ]
     with pytest.raises(ConfigError, match="--set PORT = 65535 leaves no room"):

@@ -76,6 +76,8 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("TRAINER_THREADS", 8, 8),
     ("ENV", {"A": "x y\nz", "N": 3, "F": 0.5, "E": ""}, {"A": "x y\nz", "N": "3", "F": "0.5", "E": ""}),
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
+    ("BEFORE_START", "prepare", "prepare"),
+    ("AFTER_END", None, None),
     ("USE_GPU", True, True),
     ("USE_GPU", "True", True),
     ("USE_GPU", "false", False),
@@ -132,6 +134,8 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("ENV", {"CLUSTERCTL_RANK": "1"}, ": CLUSTERCTL_RANK is set by clusterctl itself"),
         ("ENV", ["A=1"], ': must be a dictionary, such as {"NAME": "value"}'),
         ("USE_GPU", 1, "= 1: must be True or False"),
+        ("BEFORE_START", ["prepare"], "= ['prepare']: must be a string"),
+        ("AFTER_END", "", "= '': must not be empty"),
         (
             "SHARDS",
             ["/data/*"],
@@ -148,8 +152,16 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("PORT", None, "= None: must be a whole number"),
         ("PORT", 65535, "= 65535 leaves no room for the 2 ports of a node's pservers"),
         ("STRICT_HOST_KEYS", None, "= None: must be True or False"),
-        ("MODE", "ssp", '= \'ssp\': must be "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1'),
-        ("MODE", "geo(0)", '= \'geo(0)\': must be "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1'),
+        (
+            "MODE",
+            "ssp",
+            '= \'ssp\': must be "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1',
+        ),
+        (
+            "MODE",
+            "geo(0)",
+            '= \'geo(0)\': must be "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1',
+        ),
         ("SEED", -1, "= -1: must be from 0 to 9223372036854775807"),
         ("HEARTBEAT_S", 0, "= 0: must be 0.05 s or more"),
         ("HEARTBEAT_S", 30, "= 30.0 must be less than NODE_GRACE_S"),
@@ -180,7 +192,7 @@ def test_restarts_default_to_zero_for_other_engines() -> None:
     assert from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts == (0, 0)
 
 
-@pytest.mark.parametrize("text", ["sync", "async", "ssp(0)", "ssp(4)", "geo(25)"])
+@pytest.mark.parametrize("text", ["sync", "async", "half-async", "ssp(0)", "ssp(4)", "geo(25)"])
 def test_a_mode_is_shown_as_it_is_written(text: str) -> None:
     assert str(Mode.parse(text)) == text
 

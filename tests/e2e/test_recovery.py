@@ -98,7 +98,9 @@ def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undistur
     assert site.status(job)["state"] == "succeeded", done.out
 
 
-@pytest.mark.parametrize(("mode", "every"), [("async", "9 passes"), ("ssp(3)", 7), ("geo(5)", "1 pass")])
+@pytest.mark.parametrize(
+    ("mode", "every"), [("async", "9 passes"), ("half-async", 7), ("ssp(3)", 7), ("geo(5)", "1 pass")]
+)
 def test_outside_sync_mode_only_the_pserver_is_rolled_back_and_the_loss_is_reported(
     site: Site, mode: str, every: object
 ) -> None:

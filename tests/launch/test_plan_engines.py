@@ -62,6 +62,12 @@ def test_the_plan_of_a_paddle_job_shows_where_its_processes_meet() -> None:
     assert {one["env"]["PADDLE_GLOO_HTTP_ENDPOINT"].partition(":")[0] for one in described} == {"10.0.0.1"}
 
 
+def test_the_plan_shows_that_blas_threads_are_divided_by_the_threads_of_a_trainers_program() -> None:
+    described = launch("clusterctl", TRAINER_THREADS=3).describe("JOB")
+    shown = {(one["node"], one["role"]): one["env"]["OMP_NUM_THREADS"].rpartition("/")[2] for one in described}
+    assert shown == {(0, "pserver"): " 2)", (0, "trainer"): " 6)", (1, "pserver"): " 2)", (1, "trainer"): " 6)"}
+
+
 def test_nodes_have_no_ranks_of_nonexistent_pservers() -> None:
     assert [node.pserver_ranks for node in launch("torch").nodes] == [(), ()]
     assert [node.pserver_ranks for node in launch("paddle").nodes] == [(0,), (1,)]

@@ -58,6 +58,7 @@ def test_a_spec_has_the_schedule_of_models_unless_it_is_that_of_older_versions(
     ("conf", "cuts"),
     [
         ({"MODE": "async"}, True),
+        ({"MODE": "half-async"}, True),
         ({"MODE": "ssp(2)"}, True),
         ({"MODE": "geo(3)"}, True),
         ({"MODE": "sync"}, None),

@@ -220,7 +220,9 @@ def thread_cluster(root: Path, pservers: int, trainers: int, **spec: Any) -> Ite
 class Process:
     """A pserver or trainer process, with the supervisor's end of its control socket."""
 
-    def __init__(self, root: Path, role: str, rank: int, argv: list[str], addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, root: Path, role: str, rank: int, argv: list[str], addresses: tuple[str, ...], attempt: int = 1
+    ) -> None:
         self.control, theirs = socket.socketpair()
         self.control.settimeout(DEADLINE_S)
         spec = json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text())
@@ -234,7 +236,7 @@ class Process:
             "CLUSTERCTL_RANK": str(rank),
             "CLUSTERCTL_TRAINERS": str(spec["trainers"]),
             "CLUSTERCTL_PSERVERS": ",".join(addresses),
-            "CLUSTERCTL_ATTEMPT": "1",
+            "CLUSTERCTL_ATTEMPT": str(attempt),
             "CLUSTERCTL_OUTPUT_DIR": str(root / "output"),
             "CLUSTERCTL_CONTROL_FD": str(theirs.fileno()),
             "OPENBLAS_NUM_THREADS": "1",
@@ -260,8 +262,21 @@ class Process:
                 return self.events[-1]
         raise AssertionError(f"ended without {event!r}: {self.process.communicate()}")
 
-    def send(self, command: str) -> None:
-        self.control.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+    def listen(self, hear: Callable[[str, dict[str, Any]], None]) -> threading.Thread:
+        """Pass on all further events, until the process ends."""
+
+        def read() -> None:
+            with contextlib.suppress(OSError, ValueError):  # it was killed
+                for line in self._lines:
+                    event = json.loads(line)
+                    hear(event.pop("event"), event)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    def send(self, command: str, **facts: Any) -> None:
+        self.control.sendall(json.dumps({"cmd": command, **facts}).encode() + b"\n")
 
     def wait(self) -> tuple[int, str, str]:
         """Return exit status, standard output and error; collect the remaining events."""

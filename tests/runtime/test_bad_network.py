@@ -63,7 +63,9 @@ def test_in_sync_the_bits_do_not_depend_on_the_network(tmp_path: Path, key_cache
             np.testing.assert_array_equal(actual, reference)
 
 
-@pytest.mark.parametrize(("mode", "dense"), [("async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)])
+@pytest.mark.parametrize(
+    ("mode", "dense"), [("async", 2 * STEPS), ("half-async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)]
+)
 def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, dense: int) -> None:
     """All sums are of small integers or halves, which float32 represents exactly. Geo averages dense tables."""
     with (

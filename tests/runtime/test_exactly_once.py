@@ -94,7 +94,7 @@ def test_the_bits_do_not_depend_on_the_order_of_arrival(order: tuple[int, ...]) 
 
 
 def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
-    for mode in ("sync", "async"):
+    for mode in ("sync", "async", "half-async"):
         chance = random.Random(5)
         core = made_core(3, mode)
         sent: list[wire.Message] = []
@@ -160,7 +160,7 @@ def counted(ps: Session) -> float:
     return float(w.value[0])
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
 def test_losing_a_quarter_of_all_messages_changes_nothing(tmp_path: Path, mode: str) -> None:
     """Two trainers and two pservers lose both requests and replies."""
     with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster, Between(cluster, seed=9, lose=0.25) as between:

@@ -94,7 +94,9 @@ def test_in_sync_a_death_does_not_change_the_bits(tmp_path: Path, messages: int)
             np.testing.assert_array_equal(actual, reference)
 
 
-@pytest.mark.parametrize(("mode", "dense"), [("async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)])
+@pytest.mark.parametrize(
+    ("mode", "dense"), [("async", 2 * STEPS), ("half-async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)]
+)
 @pytest.mark.parametrize("messages", [5, 13])
 def test_in_the_other_modes_no_push_is_lost_or_counted_twice(
     tmp_path: Path, mode: str, dense: int, messages: int

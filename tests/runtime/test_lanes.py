@@ -19,7 +19,7 @@ from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.sockets import send_frames
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
 
-MODES = ["sync", "async", "ssp(1)", "geo(2)"]
+MODES = ["sync", "async", "half-async", "ssp(1)", "geo(2)"]
 LAYOUTS = [(1, 1, 0), (1, 1, 1), (2, 2, 1)]
 
 

@@ -201,7 +201,7 @@ def test_trainers_may_name_their_tables_in_any_order(
             np.testing.assert_allclose(b, 4.0, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp(1)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["sync", "async", "half-async", "ssp(1)", "geo(2)"])
 def test_a_gradient_may_be_the_value_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Answers to the first pieces refresh the value while the last ones are still to be sent."""
     cut_small(monkeypatch)

@@ -35,7 +35,7 @@ def reader(pass_: int, rng: np.random.Generator) -> Any:
     return range(100 * pass_, 100 * pass_ + BATCHES)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
 def test_two_passes_later_the_others_take_over_every_batch_of_a_lost_trainer(tmp_path: Path, mode: str) -> None:
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     gone = threading.Event()

@@ -37,11 +37,11 @@ class Accumulator(Generic[Table]):
 
     def add(self, gradients: Mapping[Table, Gradient], samples: int) -> None:
         """Add a batch that others will follow. Its arrays are copied and may be changed afterwards."""
-        self._put({table: _copied(gradient) for table, gradient in gradients.items()} if samples else {}, samples)
+        self.put({table: _copied(gradient) for table, gradient in gradients.items()} if samples else {}, samples)
 
     def last(self, gradients: Mapping[Table, Gradient], samples: int) -> tuple[dict[Table, Gradient], int]:
         """`add` and `take` without a copy: a single batch with samples comes back as the very arrays given."""
-        self._put(dict(gradients), samples)
+        self.put(dict(gradients), samples)
         return self.take()
 
     def take(self) -> tuple[dict[Table, Gradient], int]:
@@ -51,7 +51,8 @@ class Accumulator(Generic[Table]):
         self._reset()
         return merged, samples
 
-    def _put(self, gradients: dict[Table, Gradient], samples: int) -> None:
+    def put(self, gradients: dict[Table, Gradient], samples: int) -> None:
+        """`add` without a copy: the arrays must not change before `take`."""
         self.batches += 1
         if samples == 0:
             return

@@ -7,6 +7,9 @@ import threading
 
 from clusterctl.runtime.errors import UseError
 
+#: The names of the threads that run the parts of `ps.parallel` begin with it.
+PART_THREADS = "ps.parallel"
+
 
 class Guard:
     """Raises UseError for calls from another thread, from a forked process, and after the end of the session."""
@@ -32,7 +35,10 @@ class Guard:
         if not self.is_of_this_process:
             where = f"in process {os.getpid()}, but the session belongs to process {self._pid}"
             return UseError(f"{call} {where}", remedy="use it in the process that called connect()")
+        name = threading.current_thread().name
+        if name.startswith(PART_THREADS):
+            return UseError(f"{call} in a part of ps.parallel", remedy="call it before or after ps.parallel")
         if threading.get_ident() != self._thread:
-            where = f"in thread {threading.current_thread().name!r}, but the session belongs to thread {self._name!r}"
+            where = f"in thread {name!r}, but the session belongs to thread {self._name!r}"
             return UseError(f"{call} {where}", remedy="use it in the thread that called connect()")
         return UseError(f"{call} after the end of the session", remedy="keep it inside `with connect() as ps`")

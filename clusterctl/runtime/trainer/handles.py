@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,14 +93,16 @@ class Embedding:
         `ids.shape + (dim,)`. A torch tensor of ids gives a torch tensor.
         """
         self._owner.guard.check(f"pull of {self.name!r}")
-        batch = self.id_batch(ids)
+        checked = checked_ids(self.name, as_array(ids))
+        batch = self.id_batch(checked)
         rows = self._owner.pull_rows(self, batch)
-        out: Floats = rows.take(batch.groups.inverse, axis=0).reshape(*batch.ids.shape, self.dim)
+        out: Floats = rows.take(batch.groups.inverse, axis=0).reshape(*checked.shape, self.dim)
         return as_tensor(out) if is_tensor(ids) else out
 
     def id_batch(self, ids: Any) -> IdBatch:
-        """Check and group ids. The newest batches are kept: rows are usually pulled and pushed by the same ids."""
-        checked = checked_ids(self.name, as_array(ids))
+        """Check and group ids of any shape. The newest batches are kept: rows are usually pulled and pushed by the
+        same ids."""
+        checked = checked_ids(self.name, as_array(ids)).reshape(-1)
         sample = _sample(checked)
         for known in reversed(self._recent):
             if known.sample == sample and known.is_of(checked):
@@ -111,12 +113,19 @@ class Embedding:
 
     def checked(self, gradient: Any) -> tuple[Ids, Floats]:
         """Return the distinct ids, ascending, and the sum of each id's gradients in order of occurrence."""
+        ids, values = self.pair(gradient)
+        batch = self.id_batch(ids)
+        return batch.groups.distinct, batch.groups.sum(values)
+
+    def pair(self, gradient: Any) -> tuple[Ids, Floats]:
+        """Return the ids (n,) and the rows (n, dim) of a gradient as they are, views where possible. Raises UseError
+        for a wrong shape or dtype. Thread-safe."""
         what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
-        batch = self.id_batch(gradient[0])
-        values = checked_floats(what, as_array(gradient[1]), (*batch.ids.shape, self.dim)).reshape(-1, self.dim)
-        return batch.groups.distinct, batch.groups.sum(values)
+        ids = checked_ids(self.name, as_array(gradient[0]))
+        rows = checked_floats(what, as_array(gradient[1]), (*ids.shape, self.dim))
+        return ids.reshape(-1), rows.reshape(-1, self.dim)
 
     def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:
         """Return `(lane, positions)` of distinct ascending ids, for the lanes that own any of them."""
@@ -129,12 +138,12 @@ class Embedding:
 
 
 class IdBatch:
-    """Ids from the training program, grouped and partitioned by lane. `ids` is a copy."""
+    """Ids from the training program, (n,), grouped and partitioned by lane. `ids` is a copy."""
 
     def __init__(self, table: Embedding, ids: Ids) -> None:
         self.ids = ids.copy()
         self.sample = _sample(ids)
-        self.groups: Groups = group(self.ids.reshape(-1))
+        self.groups: Groups = group(self.ids)
         self.shares = table.shared_out(self.groups.distinct)
 
     def is_of(self, ids: Ids) -> bool:
@@ -143,4 +152,17 @@ class IdBatch:
 
 def _sample(ids: Ids) -> bytes:
     """Return a sample of the ids: other lists mostly differ in it, so that most full comparisons are avoided."""
-    return ids.reshape(-1)[:: max(1, ids.size // _SAMPLED)].tobytes()
+    return ids[:: max(1, ids.size // _SAMPLED)].tobytes()
+
+
+#: Functions that return the ids of a batch for an embedding.
+IdsOf = Mapping[Embedding, Callable[[Any], Any]]
+
+
+def checked_ids_of(ids: IdsOf, handles: Mapping[int, object]) -> IdsOf:
+    """Return the functions in `ids` if they are for embeddings among `handles`, by the keys of the tables."""
+    for handle, of in ids.items():
+        known = isinstance(handle, Embedding) and handles.get(handle.spec.key) is handle
+        if not known or not callable(of):
+            raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
+    return dict(ids)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids, is_finite
+from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import PART_ELEMENTS
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.ids import fits_half
@@ -28,6 +29,26 @@ class Gradient:
 
     dense: dict[Dense, Floats] = field(default_factory=dict)
     sparse: dict[Embedding, tuple[Ids, Floats]] = field(default_factory=dict)
+
+    @staticmethod
+    def checked(gradients: Mapping[Handle, Any], tables: Mapping[int, Handle]) -> Gradient:
+        """Return what a program pushes as a gradient of the session's `tables`, by key. Raises UseError."""
+        checked = Gradient()
+        for handle, gradient in gradients.items():
+            if not isinstance(handle, (Dense, Embedding)) or tables.get(handle.spec.key) is not handle:
+                raise UseError(f"push of {handle!r}, which is not a table of this session")
+            if isinstance(handle, Dense):
+                checked.dense[handle] = handle.checked(gradient)
+            else:
+                checked.sparse[handle] = handle.checked(gradient)
+        return checked
+
+    @staticmethod
+    def checked_again(tables: Mapping[Handle, Any]) -> Gradient:
+        """Return the merged gradients of several batches, each of which was checked: an id may occur in each."""
+        dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
+        sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
+        return Gradient(dense, sparse)
 
     def arrays(self) -> list[Floats]:
         return [*self.dense.values(), *(rows for _, rows in self.sparse.values())]

@@ -29,17 +29,16 @@ from clusterctl.runtime.trainer.batches import (
     whole_number,
 )
 from clusterctl.runtime.trainer.client import Client
-from clusterctl.runtime.trainer.clipping import Clip
+from clusterctl.runtime.trainer.clipping import Clip, checked_clip
 from clusterctl.runtime.trainer.guard import Guard
-from clusterctl.runtime.trainer.handles import Dense, Embedding
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle
-from clusterctl.runtime.trainer.parameters import make_parameters
+from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
+from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
-
-IdsOf = Mapping[Embedding, Callable[[Any], Any]]
 
 
 class Session:
@@ -62,7 +61,7 @@ class Session:
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._progress.joined(self._client.step)
-        self._parameters = make_parameters(self._client, self.trainers, self._guard)
+        self._parameters = _make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
@@ -76,6 +75,7 @@ class Session:
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
+        self._parts = PartPool(env.trainer_threads, self.rank)
         self._ids_of: IdsOf = {}
         self._requested: dict[Embedding, tuple[int, int]] = {}
 
@@ -109,6 +109,7 @@ class Session:
         finally:
             self._guard.end()
             self._client.close()
+            self._parts.close()
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)
@@ -233,14 +234,9 @@ class Session:
         self._guard.check("ps.steps")
         self._accumulate = whole_number("accumulate", accumulate, 1)
         ahead = whole_number("prefetch", prefetch, 0)
-        if clip is not None and not isinstance(clip, Clip):
-            raise UseError(f"clip={clip!r} is not a way of clipping", remedy="pass for example clip_by_norm(5.0)")
-        self._clip = clip
-        self._ids_of = dict(ids or {}) if ahead else {}
-        for handle, of in (ids or {}).items():
-            known = isinstance(handle, Embedding) and self._handles.get(handle.spec.key) is handle
-            if not known or not callable(of):
-                raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
+        self._clip = checked_clip(clip)
+        known_ids = checked_ids_of(ids or {}, self._handles)
+        self._ids_of = known_ids if ahead else {}
         length = None if pass_batches is None else whole_number("pass_batches", pass_batches, 1)
         streams = passes is None or length is not None
         number = whole_number("passes", passes, 0) if passes is not None else 1 if length is None else None
@@ -322,7 +318,7 @@ class Session:
                 f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch"
             )
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
-        gradient = self._checked(gradients)
+        gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
         if alone:
             gradient = self._clipped(gradient)
@@ -332,6 +328,15 @@ class Session:
         self._batch, self._position = context.batch + 1, context.position
         self._send(gradient, context, count)
         self._progress.stepped(self.step, count, value)
+
+    def parallel(self, f: Work, batch: Any, parts: int | None = None, split: Split | None = None) -> Result:
+        """Return the arguments of `push`, merged from `f(part) -> (gradients, samples, loss)`, which runs in threads.
+
+        An array, or a tuple of arrays of one length, is cut by rows into `parts` (TRAINER_THREADS) parts; anything else
+        by `split(batch, parts)`. `f` may call nothing of the session but `log`.
+        """
+        self._guard.check("ps.parallel")
+        return self._parts.run(f, batch, parts, split, self.step)
 
     def _send(self, gradient: Gradient, context: StepContext, samples: int) -> None:
         if self._accumulate > 1:
@@ -345,7 +350,7 @@ class Session:
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
-        gradient = self._clipped(self._checked_again(tables))
+        gradient = self._clipped(Gradient.checked_again(tables))
         if samples and not self._nan_policy.admits(self.step, gradient, batches=batches):
             return Gradient(), 0
         return gradient, samples
@@ -361,23 +366,6 @@ class Session:
                 if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
                     self._requested[handle] = (context.pass_, number)
                     self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
-
-    def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
-        checked = Gradient()
-        for handle, gradient in gradients.items():
-            if not isinstance(handle, (Dense, Embedding)) or self._handles.get(handle.spec.key) is not handle:
-                raise UseError(f"push of {handle!r}, which is not a table of this session")
-            if isinstance(handle, Dense):
-                checked.dense[handle] = handle.checked(gradient)
-            else:
-                checked.sparse[handle] = handle.checked(gradient)
-        return checked
-
-    def _checked_again(self, tables: Mapping[Handle, Any]) -> Gradient:
-        """Check the gradients of several batches as one: an id may occur in each batch."""
-        dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
-        sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
-        return Gradient(dense, sparse)
 
     def _refresh(self, part: wire.Part) -> None:
         handle = self._handles.get(part.table)
@@ -397,3 +385,12 @@ class Session:
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
         self._progress.log(self.step, numbers, weight)
+
+
+def _make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
+    """Return the parameters of the job's mode."""
+    if client.mode.name == "geo":
+        from clusterctl.runtime.trainer.geo import GeoParameters
+
+        return GeoParameters(client, trainers, guard)
+    return Parameters(client, guard)

@@ -26,7 +26,7 @@ from tests.runtime.cluster import ThreadCluster, thread_cluster
 from tests.support.processes import wait_until
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
-MODES = ["async", "ssp(99)", "geo(2)"]
+MODES = ["async", "half-async", "ssp(99)", "geo(2)"]
 
 
 class LaneOfTwo:

@@ -26,7 +26,7 @@ from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import ThreadCluster, thread_cluster
 
-MODES = ["sync", "async", "ssp(1)", "geo(2)"]
+MODES = ["sync", "async", "half-async", "ssp(1)", "geo(2)"]
 STEPS = 6  # of a pass
 ENDS = {"unit": "end", "n": 0}
 EACH_PASS = {"unit": "pass", "n": 1}

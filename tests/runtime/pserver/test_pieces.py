@@ -189,7 +189,7 @@ def test_a_late_piece_of_a_trainer_that_was_succeeded_is_refused() -> None:
     assert "was replaced by attempt 2" in reply.json()["message"]
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp(2)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(2)", "geo(2)"])
 @pytest.mark.parametrize("sent", range(1, 2 + PIECES))
 def test_outside_sync_a_push_of_a_killed_trainer_is_not_applied_again(mode: str, sent: int) -> None:
     core = made_core(1, mode)
@@ -218,7 +218,7 @@ def test_outside_sync_a_successor_may_push_less_than_was_announced(mode: str) ->
     assert core.step == 1
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp(2)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["sync", "async", "half-async", "ssp(2)", "geo(2)"])
 def test_a_repeated_push_gets_exactly_its_original_answer(mode: str) -> None:
     """A long table is returned once, not with each of its pieces."""
     core = made_core(1, mode)

@@ -166,7 +166,13 @@ def test_the_staleness_of_every_push_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "mode"),
-    [("sync", Mode("sync")), ("async", Mode("async")), ("ssp(0)", Mode("ssp", 0)), ("geo(25)", Mode("geo", 25))],
+    [
+        ("sync", Mode("sync")),
+        ("async", Mode("async")),
+        ("half-async", Mode("half-async")),
+        ("ssp(0)", Mode("ssp", 0)),
+        ("geo(25)", Mode("geo", 25)),
+    ],
 )
 def test_a_mode_is_printed_as_it_is_written(text: str, mode: Mode) -> None:
     assert (Mode.parse(text), str(mode)) == (mode, text)
@@ -174,7 +180,7 @@ def test_a_mode_is_printed_as_it_is_written(text: str, mode: Mode) -> None:
 
 @pytest.mark.parametrize("text", ["", "Sync", "ssp", "ssp()", "ssp(-1)", "ssp(1.5)", "geo(0)", "async(3)", "sync\n"])
 def test_unknown_modes_are_refused_with_a_list_of_the_valid_ones(text: str) -> None:
-    with pytest.raises(UseError, match=r'is unknown; use "sync", "async", "ssp\(4\)" or "geo\(25\)"'):
+    with pytest.raises(UseError, match=r'is unknown; use "sync", "async", "half-async", "ssp\(4\)" or "geo\(25\)"'):
         Mode.parse(text)
 
 

@@ -54,7 +54,15 @@ def expected(bad: dict[int, str], accumulate: int, trainers: int) -> float:
 @pytest.mark.parametrize("bad", [{2: "w", 3: "e"}, {0: "loss", 1: "w", 5: "e"}])
 @pytest.mark.parametrize(
     ("mode", "accumulate", "trainers"),
-    [("sync", 1, 1), ("sync", 1, 2), ("sync", 2, 2), ("async", 1, 1), ("async", 3, 1), ("geo(4)", 1, 1)],
+    [
+        ("sync", 1, 1),
+        ("sync", 1, 2),
+        ("sync", 2, 2),
+        ("async", 1, 1),
+        ("async", 3, 1),
+        ("half-async", 3, 1),
+        ("geo(4)", 1, 1),
+    ],
 )
 def test_skip_treats_a_batch_as_if_it_had_no_samples(
     tmp_path: Path, mode: str, accumulate: int, trainers: int, bad: dict[int, str]

@@ -38,7 +38,7 @@ def test_rows_prefetched_before_a_break_are_not_used_in_the_next_loop(tmp_path: 
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
 def test_prefetched_rows_that_are_never_used_do_not_pile_up(tmp_path: Path, mode: str, ahead: int) -> None:
     """The batch function returns different ids than the program pulls."""
 
