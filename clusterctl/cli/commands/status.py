@@ -11,7 +11,7 @@ from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
 from clusterctl.cli.console import Console, human_time
 from clusterctl.cli.invocation import Invocation, job_name, run_of
 from clusterctl.cli.pserver_counts import count_lines
-from clusterctl.cli.run_notes import note_lines
+from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import METRIC_CHARS, MOST_METRICS, figure_cells, metric_cells, metric_names
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from clusterctl.cli import style
 from clusterctl.cli.chart import Point, resample, terminal_chart
 from clusterctl.cli.console import fitting, human_count, human_duration, human_time, percent
-from clusterctl.cli.run_notes import note_lines
+from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import (
     DROPPED_FIRST,
     HEADINGS,

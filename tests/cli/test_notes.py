@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.run_notes import note_lines
+from clusterctl.cli.screen.notes import note_lines
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.record.model import ProcessRecord
