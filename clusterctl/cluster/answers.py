@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from clusterctl.cluster.job_choice import JobChoice
-from clusterctl.cluster.run_answers import JOB, MEMBERSHIP, NAMED, STATES, WARNINGS, Membership, RunWarning
+from clusterctl.cluster.run_answers import (
+    DROPPED_CUT,
+    JOB,
+    MEMBERSHIP,
+    NAMED,
+    STATES,
+    WARNINGS,
+    DroppedCut,
+    Membership,
+    RunWarning,
+)
 from clusterctl.cluster.shapes import (
     Shape,
     all_of,
@@ -41,6 +51,7 @@ ROLES = ("pserver", "trainer", "scheduler")
 CURVES_OF = ("step", "log", "usage", "table")
 MOST_BUCKETS = 1000  # of a curve; agents send no more
 MOST_NAME = 200  # characters of the name of a curve
+MOST_AWAITED = 4  # trainers that a pserver names
 MOST_WORDS = 4000  # characters of an error message from a node
 #: Errors that a malformed answer causes in code that reads it.
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -92,6 +103,7 @@ class StatusAnswer(Membership, JobChoice, total=False):
     resumed: Resumed | None
     phase: str | None
     waits_for: list[str] | None
+    cut_dropped: DroppedCut | None
     ended: RunEnd | None
     processes: list[dict[str, Any]]
     last_event: object
@@ -195,6 +207,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "now": maybe(moment),
         "resumed": maybe(RESUMED),
         "waits_for": maybe(list_of(text)),
+        "cut_dropped": maybe(DROPPED_CUT),
         "ran": maybe(list_of(record(job=job_id, t=moment, live=truth))),
         "ended": maybe(record(t=moment, **_END)),
         "processes": list_of(PROCESS),
@@ -251,9 +264,11 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
 }
 #: Further fields of a process that `status` shows. The process itself reports them; a malformed one is dropped.
 OWN_WORDS: Mapping[str, Shape] = {
-    **dict.fromkeys(("pass", "passes", "step", "memory", "lost"), count),
+    **dict.fromkeys(("pass", "passes", "step", "memory", "lost", "awaited", "waiting"), count),
     **dict.fromkeys(("loss", "samples_per_s", "compute", "wait", "wire", "cpu", "apply_s", "send_s"), number),
     "started": moment,
+    "awaits": up_to(MOST_AWAITED, list_of(count)),
+    "awaits_s": moment,
     "values": each_value(number),
     "metrics": each_value(pair_of(number, maybe(finite), maybe(finite))),
     "staleness": list_of(pair_of(count, count)),

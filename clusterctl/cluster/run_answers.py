@@ -48,6 +48,15 @@ class RunWarning(TypedDict):
     message: str
 
 
+class DroppedCut(TypedDict):
+    """The last checkpoint or model that was not saved at its time, see `common.events.CutDropped`."""
+
+    t: float
+    message: str
+    trainers: list[int]
+    saves: list[str]
+
+
 class KeepBestAnswer(TypedDict):
     """The metric of KEEP_BEST; the direction is "max" or "min"."""
 
@@ -105,6 +114,7 @@ def label(value: object) -> bool:
     return isinstance(value, str) and is_label(value)
 
 
+DROPPED_CUT = record(t=moment, message=text, trainers=list_of(count), saves=list_of(text))
 WARNINGS = maybe(list_of(record(kind=text, message=text)))
 MEMBERSHIP: Mapping[str, Shape] = {
     "name": maybe(label),

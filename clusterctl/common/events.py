@@ -12,8 +12,8 @@ from clusterctl.common.records import TypedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Literal, Union
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Literal, Union
 
 
 class ExitFacts(TypedDict, total=False):
@@ -239,11 +239,26 @@ class Held(ProcessOnNode):
 
 
 class CutDropped(TypedDict):
-    """No checkpoint or model was saved at its time, because pushes of these `trainers`, if any, did not come."""
+    """Nothing was saved at its time, because pushes of these `trainers`, if any, did not come.
+
+    `saves` is what is missing: "checkpoint", "model" or both.
+    """
 
     event: Literal["cut_dropped"]
     message: str
     trainers: Sequence[int]
+    saves: Sequence[str]
+
+
+def dropped_cut_after(known: Mapping[str, Any] | None, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the last dropped cut after an event; None once all that it was for is saved, or the run has ended."""
+    if event["event"] == "cut_dropped":
+        return {name: event[name] for name in ("t", "message", "trainers", "saves")}
+    if known is not None and event["event"] == "saved" and event.get("complete"):
+        saved = "checkpoint" if event.get("checkpoint") else "model"
+        missing = [one for one in known["saves"] if one != saved]
+        return {**known, "saves": missing} if missing else None
+    return None if event["event"] == "ended" else known
 
 
 class RolledBack(TypedDict):

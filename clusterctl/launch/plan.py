@@ -192,7 +192,8 @@ class LaunchPlan:
         """Return the entry of a spec; with `machines` that of the lead."""
         every, best = self.settings.save_every, self.settings.keep_best
         copies, limit_mb = None, None
-        if machines is not None and self.count("pserver") and self._restarts_one_by_one():
+        ours = self.count("pserver") > 0 and self._restarts_one_by_one()
+        if machines is not None and ours:
             originals = sorted({p.node for p in self.processes if p.role == "pserver"})
             copies = copy_plan(originals, [node.id for node in self.nodes], machines, self.settings.copies)
             limit_mb = self.settings.model_on_lead_mb
@@ -202,6 +203,7 @@ class LaunchPlan:
             save_model_every=_model_schedule(self.settings.save_model_every),
             keep=self.settings.keep,
             keep_models=self.settings.keep_models,
+            server_cuts=True if ours and str(self.settings.mode) != "sync" else None,
             keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
             copies_from=copies,
             model_on_lead_mb=limit_mb,

@@ -217,3 +217,23 @@ def test_the_summary_of_a_pass_is_the_mean_over_the_whole_pass_and_all_trainers(
             }
         )
     assert [over.pass_ for over in made.new_passes()] == [1]
+
+
+def test_it_shows_whom_all_wait_for_and_what_was_not_saved_until_that_is_over() -> None:
+    made = record()
+    step = {"t": T + 31, "event": "step", "node": 0, "role": "pserver", "rank": 0, "attempt": 1}
+    made.take({**step, "awaits": [1], "awaited": 1, "waiting": 3, "awaits_s": 13.2})
+    dropped = {"event": "cut_dropped", "node": 0, "message": "no model this time", "trainers": [1], "saves": ["model"]}
+    made.take({"t": T + 31, **dropped})
+    waits = "3 trainers have been waiting for trainer1 for 13 s"
+    for size in ((80, 24), (120, 40)):
+        lines = screen(made).lines(*size)
+        assert waits in lines
+        assert [line.partition("  ")[2] for line in lines if "this time" in line] == ["no model this time"]
+    made.take(step)
+    made.take({"t": T + 32, "event": "saved", "node": 0, "tag": "step-9", "complete": True, "checkpoint": True})
+    text = "\n".join(screen(made).lines(80, 24))
+    assert waits not in text
+    assert "no model this time" in text
+    made.take({"t": T + 33, "event": "saved", "node": 0, "tag": "at-step-9", "complete": True})
+    assert "no model this time" not in "\n".join(screen(made).lines(80, 24))

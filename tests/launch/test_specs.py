@@ -54,9 +54,34 @@ def test_a_spec_has_the_schedule_of_models_unless_it_is_that_of_older_versions(
     assert ("save_model_every" in spec) == (recorded is not None)
 
 
+@pytest.mark.parametrize(
+    ("conf", "cuts"),
+    [
+        ({"MODE": "async"}, True),
+        ({"MODE": "half-async"}, True),
+        ({"MODE": "ssp(2)"}, True),
+        ({"MODE": "geo(3)"}, True),
+        ({"MODE": "sync"}, None),
+        ({"MODE": "async", "PSERVERS": 0}, None),
+        ({"MODE": "async", "PSERVER_COMMAND": "./server"}, None),
+        ({"ENGINE": "torch", "PSERVERS": 0}, None),
+    ],
+)
+def test_outside_sync_a_spec_says_that_pservers_cut_on_the_word_of_the_lead(
+    conf: dict[str, Any], cuts: bool | None
+) -> None:
+    spec = planned({"conf": conf})
+    assert spec.to_json().get("server_cuts") is cuts
+    assert ("server_cuts" in spec.to_json()) == (cuts is not None)
+    assert not spec.stops_trainers_to_save
+    older = spec.replace(saving=spec.saving.replace(server_cuts=None))
+    assert older.stops_trainers_to_save == (cuts is not None)
+
+
 @pytest.mark.parametrize("case", PLANNED.values(), ids=PLANNED)
 def test_a_plan_produces_the_recorded_specs(case: dict[str, Any]) -> None:
-    spec, expected = planned(case), {**case["spec"], **NEWER}
+    cuts = {"server_cuts": True} if case["spec"]["mode"] != "sync" else {}
+    spec, expected = planned(case), {**case["spec"], **NEWER, **cuts}
     assert spec.to_json() == expected
     assert RunSpec.from_json(expected) == spec
 

@@ -112,8 +112,12 @@ def status(node: int, **more: Any) -> dict[str, Any]:
         "resumed": None,
         "ended": None,
         "last_event": {"event": "phase", "t": 1.7e9},
+        "cut_dropped": {"t": 1.7e9, "message": "no model this time", "trainers": [0], "saves": ["model"]},
         "now": 1.7e9 + 60,
-        "processes": [process("pserver", node), process("trainer", node)],
+        "processes": [
+            process("pserver", node, awaits=[0], awaited=1, waiting=1, awaits_s=4.5),
+            process("trainer", node),
+        ],
         **more,
     }
 

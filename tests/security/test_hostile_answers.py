@@ -175,6 +175,20 @@ def test_no_text_of_a_node_reaches_a_terminal_unescaped(liars: Liars, options: t
             assert out.isascii(), command
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_the_reason_of_a_dropped_cut_is_shown_harmlessly(liars: Liars, options: tuple[str, ...]) -> None:
+    cut = {"t": 1.7e9, "message": f"no model: {EVIL}", "trainers": [0], "saves": [EVIL]}
+    liars.answers["node0"] = lambda request: answer(0, request, cut_dropped=cut)
+    liars.answers["node1"] = honest(1)
+    code, out, err = liars.run("status", *options)
+    assert (code, is_harmless(out + err)) == (0, True)
+    if options:
+        assert json.loads(out)["cut_dropped"] == {key: cut[key] for key in ("t", "message", "trainers")}
+    else:
+        assert "  no model: " in out
+        assert "1 trainer has been waiting for trainer0 for 4 s" in out
+
+
 def test_garbage_in_place_of_an_answer_is_quoted_harmlessly(liars: Liars) -> None:
     rubbish = [
         EVIL.encode(errors="surrogatepass"),

@@ -27,6 +27,10 @@ words = [
     {**receipt, "checkpoint": True, "steps": [inf]}, {**receipt, "do": "stop", "complete": True, "node": 9, "rank": 9},
     {**receipt, "pservers": EVIL}, {**receipt, "pservers": 0}, {**receipt, "tag": EVIL}, {**receipt, "step": None},
     {"event": "log", "role": "trainer", "rank": 7, "node": 7, "t": 0, "seq": 0, "v": 9, "message": "not mine"},
+    {"event": "step", "awaits": [EVIL], "awaited": EVIL, "waiting": -1, "awaits_s": inf},
+    {"event": "step", "awaits": [10 ** 30] * 9, "awaited": inf, "waiting": 10 ** 30, "awaits_s": 5},
+    {"event": "cut", "phase": [EVIL]}, {"event": "cut", "phase": "held", "cut": 1, "counts": EVIL, "step": inf},
+    {"event": "cut_dropped", "message": EVIL, "trainers": [EVIL], "saves": 7},
     {"event": "step", "apply_s": EVIL, "send_s": [1]}, {"event": "usage", "cpu": 7, "memory": 7},
     [], 7, None, {"event": "step", "step": inf},
 ]

@@ -11,6 +11,7 @@ logs and their index; job.json; the lock of a job |
 supervisor; manifest.json and pieces of a checkpoint |
 | nodes ... rejoin ... | messages between supervisors; keys of spec.json; `python -m clusterctl.runtime.pserver`; \
 messages between trainers and pservers; keys/; fake.json and the control socket of the embedded backend |
+| outside sync nodes rejoin no older run ... | `server_cuts` in spec.json; a checkpoint of the old version |
 | a trainer that was given up ... | SIGUSR1 to a supervisor; messages between a supervisor and its lead |
 | an ended run ... | state.json and events.jsonl of a run that is over; job.json; saved models |
 | runs that failed, a run that lost ... | events from which `why` derives causes, with the messages of the old version |
@@ -248,6 +249,23 @@ def test_a_trainer_that_was_given_up_is_restarted_by_its_old_supervisor(
     joined = new.ok("start", "--rejoin", "--job_workspace", job, "--json").json()
     assert {node["did"] for node in joined["nodes"]} == {"told"}
     release_and_finish(new, job, expected)
+
+
+def test_outside_sync_nodes_rejoin_no_older_run_which_is_stopped_and_resumed_instead(old: Site, new: Site) -> None:
+    """Leads of the older version stop trainers for checkpoints, which processes of this version do not understand."""
+    job = start_and_hold(old, ON_TRAINER_LOSS="wait", MODE="ssp(2)")
+    os.kill(new.supervisor(job, 2), signal.SIGKILL)
+    assert wait_until(lambda: any(e["event"] == "lost" for e in lead_events(new, job)), 30)
+    refused = new.run("start", "--rejoin", "--job_workspace", job, "--json")
+    assert (refused.code, refused.json()["error"]["kind"]) == (3, "node")
+    assert (
+        f"{job} was started by an older version whose checkpoints work otherwise" in refused.json()["error"]["message"]
+    )
+    assert new.status(job)["state"] == "running"
+    new.ok("stop", job)
+    new.ok("start", "--resume", "--job_workspace", job, "--")
+    assert new.status(job)["state"] == "succeeded"
+    new.assert_nothing_left(job)
 
 
 def as_before(job: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

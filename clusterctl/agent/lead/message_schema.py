@@ -71,7 +71,7 @@ def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> 
     if message.get("pace") == "waits":
         needed |= {"for_s", "message"}
     if do == "cut":
-        needed |= CUT_NEEDS.get(message.get("phase", ""), set())
+        needed |= CUT_NEEDS.get(str(message.get("phase")), set())
     if missing := sorted(needed - message.keys()):
         raise ValueError(f"{do!r} without {missing[0]}")
     for name, read in {**FIELDS, **READERS[do]}.items():

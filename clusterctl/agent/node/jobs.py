@@ -161,6 +161,7 @@ def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
         "resumed": resumed(spec),
         "phase": state.get("phase"),
         "waits_for": state.get("waits_for", []),
+        **({"cut_dropped": state["cut_dropped"]} if state.get("cut_dropped") and now in LIVE else {}),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),
         "processes": processes_now(state, now == LOST),

@@ -32,6 +32,8 @@ OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "com
 FIGURES = ("pass", "passes", "step", "loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
 #: Counts that pservers report: pushes by staleness, and for each sparse table rows, look-ups and so on.
 COUNTS = ("staleness", "tables", "lost")
+#: What a pserver reports only while trainers wait for others.
+PASSING = ("awaits", "awaited", "waiting", "awaits_s")
 
 
 class ChildMessages:
@@ -84,12 +86,16 @@ class ChildMessages:
                 self._launcher.ready(child, [int(port) for port in event["ports"]])
             return
         if kind == "cut":
-            self._checkpoints.report_cut(child, event)
+            if child.role == "pserver":
+                self._checkpoints.report_cut(child, event)
             return
         child.worked = True
+        if kind == "step":
+            for name in PASSING:
+                child.progress.pop(name, None)
         if kind in ("step", "pass"):
             event = {name: value for name, value in event.items() if name not in FIGURES or is_number(value)}
-            child.progress.update({name: event[name] for name in (*FIGURES, *COUNTS) if name in event})
+            child.progress.update({name: event[name] for name in (*FIGURES, *COUNTS, *PASSING) if name in event})
         elif kind == "log" and "values" in event:
             event["values"] = {str(name): value for name, value in dict(event["values"]).items() if is_number(value)}
             child.progress["values"] = event["values"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.supervisor.child import Child, process_of
+from clusterctl.common.events import dropped_cut_after
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.procfs import Identity, boot_id, identify
@@ -62,7 +63,10 @@ class EventLog:
         self._reserve = Reserve(run.dir / "reserve")
         self._me = identify(os.getpid())
         self._beat_t = _boot_s()
-        self._state: dict[str, Any] = {"phase": None, "ended": None, "last_event": None, "killed": 0, "waits_for": []}
+        self._state: dict[str, Any] = {
+            **{"phase": None, "ended": None, "last_event": None, "killed": 0},
+            **{"waits_for": [], "cut_dropped": None},
+        }
 
     def record(self, event: Event, child: Child | None = None) -> None:
         """Append an event of ours, about the node or a process."""
@@ -100,6 +104,7 @@ class EventLog:
     def _update_state(self, event: Mapping[str, Any]) -> None:
         self._state["last_event"] = event
         self._state["waits_for"] = _waits_for(self._state["waits_for"], event)
+        self._state["cut_dropped"] = dropped_cut_after(self._state["cut_dropped"], event)
         if event["event"] == "ended":
             self._state["ended"] = event
         elif event["event"] == "phase":

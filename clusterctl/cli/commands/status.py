@@ -11,6 +11,7 @@ from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
 from clusterctl.cli.console import Console, human_time
 from clusterctl.cli.invocation import Invocation, job_name, run_of
 from clusterctl.cli.pserver_counts import count_lines
+from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import METRIC_CHARS, MOST_METRICS, figure_cells, metric_cells, metric_names
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None
 
 
 def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
+    dropped = current.cut_dropped
     return {
         "job": current.job,
         "run": current.run,
@@ -100,6 +102,7 @@ def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
         "job_workspace": job_name(cluster.settings, cluster.inventory, current.job),
         **current.members.to_json(),
         "resumed": (current.lead or {}).get("resumed"),
+        **({"cut_dropped": {key: dropped[key] for key in ("t", "message", "trainers")}} if dropped else {}),
         **({"warnings": current.warnings} if current.warnings else {}),
         "processes": [process.to_json() for process in current.processes],
         "nodes": current.nodes,
@@ -119,6 +122,8 @@ def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool
         console.table((*HEADINGS, *own), rows, (*NUMERIC, *own), (*own[:0:-1], *DROPPED_FIRST, *own[:1]))
     for line in (*count_lines(current.processes), *left_out_lines(current.members)):
         console.say(line)
+    for line in note_lines(current.processes, current.cut_dropped):
+        console.say(style.warning(line))
     for name in (current.lead or {}).get("waits_for") or ():
         rejoin = f"clusterctl start --rejoin --job_workspace {current.job}"
         console.say(f"the run is waiting for {name}; once it is fixed: {rejoin}")

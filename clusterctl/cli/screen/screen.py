@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from clusterctl.cli import style
 from clusterctl.cli.chart import Point, resample, terminal_chart
 from clusterctl.cli.console import fitting, human_count, human_duration, human_time, percent
+from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import (
     DROPPED_FIRST,
     HEADINGS,
@@ -111,7 +112,8 @@ class Screen:
     def lines(self, width: int, height: int) -> list[str]:
         """Return at most `height` lines of at most `width` characters."""
         top = self._top(width, height)
-        bottom = [*map(style.warning, self.notices.values())][-MOST_NOTICES:]
+        notes = note_lines(self.record.processes.values(), self.record.cut_dropped)
+        bottom = [style.warning(line) for line in (*notes, *list(self.notices.values())[-MOST_NOTICES:])]
         bottom += [self._keys(width)] if height > len(top) + 1 else []
         room = max(0, height - len(top) - len(bottom))
         self._page = max(1, room - 2)

@@ -63,7 +63,10 @@ def _record(current: JobStatus, known: Mapping[int, NodeCurves]) -> LiveRecord:
     """Return the record of the run until now."""
     record = LiveRecord(current.members.nodes)
     curves = [shifted(curve, one.offset_s) for one in known.values() for curve in one.curves]
-    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves)
+    dropped, lead = current.cut_dropped, known.get(current.members.lead)
+    if dropped is not None and lead is not None:
+        dropped = {**dropped, "t": dropped["t"] + lead.offset_s}
+    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves, dropped)
     return record
 
 

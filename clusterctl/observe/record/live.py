@@ -11,6 +11,8 @@ from typing import Any
 
 from clusterctl.cluster import NONSENSE
 from clusterctl.cluster.answers import CAUSE, ENDED, Cause, own_word
+from clusterctl.cluster.run_answers import DROPPED_CUT
+from clusterctl.common.events import dropped_cut_after
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
 from clusterctl.observe.record.marks import mark_of
@@ -56,6 +58,7 @@ class LiveRecord:
         self._lead = nodes[0].id
         self._nodes = {node.id: node for node in nodes}
         self.phase = "gathering"
+        self.cut_dropped: Mapping[str, Any] | None = None
         self.ended: Event | None = None
         self.causes: list[Cause] = []
         self.failures: list[Event] = []
@@ -77,8 +80,15 @@ class LiveRecord:
         self._pass_began_t: float | None = None
         self._pass_s: float | None = None
 
-    def begin_from(self, processes: Iterable[ProcessRecord], phase: str | None, curves: Sequence[Curve]) -> None:
+    def begin_from(
+        self,
+        processes: Iterable[ProcessRecord],
+        phase: str | None,
+        curves: Sequence[Curve],
+        cut_dropped: Mapping[str, Any] | None = None,
+    ) -> None:
         """Take the present state of a run that is followed from now on: its processes and their curves until now."""
+        self.cut_dropped = cut_dropped
         self.processes.update({(process.role, process.rank): process for process in processes})
         self.phase = phase or self.phase
         kept = [curve for curve in curves if not curve.undone and curve.role == "trainer"]
@@ -134,6 +144,8 @@ class LiveRecord:
         with contextlib.suppress(*NONSENSE):
             mark = mark_of(event, event["t"], has_pservers=self.has_pservers)
             self.marks.extend([mark] if mark is not None else [])
+            if event["event"] != "cut_dropped" or DROPPED_CUT(event):
+                self.cut_dropped = dropped_cut_after(self.cut_dropped, event)
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
             with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
@@ -156,6 +168,7 @@ class LiveRecord:
         key = (str(event["role"]), int(event["rank"]))
         process = self.processes.setdefault(key, ProcessRecord(self._nodes[event["node"]], *key))
         process.state, process.exit_code = "starting", None
+        process.forget_passing()
         process.restarts = int(event.get("attempt") or 1) - 1
 
     def _on_ready(self, event: Event) -> None:
@@ -175,6 +188,7 @@ class LiveRecord:
             return
         if process.exit_code is None:
             process.state = "running"
+        process.forget_passing()
         process.take_figures(event)
         if process.role == "trainer":
             self._take_rate(event["t"])

@@ -17,6 +17,8 @@ from clusterctl.observe.record.secrets import Secrets
 #: time, `passes` the number that a trainer is to do, and `values` has the program's own metrics by name. `compute`,
 #: `wait` and `wire` are shares of a trainer's time. For a pserver, `staleness` are pairs (staleness, pushes), `tables`
 #: counts of each sparse table, `lost` pushes that were lost, and `apply_s` and `send_s` seconds of about the last one.
+#: While trainers in sync mode wait for others, pserver 0 has `awaits`, the ranks of the first 4 of the `awaited`
+#: trainers; `waiting` others have waited for `awaits_s` seconds.
 Figures = TypedDict(
     "Figures",
     {
@@ -37,6 +39,10 @@ Figures = TypedDict(
         "apply_s": float,
         "send_s": float,
         "passes": int,
+        "awaits": list[int],
+        "awaited": int,
+        "waiting": int,
+        "awaits_s": float,
     },
     total=False,
 )
@@ -45,7 +51,9 @@ ALWAYS_SHOWN = (
     *("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cpu", "memory", "values", "started"),
     *("staleness", "tables", "lost"),
 )
-SHOWN_IF_KNOWN = ("apply_s", "send_s", "passes")
+#: Those that hold only until the next report.
+PASSING = ("awaits", "awaited", "waiting", "awaits_s")
+SHOWN_IF_KNOWN = ("apply_s", "send_s", "passes", *PASSING)
 FIGURES = (*ALWAYS_SHOWN, *SHOWN_IF_KNOWN)
 
 
@@ -100,6 +108,11 @@ class ProcessRecord:
         """Take the figures among `values`, which the process reported itself; malformed ones are dropped."""
         known = {name: own_word(name, values.get(name)) for name in FIGURES}
         self.figures.update({name: value for name, value in known.items() if value is not None})  # type: ignore[typeddict-item]
+
+    def forget_passing(self) -> None:
+        """Drop the figures that hold only until the next report."""
+        for name in PASSING:
+            self.figures.pop(name, None)  # type: ignore[misc]
 
     def to_json(self) -> dict[str, Any]:
         """The form that `status --json` shows."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
 from clusterctl.cluster.answers import RunEnd, StatusAnswer
-from clusterctl.cluster.run_answers import STATES, RunWarning
+from clusterctl.cluster.run_answers import STATES, DroppedCut, RunWarning
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members, members_of
@@ -37,6 +37,11 @@ class JobStatus:
     @property
     def run(self) -> str | None:
         return self.members.run
+
+    @property
+    def cut_dropped(self) -> DroppedCut | None:
+        """The last checkpoint or model that a live run did not save at its time."""
+        return (self.lead or {}).get("cut_dropped") if self.state in LIVE else None
 
     @property
     def warnings(self) -> list[RunWarning]:

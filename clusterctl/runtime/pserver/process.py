@@ -26,6 +26,7 @@ from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.cut_part import CutPart
 from clusterctl.runtime.pserver.lane_state import CutOutput, LaneState, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
+from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
@@ -34,6 +35,8 @@ from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, prin
 from clusterctl.runtime.table.sharding import layout_of
 from clusterctl.runtime.wire.auth import CurveAuthenticator
 from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
+
+_AGAIN_S = 1.1  # after a report of a wait: lanes may be quiet once it is over
 
 
 def serve(env: Environment) -> None:
@@ -79,7 +82,7 @@ class PServer:
         first = env.rank * self.layout.per_pserver
         lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
         for lane in lanes:
-            lane.core.greeting["ports"] = self.ports
+            lane.core.greeting.update(ports=self.ports, cuts_made=0)  # trainers of older versions count cuts
         self.server = Server(lanes, self._write)
         self.cuts = CutPart(self.server, lambda phase, facts: self._send("cut", {"phase": phase, **facts}))
 
@@ -170,7 +173,17 @@ class PServer:
             if now - self._reported_s < 1.0:
                 return  # another lane did
             self._reported_s = now
-            self._send("step", {**self._counts(), **self._times()})
+            wait = self._long_wait()
+            self._send("step", {**self._counts(), **self._times(), **wait})
+        if wait and not self._finishing:
+            again = threading.Timer(_AGAIN_S, self._report_step)
+            again.daemon = True
+            again.start()
+
+    def _long_wait(self) -> dict[str, Any]:
+        """Return which trainers the others wait for; lane 0, which gets all pushes, knows it in sync mode."""
+        first = self.server.lanes[0].core
+        return first.policy.long_wait() if first.state.lane == 0 and isinstance(first.policy, SyncUpdates) else {}
 
     def _counts(self) -> dict[str, Any]:
         tables: dict[str, Counter[str]] = {}

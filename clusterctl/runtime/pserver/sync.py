@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from clusterctl.runtime.checkpoint.writer import Save
@@ -15,6 +16,9 @@ from clusterctl.runtime.store.dense import DenseTable, Weighted
 from clusterctl.runtime.store.factory import Tables
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
+
+_LONG_S = 3.0  # a wait that is reported
+_MOST_NAMED = 4
 
 
 class Step:
@@ -58,6 +62,7 @@ class SyncUpdates(UpdatePolicy):
         self._missing: TrainerState | None = None
         self._expect_all()
         self._now: Step | None = None  # once all trainers' pushes have opened
+        self._opened_s = time.monotonic()  # when the last push did
 
     def push(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -82,6 +87,18 @@ class SyncUpdates(UpdatePolicy):
 
     def waited_for(self) -> list[int]:
         return [rank for rank, trainer in self.lane.trainers.by_rank.items() if trainer.is_awaited]
+
+    def long_wait(self) -> dict[str, Any]:
+        """Return facts for `step` events if trainers have waited for pushes of others for some seconds. Thread-safe.
+
+        `awaits` are the ranks of the first of the `awaited` trainers; the others are `waiting`, for `awaits_s` seconds.
+        """
+        awaited, for_s = self.waited_for(), time.monotonic() - self._opened_s
+        waiting = sum(trainer.push is not None for trainer in self.lane.trainers.by_rank.values())
+        if not awaited or not waiting or for_s < _LONG_S:
+            return {}
+        facts = {"awaits": awaited[:_MOST_NAMED], "awaited": len(awaited), "waiting": waiting}
+        return {**facts, "awaits_s": round(for_s, 1)}
 
     def progress_of(self, rank: int) -> tuple[bool, int]:
         return bool(self.lane.tables) or self.lane.lane == 0, self.lane.step  # lane 0 gets all pushes
@@ -115,6 +132,7 @@ class SyncUpdates(UpdatePolicy):
             trainer.push.message.request = message.request  # the first push counts, the newest request is answered
             return []
         trainer.push = push
+        self._opened_s = time.monotonic()
         at, purpose = self.lane.cut_schedule.decode(message.cut)
         if at > self.lane.step:
             self._due_cuts[at] = self._due_cuts.get(at, 0) | purpose

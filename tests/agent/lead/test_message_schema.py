@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from agent.plays import Play
+from clusterctl.agent.lead.actions import SendOrder
 from clusterctl.agent.lead.message_schema import FIELDS, NEEDED, check
 from clusterctl.agent.lead.state_machine import Lead
 
 PROCESSES = [("pserver", 0, 0), ("trainer", 0, 0), ("pserver", 1, 1), ("trainer", 1, 1)]
 OF_NODE_1 = [("pserver", 1), ("trainer", 1)]
+CUT = {"do": "cut", "role": "pserver", "rank": 1}
 STRANGE: list[Any] = [None, True, -1, 1 << 70, 1.5, float("nan"), "", "trainer0", "x" * 1000, [], [1], {}, {"a": {}}]
 USUAL: dict[str, list[Any]] = {
     "role": ["pserver", "trainer"],
@@ -41,15 +44,21 @@ USUAL: dict[str, list[Any]] = {
     "pieces": ["b:8163"],
     "of": ["copy", "merge"],
     "pace": ["moves", "waits", "stalled"],
+    "phase": ["due", "held", "made", "failed", "of_a_newer_version"],
+    "cut": [1, 2],
+    "purpose": [1, 2, 3, 8],
+    "counts": [[], [0, 5], [7, 2]],
+    "table_sums": [[], [0], [3, 1]],
+    "waits_for": [[], [1], [5, 6, 7, 8, 9]],
 }
 
 
-def draw_message(rng: random.Random) -> dict[str, Any]:
+def draw_message(rng: random.Random, *kinds: str) -> dict[str, Any]:
     """Return a message that is mostly valid: a field or two may be wrong or missing."""
-    kind = rng.choice(sorted(NEEDED))
+    kind = rng.choice(kinds or sorted(NEEDED))
     message: dict[str, Any] = {"do": kind}
     for name in sorted({*FIELDS, *USUAL}):
-        if name in (*NEEDED[kind], "role", "rank") or kind == "saved" or rng.random() < 0.5:
+        if name in (*NEEDED[kind], "role", "rank") or kind in ("saved", "cut") or rng.random() < 0.5:
             message[name] = rng.choice(USUAL.get(name, [1]))
     for name in rng.sample(sorted(message), rng.choice((0, 0, 1, 2))):
         message[name] = rng.choice(STRANGE)
@@ -77,6 +86,26 @@ def test_an_accepted_message_never_stops_the_lead() -> None:
     assert accepted > 2000  # of several thousand
 
 
+def test_an_accepted_report_about_cuts_never_stops_the_lead() -> None:
+    sent: set[str] = set()
+    for seed in range(100):
+        rng = random.Random(seed)
+        lead, number = Play(nodes=2, processes=PROCESSES).reach("running").lead, 0
+        messages = [draw_message(rng, "cut") for _ in range(100)]
+        for message in messages:
+            current = {"cut": number} if rng.random() < 0.9 else {}
+            with contextlib.suppress(ValueError):
+                checked: Any = check({**message, **current}, 1, OF_NODE_1)
+                try:
+                    actions = [*lead.handle(1, checked, 1000.0), *lead.handle(0, {**checked, "rank": 0}, 1000.0)]
+                except Exception as exc:
+                    raise AssertionError(f"seed {seed}: {exc!r} of {messages}") from exc
+                orders: list[Any] = [action.message for action in actions if isinstance(action, SendOrder)]
+                number = max([number, *(order["cut"] for order in orders)])
+                sent |= {order["order"] for order in orders}
+    assert sent == {"hold", "make", "write", "drop"}
+
+
 def test_a_supervisor_may_only_report_its_own_processes() -> None:
     for message in ({"do": "running", "role": "trainer"}, {"do": "logged", "step": 1, "value": 1.0, "weight": 1.0}):
         assert check({**message, "rank": 1}, 1, OF_NODE_1)["rank"] == 1
@@ -99,6 +128,12 @@ def test_the_port_where_programs_meet_is_reported_by_the_node_of_pserver_0_alone
         {"do": "exited", "role": "trainer", "rank": 1, "exit_code": 1, "stopping": False, "step": None},
         {"do": "failed", "message": "it failed"},
         {"do": "running", "role": "trainer", "rank": 1, "of_a_newer_version": {"a": [1]}},
+        {**CUT, "phase": "due", "purpose": 1},
+        {**CUT, "phase": "held", "cut": 1, "counts": [1, 2], "step": 3},
+        {**CUT, "phase": "made", "cut": 1, "table_sums": [1, 2]},
+        {**CUT, "phase": "failed", "cut": 1},
+        {**CUT, "phase": "failed", "cut": 1, "waits_for": [0]},
+        {**CUT, "phase": "of_a_newer_version"},
     ],
 )
 def test_messages_of_older_and_newer_versions_are_accepted_as_they_are(message: dict[str, Any]) -> None:
@@ -110,6 +145,16 @@ def test_messages_of_older_and_newer_versions_are_accepted_as_they_are(message: 
     [
         ({"do": "kept", "tag": "step-1", "step": 1, "steps": []}, "unknown message"),
         ({"do": "pace", "role": "trainer", "rank": 1, "attempt": 1, "pace": "waits"}, "without for_s"),
+        ({**CUT}, "without phase"),
+        ({**CUT, "phase": ["held"]}, "invalid phase"),
+        ({**CUT, "phase": "due"}, "without purpose"),
+        ({**CUT, "phase": "held", "cut": 1, "step": 1}, "without counts"),
+        ({**CUT, "phase": "held", "counts": [1], "step": 1}, "without cut"),
+        ({**CUT, "phase": "held", "cut": 1, "counts": [1]}, "without step"),
+        ({**CUT, "phase": "made", "cut": 1}, "without table_sums"),
+        ({**CUT, "phase": "failed"}, "without cut"),
+        ({**CUT, "phase": "held", "cut": 1, "counts": [-1], "step": 1}, "invalid counts"),
+        ({**CUT, "phase": "failed", "cut": 1, "waits_for": 1}, "invalid waits_for"),
         ({"do": "stop_wanted", "rank": 1, "attempt": 1}, "without role"),
         ({"do": "rejoin", "tail": [1]}, "invalid tail"),
         ({"do": "logged", "rank": 1, "step": None, "value": 1.0, "weight": 1.0}, "invalid step"),

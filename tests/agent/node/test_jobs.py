@@ -120,6 +120,14 @@ def test_a_run_without_a_final_state_gets_one(tmp_path: Path) -> None:
     assert run.events.read_text().count('"ended"') == 1
 
 
+def test_a_dropped_cut_is_shown_while_the_run_is_live(tmp_path: Path) -> None:
+    dropped = {"t": 5.0, "message": "not this time", "trainers": [1], "saves": ["model"]}
+    run = begin(tmp_path, phase="running", cut_dropped=dropped)
+    assert describe(run.job)["cut_dropped"] == dropped
+    write_json(run.state, {**(read_json(run.state) or {}), "supervisor": GONE})
+    assert "cut_dropped" not in describe(run.job), "the lead was killed"
+
+
 def test_jobs_are_listed_with_their_runs(tmp_path: Path) -> None:
     begin(tmp_path, phase="running")
     make(tmp_path, SECOND)

@@ -179,9 +179,9 @@ def test_a_checkpoint_that_other_nodes_read_stays_without_counting_as_one(job: J
     assert read_manifest(run.checkpoints / tag(10)) is None
     assert (run.checkpoints / tag(10) / piece_name(0)).is_file()
     saves = CheckpointKeeper(make_context(run, job=JOB, **served_spec(job)))
-    saves.keep({"do": "keep", "tags": [tag(30)], "newest": tag(30), "alone": False})
+    saves.carry_out({"do": "keep", "tags": [tag(30)], "newest": tag(30), "alone": False})
     assert names(run) == [tag(10), tag(30)]
-    CheckpointKeeper(make_context(run, job=JOB)).keep(
+    CheckpointKeeper(make_context(run, job=JOB)).carry_out(
         {"do": "keep", "tags": [tag(30)], "newest": tag(30), "alone": False}
     )
     assert names(run) == [tag(30)]

@@ -142,3 +142,38 @@ def test_the_processes_a_run_waits_for_are_in_the_state_until_they_are_back(run:
     written.record({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
     written.record({"event": "phase", "phase": "stopping", "cause": {}})
     assert waits_for(run) == []
+
+
+def test_the_last_dropped_cut_is_in_the_state_until_what_it_was_for_is_saved(run: RunPaths) -> None:
+    written = begin(run)
+
+    def dropped() -> list[str] | None:
+        cut = (read_json(run.state) or {})["cut_dropped"]
+        return cut and cut["saves"]
+
+    def drop(*saves: str) -> None:
+        written.record({"event": "cut_dropped", "message": "not this time", "trainers": [1], "saves": saves})
+
+    def save(**facts: Any) -> None:
+        written.record({"event": "saved", "tag": "t", "step": 1, **facts})
+
+    written.record({"event": "phase", "phase": "running"})
+    assert dropped() is None
+    drop("checkpoint")
+    (event,) = [event for event in events(run) if event["event"] == "cut_dropped"]
+    assert (read_json(run.state) or {})["cut_dropped"] == {
+        name: event[name] for name in ("t", "message", "trainers", "saves")
+    }
+    save(complete=True)
+    save(complete=False, checkpoint=True)
+    assert dropped() == ["checkpoint"], "only a model is complete"
+    save(complete=True, checkpoint=True)
+    assert dropped() is None
+    drop("checkpoint", "model")
+    save(complete=True, checkpoint=True)
+    assert dropped() == ["model"]
+    save(complete=True)
+    assert dropped() is None
+    drop("model")
+    written.record({"event": "ended", "state": "failed", "cause": None})
+    assert dropped() is None

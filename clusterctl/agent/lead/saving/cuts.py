@@ -21,7 +21,7 @@ from clusterctl.common.manifest import step_tag
 
 CHECKPOINT, MODEL = 1, 2  # what a cut is for: either, or both added; see runtime.pserver.cuts
 MOST_NAMED = 4
-PURPOSES = {CHECKPOINT: "checkpoint", MODEL: "model", CHECKPOINT | MODEL: "checkpoint and model"}
+PURPOSES = {CHECKPOINT: "checkpoint", MODEL: "model"}
 
 
 class CutCoordinator:
@@ -110,11 +110,12 @@ class CutCoordinator:
         return self._order("write")
 
     def _drop(self, why: str, ranks: Sequence[int]) -> list[Action]:
-        what = PURPOSES[self._purpose]
+        saves = [name for one, name in PURPOSES.items() if self._purpose & one]
         event: CutDropped = {
             "event": "cut_dropped",
-            "message": f"no {what} this time: {why}; the next one comes at its time",
+            "message": f"no {' and '.join(saves)} this time: {why}; the next one comes at its time",
             "trainers": list(ranks),
+            "saves": saves,
         }
         self._due = 0
         return [RecordEvent(event), *self._abandon()]

@@ -33,7 +33,7 @@ class SaveTracker:
     def handle(self, node: int, report: Report, now: float, phase: str) -> list[Action]:
         """Handle a report about saves in a phase of the run."""
         if report["do"] == "cut":
-            return self.cuts.take(report) if phase in TRAINING else []
+            return self.cuts.take(report) if phase in TRAINING and report["role"] == "pserver" else []
         if report["do"] == "saved":
             actions = self.checkpoints.take(report, self._pservers)
             for whole in [action for action in actions if isinstance(action, WriteManifest)]:

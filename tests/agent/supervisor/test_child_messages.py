@@ -1,0 +1,44 @@
+"""What a supervisor keeps of its processes' messages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from agent.specs import make_context, make_process
+from clusterctl.agent.event_loop import EventLoop
+from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
+from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.child_messages import ChildMessages
+
+WAIT = {"awaits": [1], "awaited": 1, "waiting": 3, "awaits_s": 4.0}
+
+
+class Receiver:
+    """A process, and the messages to the lead that it causes."""
+
+    def __init__(self, role: str) -> None:
+        self.sent: list[dict[str, Any]] = []
+        context = make_context(send=self.sent.append)
+        ignored: Any = SimpleNamespace(receive=lambda *_: None, running=lambda *_: None)
+        self.child = Child(make_process(role, 0), EventLoop(), lambda *_: None, lambda *_: None)
+        self._messages = ChildMessages(context, ignored, CheckpointKeeper(context), ignored, ignored)
+
+    def takes(self, event: str, **facts: Any) -> dict[str, Any]:
+        """Return what is known of the process after a message."""
+        self._messages.receive(self.child, {"event": event, **facts})
+        return self.child.progress
+
+
+def test_a_wait_is_known_only_until_the_next_step_message() -> None:
+    pserver = Receiver("pserver")
+    assert pserver.takes("step", lost=0, **WAIT) == {"lost": 0, **WAIT}
+    assert pserver.takes("log", level="warning", message="m") == {"lost": 0, **WAIT}
+    assert pserver.takes("step", apply_s=0.5) == {"lost": 0, "apply_s": 0.5}
+
+
+def test_only_pservers_report_on_cuts() -> None:
+    for role, sent in (("trainer", []), ("pserver", ["due"])):
+        receiver = Receiver(role)
+        receiver.takes("cut", phase="due", purpose=1)
+        assert [report["phase"] for report in receiver.sent] == sent
