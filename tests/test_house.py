@@ -45,10 +45,11 @@ MAY_IMPORT: Table = {
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
     "export": ("cluster", "errors", "escape", "inventory", "observe"),
+    "fabric": ("cluster", "config", "errors", "inventory", "transport"),
     "fake": ("common", "errors", "templates"),
     "cli": (
-        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fake"),
-        *("inventory", "launch", "observe", "prune", "report", "setup", "templates", "transport"),
+        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),
+        *("fake", "inventory", "launch", "observe", "prune", "report", "setup", "templates", "transport"),
     ),
     "__main__": ("cli",),
 }
@@ -95,7 +96,9 @@ FOR_VIEWS = ("observe.record", "observe.follow")
 
 # The only modules that may import these packages. All other packages outside the standard library are forbidden.
 THIRD_PARTY = {
-    "paramiko": ("transport",),
+    "paramiko": ("transport", "fabric.connection"),
+    "fabric": ("fabric",),
+    "invoke": ("fabric",),
     "asyncssh": ("fake",),
     "rich": ("cli",),
     "typer": ("cli",),

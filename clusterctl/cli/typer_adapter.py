@@ -20,7 +20,8 @@ GLOBAL_HELP = (
 # click's UsageError; typer bundles its own copy of click and does not export this class
 ParserError = cast("type[Exception]", typer.BadParameter.__base__)
 STRAY_HINTS = {
-    "start": "--job_workspace JOB starts a dispatched job; --job_dispatch_package WORKSPACE dispatches one first"
+    "start": "--job_workspace JOB starts a dispatched job; --job_dispatch_package WORKSPACE dispatches one first",
+    "task": "put the arguments of the task after --",
 }
 
 
@@ -78,6 +79,7 @@ def _usage_error(exc: Any, ctx: Any) -> UsageError:
     match type(exc).__name__:
         case "NoSuchOption":
             known = [name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)]
+            hint = STRAY_HINTS["task"] if ctx.info_name == "task" else hint
             return UsageError(f"{option} is not an option of {path}", hint=suggest(option, known) + hint)
         case "BadOptionUsage":
             problem = "takes no value" if "not take a value" in exc.message else "needs a value"

@@ -58,13 +58,16 @@ class Setting:
         return self.name not in NOT_KEPT
 
 
-#: The settings that decide what runs on the nodes, or whom this machine trusts.
+#: The settings that decide what runs on the nodes or on this machine, or whom it trusts.
 NOT_KEPT: Final = frozenset(
     {
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
         *("PS_SECURITY", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
+        *("BEFORE_START", "AFTER_END"),
     }
 )
+#: The settings of which nodes learn nothing, not even in what a run records.
+NOT_RECORDED: Final = frozenset({"BEFORE_START", "AFTER_END"})
 
 
 def _listed(value: object) -> object:
@@ -101,6 +104,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "the number of threads of ps.parallel in each trainer; BLAS threads are divided by it",
     ),
     Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
+    Setting("BEFORE_START", optional(text), None, "the task of tasks.py that start runs first, on this machine"),
+    Setting("AFTER_END", optional(text), None, "the task that an attached start runs here once the run has ended"),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(

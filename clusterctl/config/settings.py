@@ -36,6 +36,8 @@ class Settings:
     trainer_threads: int
     exclusive: bool
     report: bool
+    before_start: str | None
+    after_end: str | None
     nic: str | None
     port: int
     ports_num: int

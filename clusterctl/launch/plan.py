@@ -32,7 +32,7 @@ from clusterctl.common.run_spec import (
     Training,
 )
 from clusterctl.config import Every, Settings
-from clusterctl.config.declarations import BY_SPELLING
+from clusterctl.config.declarations import BY_SPELLING, NOT_RECORDED
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 from clusterctl.launch.copies import copy_plan
@@ -158,7 +158,7 @@ class LaunchPlan:
         return ENGINES[self.settings.engine].lists_nodes
 
     def _chosen(self) -> dict[str, str]:
-        chosen = self.settings.chosen
+        chosen = {name: text for name, text in self.settings.chosen.items() if name not in NOT_RECORDED}
         return {name: "..." if BY_SPELLING[name].secret else text for name, text in chosen.items()}
 
     def _training(self) -> Training:

@@ -1,4 +1,4 @@
-"""Closing channels in an order that servers accept."""
+"""How long a server may take to open a channel, and closing channels in an order that servers accept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from clusterctl.transport import paramiko_loader
+
+OPEN_CHANNEL_S = 15.0
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def quote(command: Command) -> str:
         raise UsageError("a command cannot contain a NUL byte", hint="send binary data on standard input")
     if not any(isinstance(argument, Raw) for argument in command.argv):
         script = f"exec {script}"
-    return f"exec /bin/sh -c {_login_shell_word(_sendable(script))}"
+    return f"exec /bin/sh -c {login_shell_word(_sendable(script))}"
 
 
 def _sh_word(argument: Argument) -> str:
@@ -105,7 +105,8 @@ def _byte(char: str) -> int:
     return char.encode("utf-8", "surrogateescape")[0]
 
 
-def _login_shell_word(text: str) -> str:
+def login_shell_word(text: str) -> str:
+    """Quote one word of one line, so that POSIX shells, csh and fish parse it identically."""
     parts = _QUOTE_STOPPERS.split(text)
     return "".join(
         "".join(f"\\{char}" for char in part) if index % 2 else f"'{part}'" if part else ""

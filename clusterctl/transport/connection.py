@@ -15,7 +15,7 @@ from paramiko import common
 from paramiko.channel import Channel
 
 from clusterctl import __version__
-from clusterctl.transport.channels import close_channel
+from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel
 
 THREAD_END_S = 2
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -132,6 +132,7 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
         self.wire = Wire(sock)
         self._after_close = after_close
         super().__init__(self.wire, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES)
+        self.channel_timeout = OPEN_CHANNEL_S  # of any channel; paramiko's limit is an hour
         # It would start a timer thread for a deadline that `start_client` enforces too.
         self.packetizer.start_handshake = lambda timeout: None
         options = self.get_security_options()
@@ -175,12 +176,15 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
         self._after_close()
 
 
-def run_in(channel: Channel, command: bytes, timeout_s: float) -> None:
-    """Make the server run a command in a new channel. Raises TimeoutError, where paramiko would wait forever."""
+def run_in(channel: Channel, command: bytes, timeout_s: float, *, kind: str = "exec") -> None:
+    """Make the server run a command, or a "subsystem", in a new channel.
+
+    Raises TimeoutError, where paramiko would wait forever.
+    """
     message = paramiko.Message()
     message.add_byte(common.cMSG_CHANNEL_REQUEST)
     message.add_int(channel.remote_chanid)
-    message.add_string("exec")
+    message.add_string(kind)
     message.add_boolean(True)
     message.add_string(command)
     channel._event_pending()

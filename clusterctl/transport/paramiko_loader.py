@@ -22,6 +22,16 @@ def load() -> None:
                 import paramiko  # noqa: F401
 
 
+def load_whole() -> None:
+    """Import paramiko with all its parts, for libraries built on it. Thread-safe.
+
+    Such a library must be imported after this: while `load` is at work in another thread, it cannot import invoke.
+    """
+    with _lock:
+        _silence()
+        import paramiko  # noqa: F401
+
+
 class _Metadata(ModuleType):
     """A stand-in for `importlib.metadata`, which paramiko uses to look up the version that it sends to servers.
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures, paramiko_loader
-from clusterctl.transport.channels import close_channel, speaking
+from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel, speaking
 
 if TYPE_CHECKING:
     from paramiko.channel import Channel
 
     from clusterctl.transport.connection import Connection
 
-OPEN_CHANNEL_S = 15.0
 CHUNK_BYTES = 256 * 1024
 STDERR_TAIL_BYTES = 64 * 1024
 NO_STATUS = 255  # as in ssh, if the server does not report how a command ended
@@ -293,24 +292,33 @@ def start(
     connection: Connection, command: bytes, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
 ) -> RemoteProcess:
     """Run a quoted command in a new channel of a connection. Raises UnreachableError or NodeError."""
-    from paramiko.ssh_exception import ChannelException
-
     from clusterctl.transport.connection import run_in
 
     channel = None
     try:
-        channel = connection.open_session(timeout=OPEN_CHANNEL_S)
-        process = RemoteProcess(
-            channel, label=label, where=where, what=what, stderr_limit=stderr_limit, drain_stderr=drain_stderr
-        )
-        run_in(channel, command, OPEN_CHANNEL_S)
-    except paramiko_loader.errors() as exc:
-        active = connection.is_active()
+        with translated(connection, label, where, what):
+            channel = connection.open_session(timeout=OPEN_CHANNEL_S)
+            process = RemoteProcess(
+                channel, label=label, where=where, what=what, stderr_limit=stderr_limit, drain_stderr=drain_stderr
+            )
+            run_in(channel, command, OPEN_CHANNEL_S)
+    except ClusterctlError:
         if channel is not None:
             with contextlib.suppress(*paramiko_loader.errors()):
                 close_channel(channel)
-        if not active:
+        raise
+    return process
+
+
+@contextlib.contextmanager
+def translated(connection: Connection, label: str, where: str, what: str) -> Iterator[None]:
+    """Translate the errors of opening a channel and of starting a command in it: UnreachableError or NodeError."""
+    from paramiko.ssh_exception import ChannelException
+
+    try:
+        yield
+    except paramiko_loader.errors() as exc:
+        if not connection.is_active():
             raise failures.lost(label, where, what) from exc
         reason = exc.text if isinstance(exc, ChannelException) else str(exc) or type(exc).__name__
         raise failures.no_channel(label, where, reason) from exc
-    return process

@@ -14,9 +14,10 @@ from clusterctl.transport import failures
 from clusterctl.transport.command import Command, quote
 from clusterctl.transport.fanout import Cancellation, N, Outcome, fan_out
 from clusterctl.transport.known_hosts import HostKey, Verdict, judge, known_keys, record
-from clusterctl.transport.target import Node, Resolver, SshSettings
+from clusterctl.transport.target import Node, Resolver, SshSettings, Target
 
 if TYPE_CHECKING:
+    from clusterctl.transport.link import Link
     from clusterctl.transport.pool import Pool
     from clusterctl.transport.remote_process import Completed, RemoteProcess, Take
     from clusterctl.transport.secrets import Ask
@@ -32,6 +33,7 @@ class Transport:
 
     It is built on paramiko rather than on fabric's Connection, which cannot choose the host key algorithm before the
     handshake, hides which known_hosts line a key contradicts, has only text streams, and waits without deadlines.
+    `clusterctl.fabric` lends its connections to fabric instead.
     Connections are opened on first use and kept until `close`.
     """
 
@@ -81,6 +83,20 @@ class Transport:
         """
         with self._start(node, command) as process:
             return process.stream(take)
+
+    def link(self, node: Node) -> Link:
+        """Borrow the open connection to a node, for a library that works on paramiko's objects.
+
+        The caller closes the link, which gives the connection back. Raises as `run` does.
+        """
+        from clusterctl.transport.link import Link
+
+        self._cancellation.check(node.label)
+        return Link(self._pool(), self._resolver.resolve(node), node.label)
+
+    def target(self, node: Node) -> Target:
+        """Return the server of a node: its host, port and user. Raises ConfigError."""
+        return self._resolver.resolve(node)
 
     def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[Outcome[N, T]]:
         """Call `fn` for every node from up to `max_workers` threads. Returns the outcomes in node order.

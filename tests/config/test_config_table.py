@@ -76,6 +76,8 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("TRAINER_THREADS", 8, 8),
     ("ENV", {"A": "x y\nz", "N": 3, "F": 0.5, "E": ""}, {"A": "x y\nz", "N": "3", "F": "0.5", "E": ""}),
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
+    ("BEFORE_START", "prepare", "prepare"),
+    ("AFTER_END", None, None),
     ("USE_GPU", True, True),
     ("USE_GPU", "True", True),
     ("USE_GPU", "false", False),
@@ -132,6 +134,8 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("ENV", {"CLUSTERCTL_RANK": "1"}, ": CLUSTERCTL_RANK is set by clusterctl itself"),
         ("ENV", ["A=1"], ': must be a dictionary, such as {"NAME": "value"}'),
         ("USE_GPU", 1, "= 1: must be True or False"),
+        ("BEFORE_START", ["prepare"], "= ['prepare']: must be a string"),
+        ("AFTER_END", "", "= '': must not be empty"),
         (
             "SHARDS",
             ["/data/*"],

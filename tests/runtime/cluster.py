@@ -31,6 +31,7 @@ from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.trainer.zmq_link import RemoteLink
 from clusterctl.runtime.wire import messages as wire
+from tests.support.processes import wait_until
 
 RUN = "0001"
 DEADLINE_S = 60.0
@@ -93,6 +94,7 @@ class TestLead:
         self._receipts: Counter[tuple[bool, str]] = Counter()
         self._pservers = pservers
         self._order = order
+        self._is_busy = False
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -106,14 +108,24 @@ class TestLead:
         self._reports.put(None)
         self._thread.join()
 
+    def wait_for_cut(self) -> None:
+        """Wait until no cut is due or being made."""
+        assert wait_until(lambda: not self._is_busy and self._reports.empty() and self.coordinator.phase == "idle")
+
     def _run(self) -> None:
         while (report := self._reports.get()) is not None:
-            for action in self._take(report):
-                if isinstance(action, SendOrder):
-                    assert action.node is not None
-                    self._order(action.node, {**action.message, "cmd": "cut"})
-                elif isinstance(action, RecordEvent):
-                    self.dropped.append(dict(action.event))
+            self._is_busy = True
+            self._do(self._take(report))
+            self._is_busy = False
+        self._do(self.coordinator.finish())
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendOrder):
+                assert action.node is not None
+                self._order(action.node, {**action.message, "cmd": "cut"})
+            elif isinstance(action, RecordEvent):
+                self.dropped.append(dict(action.event))
 
     def _take(self, report: dict[str, Any]) -> list[Action]:
         if report["event"] == "cut":
@@ -187,11 +199,11 @@ class ThreadCluster:
         return results
 
     def stop(self) -> None:
+        self.lead.stop()
         for pserver, thread in zip(self.pservers, self._threads, strict=True):
             pserver.finish()
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "a pserver hangs"
-        self.lead.stop()
         for pserver in self.pservers:
             pserver.close()
 
@@ -208,7 +220,9 @@ def thread_cluster(root: Path, pservers: int, trainers: int, **spec: Any) -> Ite
 class Process:
     """A pserver or trainer process, with the supervisor's end of its control socket."""
 
-    def __init__(self, root: Path, role: str, rank: int, argv: list[str], addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, root: Path, role: str, rank: int, argv: list[str], addresses: tuple[str, ...], attempt: int = 1
+    ) -> None:
         self.control, theirs = socket.socketpair()
         self.control.settimeout(DEADLINE_S)
         spec = json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text())
@@ -222,7 +236,7 @@ class Process:
             "CLUSTERCTL_RANK": str(rank),
             "CLUSTERCTL_TRAINERS": str(spec["trainers"]),
             "CLUSTERCTL_PSERVERS": ",".join(addresses),
-            "CLUSTERCTL_ATTEMPT": "1",
+            "CLUSTERCTL_ATTEMPT": str(attempt),
             "CLUSTERCTL_OUTPUT_DIR": str(root / "output"),
             "CLUSTERCTL_CONTROL_FD": str(theirs.fileno()),
             "OPENBLAS_NUM_THREADS": "1",
@@ -248,8 +262,21 @@ class Process:
                 return self.events[-1]
         raise AssertionError(f"ended without {event!r}: {self.process.communicate()}")
 
-    def send(self, command: str) -> None:
-        self.control.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+    def listen(self, hear: Callable[[str, dict[str, Any]], None]) -> threading.Thread:
+        """Pass on all further events, until the process ends."""
+
+        def read() -> None:
+            with contextlib.suppress(OSError, ValueError):  # it was killed
+                for line in self._lines:
+                    event = json.loads(line)
+                    hear(event.pop("event"), event)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    def send(self, command: str, **facts: Any) -> None:
+        self.control.sendall(json.dumps({"cmd": command, **facts}).encode() + b"\n")
 
     def wait(self) -> tuple[int, str, str]:
         """Return exit status, standard output and error; collect the remaining events."""

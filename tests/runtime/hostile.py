@@ -124,7 +124,7 @@ def _damage(frame: bytearray, reach: int, rng: random.Random) -> None:
 def invented(rng: random.Random) -> Frames:
     """Return a well-formed message of trainer 1 with wrong parts: NaN, foreign or repeated ids, odd shapes."""
     name = rng.choice([*THEIRS, "good.w", "good.e", "nobody's"])
-    kind = rng.choice((wire.PULL, wire.PULL, wire.PUSH, wire.PUSH, wire.PUSH, wire.CREATE, wire.HELLO, wire.CUT))
+    kind = rng.choice((wire.PULL, wire.PULL, wire.PUSH, wire.PUSH, wire.PUSH, wire.CREATE, wire.HELLO))
     parts = [_part(name, rng) for _ in range(rng.randrange(4))]
     if name.startswith("good") and kind == wire.PUSH:  # a trainer may change them: these shapes do not fit
         parts = [wire.Part(wire.DENSE, np.full(5, np.nan, "f4"), table_key(name), rng.choice((0, 3, 2**63)))]

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import paramiko
 import pytest
 
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.transport import Transport, command
 from support.clusters import Cluster
+from support.mute import mute_server
 from support.nodes import TestNode
 
 TRUE = command("true")
@@ -113,45 +113,6 @@ def test_a_command_that_reads_nothing_for_long_is_reported_and_a_slow_one_is_not
         assert process.readline(deadline_s=10) == b"\n"
         with pytest.raises(NodeError, match=r"timed out after 0\.3 s"):
             process.write(bytes(30_000_000), stall_s=0.3)
-
-
-class Mute(paramiko.ServerInterface):
-    """Accepts every login, opens channels, and never replies to requests in them."""
-
-    def __init__(self, end: threading.Event) -> None:
-        self._end = end
-
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
-
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        self._end.wait(20)
-        return False
-
-
-@contextlib.contextmanager
-def mute_server() -> Iterator[int]:
-    end = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            sock, _ = server.accept()
-            transport = paramiko.Transport(sock)
-            transport.add_server_key(paramiko.ECDSAKey.generate())
-            transport.start_server(server=Mute(end))
-            end.wait(20)
-            transport.close()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            end.set()
-            thread.join()
 
 
 def test_a_server_that_never_replies_to_a_command_is_reported(

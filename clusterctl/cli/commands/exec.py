@@ -151,6 +151,7 @@ class Output:
         self._partial = [b"", b""]
         self.dropped = 0
         self.code: int | None = None
+        self.ending = ""  # how the command ended, if not well
         self.shown = False  # True once the node is on the screen
 
     def keep(self, piece: bytes, is_error: bool) -> None:
@@ -179,6 +180,10 @@ class Output:
         self._streams = (bytearray(), bytearray())
         return kept
 
+    def view(self) -> dict[str, Any]:
+        """Return it as in the JSON document of the command."""
+        return {"stdout": self.text(False), "stderr": self.text(True), "dropped_bytes": self.dropped}
+
     def text(self, is_error: bool) -> str:
         return self._streams[is_error].decode(errors="replace")
 
@@ -186,7 +191,7 @@ class Output:
     def digest(self) -> bytes:
         import hashlib
 
-        return hashlib.sha256(repr((self.code, self.dropped, self._streams)).encode()).digest()
+        return hashlib.sha256(repr((self.ending, self.dropped, self._streams)).encode()).digest()
 
 
 class Screen:
@@ -221,13 +226,14 @@ class Screen:
             else:
                 output.keep(piece, is_error)
 
-    def end(self, node: int, code: int) -> None:
-        """Take the exit code of a node's command."""
+    def end(self, node: int, code: int, ending: str | None = None) -> None:
+        """Take the exit code of a node's command; `ending` is how to show it, if not by its number."""
         with self._lock:
             output = self.outputs[node]
             output.code = code
+            output.ending = (f"(exit code {code})" if code else "") if ending is None else ending
             if self._live:
-                self._print_lines(node, output.take_rest() + ([f"(exit code {code})".encode()] if code else []))
+                self._print_lines(node, output.take_rest() + ([output.ending.encode()] if output.ending else []))
 
     def close(self) -> None:
         """Show the held output, folded, and the nodes that ended without output. No more output may come.
@@ -288,8 +294,7 @@ class Screen:
                 groups.setdefault(output.digest, []).append(node)
         for ids in groups.values():
             output = self.outputs[ids[0]]
-            code = style.bad(f"(exit code {output.code})")
-            self._print(f"--- {nodeset(ids)}" + (" " + code if output.code else ""))
+            self._print(f"--- {nodeset(ids)}" + (" " + style.bad(output.ending) if output.ending else ""))
             for line in output.text(False).splitlines() + output.text(True).splitlines():
                 self._print(clean(line))
             if output.dropped:
@@ -310,7 +315,7 @@ def _view(outcome: NodeOutcome[int], screen: Screen) -> dict[str, Any]:
     view: dict[str, Any] = {"node": node.id, "host": node.where, "seconds": outcome.seconds, "exit_code": output.code}
     if outcome.error is not None:
         view["error"] = outcome.error.to_json()
-    return {**view, "stdout": output.text(False), "stderr": output.text(True), "dropped_bytes": output.dropped}
+    return {**view, **output.view()}
 
 
 def _problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:

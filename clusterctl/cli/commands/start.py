@@ -15,6 +15,7 @@ from clusterctl.cli import style
 from clusterctl.cli.adopted import adopt_directory, check_options
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
+from clusterctl.cli.commands.hooks import Hooks
 from clusterctl.cli.commands.report import report_at_end
 from clusterctl.cli.console import human_time, plural
 from clusterctl.cli.invocation import Invocation, job_name, job_of
@@ -75,6 +76,7 @@ def start(
     check_target(target, origin, name)
     given = parse_chosen(chosen, engine)
     settings = invocation.settings(given, ENGINE=engine)
+    hooks = Hooks(invocation, settings, wanted=not plan)
     for line in named_like_settings(invocation.program_args or ()):
         invocation.console.warn(line)
     with contextlib.ExitStack() as stack:
@@ -97,6 +99,7 @@ def start(
             would = would_start_from(cluster, launch, ref, origin) if origin else None
             _show_plan(invocation, launch, ref or "JOB...", would)
             return
+        hooks.before_start()
         failed = None
         if package is not None:
             ref, failed = _dispatch(invocation, cluster, package, allow_partial)
@@ -106,10 +109,10 @@ def start(
         if not detach:
             invocation.console.stream()
         follow: Callable[[Invocation, Cluster, Run], object] = partial(_detached, adopted) if detach else follow_run
+        follow = stack.enter_context(hooks.after_end(follow, attached=not detach))
         follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))
-        launch_and_follow(
-            invocation, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, origin=origin
-        )
+        more: Any = {"allow_partial": allow_partial, "failed": failed, "origin": origin, "started": hooks.started}
+        launch_and_follow(invocation, cluster, launch, ref, follow, **more)
 
 
 def _dispatch(
@@ -159,14 +162,18 @@ def launch_and_follow(
     allow_partial: bool = False,
     failed: dict[int, ClusterctlError] | None = None,
     origin: OriginOptions | None = None,
+    started: list[Run] | None = None,
 ) -> T:
-    """Start the job and follow it with `follow`. Once a node has been ordered to start, Ctrl-C stops it everywhere."""
+    """Start the job and follow it with `follow`. Once a node has been ordered to start, Ctrl-C stops it everywhere.
+
+    The run is added to `started` then.
+    """
     from clusterctl.cli.commands.check import finding_lines
     from clusterctl.cli.commands.stop import stop_job, uninterrupted
     from clusterctl.errors import InterruptedRun
     from clusterctl.launch import start as launch_run
 
-    started: list[Run] = []
+    started = [] if started is None else started
 
     def on_go(run: Run) -> None:
         started.append(run)

@@ -11,6 +11,7 @@ from clusterctl.cli.declarations.fake import BackendOption
 from clusterctl.cli.declarations.options import (
     AdoptOption,
     EngineOption,
+    FoldOption,
     JobArgument,
     JobWorkspaceOption,
     LeaveOutOption,
@@ -265,14 +266,7 @@ def exec_(
     in_job: Annotated[
         bool, typer.Option("--in-job", help="Run it in the directory of JOB instead of the home directory.")
     ] = False,
-    fold: Annotated[
-        bool | None,
-        typer.Option(
-            "--fold/--no-fold",
-            help="Wait for all nodes and show identical output once, or show lines as they arrive. Default: fold if "
-            "all nodes finish within 2 s with less than 1 MB of output.",
-        ),
-    ] = None,
+    fold: FoldOption = None,
 ) -> None:
     """Run a command on the nodes and fold identical output.
 
@@ -284,6 +278,22 @@ def exec_(
     from clusterctl.cli.commands.exec import exec_
 
     exec_(context.obj, job, in_job, fold)
+
+
+@command(app, "task", "clusterctl task deploy -- --branch=main")
+def task(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Task of tasks.py or fabfile.py.")] = None,
+    listing: Annotated[bool, typer.Option("--list", "-l", help="List the tasks; run none.")] = False,
+    fold: FoldOption = None,
+) -> None:
+    """Call a Fabric task of the tasks.py or fabfile.py beside conf.py for every node, and fold identical output.
+
+    Everything after -- is for the task; -- --help shows its arguments.
+    """
+    from clusterctl.cli.commands.task import task
+
+    task(context.obj, name, listing=listing, fold=fold)
 
 
 @command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")

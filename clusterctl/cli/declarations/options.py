@@ -65,3 +65,11 @@ LoadRunOption = Annotated[
 LoadTagOption = Annotated[
     str | None, typer.Option("--load-tag", metavar="TEXT", help="This model of it instead of the newest.")
 ]
+FoldOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--fold/--no-fold",
+        help="Wait for all nodes and show identical output once, or show lines as they arrive. Default: fold if "
+        "all nodes finish within 2 s with less than 1 MB of output.",
+    ),
+]

@@ -26,11 +26,12 @@ class CutPart:
 
     The orders are "hold" (new pushes back, and report how many each trainer has made), "make" (apply those of the cut,
     and copy), "write" (the copies) and "drop". `send(phase, facts)` reports to the lead: "due", "held", "made", or
-    "failed" if no push of the cut has come for `patience_s`; then the lanes go on without it.
+    "failed" if no push of the cut has come for `patience_s`; then the lanes go on without it. With None only a call of
+    `look` gives a cut up.
     """
 
     def __init__(
-        self, server: Server, send: Callable[[str, dict[str, Any]], None], patience_s: float = PATIENCE_S
+        self, server: Server, send: Callable[[str, dict[str, Any]], None], patience_s: float | None = PATIENCE_S
     ) -> None:
         self._server = server
         self._send = send
@@ -102,6 +103,8 @@ class CutPart:
 
     def _look_later(self, number: int) -> None:
         self._stop_timer()
+        if self._patience_s is None:
+            return
         self._timer = threading.Timer(self._patience_s, self.look, [number])
         self._timer.daemon = True
         self._timer.start()

@@ -100,7 +100,7 @@ class PServer:
         elif name == "epoch":
             self._submit(lambda core: core.begin_epoch(int(command["epoch"])))
             self.cuts.reset()
-        elif name == "cut":
+        elif name == "cut" and not self._finishing:
             self.cuts.order(command["order"], command["cut"], command)
         elif name == "lost":
             self._submit(lambda core: self._drop(core, command["ranks"]))
@@ -134,6 +134,7 @@ class PServer:
             lane.submit(task)
 
     def close(self) -> None:
+        self.cuts.reset()
         closed = self.server.close()
         self._peers.close()
         if self._shm is not None:

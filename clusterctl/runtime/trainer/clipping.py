@@ -77,3 +77,9 @@ def _clipped(array: Floats, limit: np.float32) -> Floats:
     if (-limit <= low and high <= limit) or not np.isfinite(high - low):
         return array
     return np.clip(array, -limit, limit, out=np.empty_like(array))
+
+
+def checked_clip(clip: Clip | None) -> Clip | None:
+    if clip is not None and not isinstance(clip, Clip):
+        raise UseError(f"clip={clip!r} is not a way of clipping", remedy="pass for example clip_by_norm(5.0)")
+    return clip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -153,3 +153,16 @@ class IdBatch:
 def _sample(ids: Ids) -> bytes:
     """Return a sample of the ids: other lists mostly differ in it, so that most full comparisons are avoided."""
     return ids[:: max(1, ids.size // _SAMPLED)].tobytes()
+
+
+#: Functions that return the ids of a batch for an embedding.
+IdsOf = Mapping[Embedding, Callable[[Any], Any]]
+
+
+def checked_ids_of(ids: IdsOf, handles: Mapping[int, object]) -> IdsOf:
+    """Return the functions in `ids` if they are for embeddings among `handles`, by the keys of the tables."""
+    for handle, of in ids.items():
+        known = isinstance(handle, Embedding) and handles.get(handle.spec.key) is handle
+        if not known or not callable(of):
+            raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
+    return dict(ids)

@@ -124,12 +124,3 @@ class Parameters:
         pending.leases.append(lease)
         placed = brief._replace(position=lease.position)
         return placed, placed if brief is full else full._replace(position=lease.position)
-
-
-def make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
-    """Return the parameters of the job's mode."""
-    if client.mode.name == "geo":
-        from clusterctl.runtime.trainer.geo import GeoParameters
-
-        return GeoParameters(client, trainers, guard)
-    return Parameters(client, guard)

@@ -29,18 +29,16 @@ from clusterctl.runtime.trainer.batches import (
     whole_number,
 )
 from clusterctl.runtime.trainer.client import Client
-from clusterctl.runtime.trainer.clipping import Clip
+from clusterctl.runtime.trainer.clipping import Clip, checked_clip
 from clusterctl.runtime.trainer.guard import Guard
-from clusterctl.runtime.trainer.handles import Dense, Embedding
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
-from clusterctl.runtime.trainer.parameters import make_parameters
+from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
-
-IdsOf = Mapping[Embedding, Callable[[Any], Any]]
 
 
 class Session:
@@ -63,7 +61,7 @@ class Session:
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._progress.joined(self._client.step)
-        self._parameters = make_parameters(self._client, self.trainers, self._guard)
+        self._parameters = _make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
@@ -236,14 +234,9 @@ class Session:
         self._guard.check("ps.steps")
         self._accumulate = whole_number("accumulate", accumulate, 1)
         ahead = whole_number("prefetch", prefetch, 0)
-        if clip is not None and not isinstance(clip, Clip):
-            raise UseError(f"clip={clip!r} is not a way of clipping", remedy="pass for example clip_by_norm(5.0)")
-        self._clip = clip
-        self._ids_of = dict(ids or {}) if ahead else {}
-        for handle, of in (ids or {}).items():
-            known = isinstance(handle, Embedding) and self._handles.get(handle.spec.key) is handle
-            if not known or not callable(of):
-                raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
+        self._clip = checked_clip(clip)
+        known_ids = checked_ids_of(ids or {}, self._handles)
+        self._ids_of = known_ids if ahead else {}
         length = None if pass_batches is None else whole_number("pass_batches", pass_batches, 1)
         streams = passes is None or length is not None
         number = whole_number("passes", passes, 0) if passes is not None else 1 if length is None else None
@@ -392,3 +385,12 @@ class Session:
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
         self._progress.log(self.step, numbers, weight)
+
+
+def _make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
+    """Return the parameters of the job's mode."""
+    if client.mode.name == "geo":
+        from clusterctl.runtime.trainer.geo import GeoParameters
+
+        return GeoParameters(client, trainers, guard)
+    return Parameters(client, guard)

@@ -8,8 +8,8 @@ import pytest
 
 from agent.plays import NODE_GRACE_S, Play
 from clusterctl.agent.lead.actions import Policy, SendOrder
-from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known
 from clusterctl.agent.lead.restart_policy import FORGIVEN_AFTER_S
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known
 
 THRICE = {"pserver": 3, "trainer": 3}
 APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]

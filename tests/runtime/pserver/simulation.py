@@ -16,12 +16,13 @@ import numpy as np
 
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime import SGD
-from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RuntimeFailure
 from clusterctl.runtime.modes import EACH_PASS, Every
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_state import Output, Reply
+from clusterctl.runtime.pserver.cut_part import CutPart
+from clusterctl.runtime.pserver.lane_state import CutOutput, Output, Reply
 from clusterctl.runtime.pserver.lanes import Server
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.table.sharding import Layout
@@ -198,22 +199,46 @@ class SimulatedLane:
     def __init__(self, core: ServerCore) -> None:
         self.core = core
         self.tasks: deque[Callable[[ServerCore], list[Output]]] = deque()
+        self.submit = self.tasks.append
 
 
 class SimulatedPServer:
-    """The lanes of a pserver, and the real `Server` that puts their saves together; `files` are yet to be written."""
+    """The lanes of a pserver, and the real `Server` that puts their saves together; `files` are yet to be written.
+
+    `reports` are on their way to the lead, and `orders` from it.
+    """
 
     def __init__(self, cores: Sequence[ServerCore]) -> None:
+        for core in cores:
+            core._saver._save = _without_tables(core, core._saver._save)  # type: ignore[method-assign]
         self.lanes = [SimulatedLane(core) for core in cores]
         self.files: deque[Save] = deque()
         self._server = Server(self.lanes, self.files.append)  # type: ignore[arg-type]
+        self.reports: deque[dict[str, Any]] = deque()
+        self.orders: deque[dict[str, Any]] = deque()
+        self.cuts = CutPart(self._server, lambda phase, facts: self.reports.append({"phase": phase, **facts}), None)
 
-    def take(self, lane: SimulatedLane, save: Save) -> None:
-        """Take a lane's part of a save. In files, the cursors of each lane take the place of its tables."""
-        part = replace(save, tables=(save.cursors,) if save.tables else ())
-        self._server.take(lane, part)  # type: ignore[arg-type]
-        if not self._server._jobs.empty():
-            self.files.append(self._server._jobs.get())  # type: ignore[arg-type]
+    def take(self, lane: SimulatedLane, output: Save | CutOutput) -> None:
+        """Take a lane's part of a save, or what it says about a cut."""
+        if isinstance(output, Save):
+            self._server.take(lane, output)  # type: ignore[arg-type]
+        else:
+            self.cuts.take(lane, output)  # type: ignore[arg-type]
+        self._take_jobs()
+
+    def obey(self) -> None:
+        """Carry out the next order of the lead."""
+        order = self.orders.popleft()
+        self.cuts.order(order["order"], order["cut"], order)
+        self._take_jobs()
+
+    def _take_jobs(self) -> None:
+        while not self._server._jobs.empty():
+            job = self._server._jobs.get()
+            assert job is not None
+            if job.counts:
+                self._server._room.release()
+            self.files.append(job.save)
 
     def write(self) -> Save:
         """Write the next file and return it; the lanes will be notified."""
@@ -223,18 +248,37 @@ class SimulatedPServer:
         return file
 
 
+def _without_tables(core: ServerCore, copy: Callable[..., list[Save]]) -> Callable[..., list[Save]]:
+    """Return `copy` with the cursors of the lane, and who had a table there, in the place of its tables."""
+
+    def copied(*args: Any) -> list[Save]:
+        out = []
+        for save in copy(*args):
+            own = tuple({**cursor, "declared": core.trainers[cursor["rank"]].declared} for cursor in save.cursors)
+            out.append(replace(save, tables=(own,) if save.tables else ()))
+        return out
+
+    return copied
+
+
 class Checkpoint:
     """A checkpoint for pservers to resume from. It lacks the tables, whose values do not matter here."""
 
     mode = ""
 
     def __init__(self, files: Sequence[Save]) -> None:
-        """Join the files of all pservers. Raises AssertionError unless all lanes have the same steps of trainers."""
-        self.step, self.cursors = files[0].step, list(files[0].cursors)
+        """Join the files of all pservers. Raises AssertionError unless they are of one moment, of a trainer
+        on the lanes where it had a table.
+        """
+        self.step, self.cursors = files[0].step, list(newest_cursors([file.cursors for file in files]))
+        assert all(file.step == self.step for file in files), f"{files[0].tag} has other steps on other pservers"
         lanes = [cursors for file in files for cursors in file.tables]
         left = {cursor["rank"] for cursors in lanes for cursor in cursors if cursor["left"]}
-        steps = [[cursor["step"] for cursor in cursors if cursor["rank"] not in left] for cursors in lanes]
-        assert all(own == steps[0] for own in steps), f"{files[0].tag} differs from lane to lane: {steps}"
+        for newest in self.cursors:
+            own = [cursor for cursors in lanes for cursor in cursors if cursor["rank"] == newest["rank"]]
+            steps = [cursor["step"] for cursor in own if cursor["declared"]]
+            agree = newest["rank"] in left or set(steps) <= {newest["step"]}
+            assert agree, f"{files[0].tag} differs from lane to lane: {steps}, {newest}"
 
     def dense(self, *_: object) -> None:
         pass

@@ -1,34 +1,38 @@
-"""Checkpoints in async, ssp and geo mode: every trainer stops for one on every lane, even after restarts."""
+"""Cuts outside sync on one lane, and between the lanes of a run: no trainer is asked, and each push counts once."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD
-from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
+from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.batches import StepContext
+from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.cluster import DEADLINE_S, thread_cluster
+from tests.runtime.cluster import ThreadCluster, thread_cluster
 from tests.support.processes import wait_until
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
-Answers = dict[tuple[int, int], wire.Message]
+MODES = ["async", "half-async", "ssp(99)", "geo(2)"]
 
 
 class LaneOfTwo:
-    """One lane and two trainers, which have made `w` there unless it is new. Answers are by (rank, request)."""
+    """One lane and two trainers, which have made `w` there unless it is new."""
 
-    def __init__(self, mode: str, *, new: bool = False, number: int = 0) -> None:
+    def __init__(self, mode: str = "async", *, new: bool = False, number: int = 0) -> None:
         self.core = ServerCore(LaneState(number, Layout(1 + number), 2, mode=Mode.parse(mode)))
         self.attempts = [0, 0]
         for rank in range(2):
@@ -36,166 +40,268 @@ class LaneOfTwo:
             if not new:
                 self.create(rank)
 
-    def begin(self, rank: int) -> dict[str, object]:
+    def begin(self, rank: int) -> dict[str, Any]:
         """Start a new attempt of a trainer and return the reply to its hello."""
         self.attempts[rank] += 1
-        [reply] = self._handle(wire.HELLO, rank, 1, parts=[wire.json_part({"trainers": 2})]).values()
-        return dict(reply.json())
+        [reply] = self._handle(wire.HELLO, rank, 1, parts=[wire.json_part({"trainers": 2})])
+        assert isinstance(reply, Reply)
+        return dict(reply.message.json())
 
-    def create(self, rank: int, cut: int = 0) -> Answers:
-        return self._handle(wire.CREATE, rank, 2, cut=cut, parts=[wire.json_part(SPEC.to_json())])
+    def create(self, rank: int) -> list[Output]:
+        return self._handle(wire.CREATE, rank, 2, parts=[wire.json_part(SPEC.to_json())])
 
-    def push(self, rank: int, step: int) -> Answers:
-        parts = [wire.Part(wire.DENSE, -np.ones(4, np.float32), SPEC.key)] if self.core.state.lane == 0 else []
-        return self._handle(wire.PUSH, rank, 100 + step, step=step, samples=1, parts=parts)
+    def push(self, rank: int, step: int, *, pieces: int = 1, piece: int = 0) -> list[Output]:
+        whole = wire.Part(wire.DENSE, -np.ones(4, np.float32), SPEC.key)
+        parts = [wire.later_part(SPEC.key, 1)] if pieces > 1 and piece == 0 else [whole]
+        number = 100 + 10 * step + piece
+        return self._handle(wire.PUSH, rank, number, step=step, samples=1, parts=parts, piece=piece, pieces=pieces)
 
-    def stop(self, rank: int, cut: int) -> Answers:
-        return self._handle(wire.CUT, rank, 500 + cut, cut=cut, version=self.core.step)
+    def pull(self) -> float:
+        part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
+        [reply] = self._handle(wire.PULL, 0, 900, parts=[part])
+        assert isinstance(reply, Reply)
+        return float(reply.message.parts[0].array[0])
 
-    def pull(self, rank: int) -> Answers:
-        return self._handle(wire.PULL, rank, 900, parts=[wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)])
+    def held(self, rank: int) -> list[int]:
+        """Return the requests of which a probe says that the lane holds them."""
+        [reply] = self._handle(wire.PROBE, rank, 999)
+        assert isinstance(reply, Reply)
+        return list(reply.message.json()["held"])
 
-    def _handle(self, kind: int, rank: int, request: int, **fields: object) -> Answers:
-        message = wire.Message(kind, rank, request, attempt=self.attempts[rank], **fields)  # type: ignore[arg-type]
-        return answers(self.core.handle(rank, message))
+    def _handle(self, kind: int, rank: int, request: int, **fields: Any) -> list[Output]:
+        return self.core.handle(rank, wire.Message(kind, rank, request, attempt=self.attempts[rank], **fields))
 
 
-def answers(outputs: Sequence[Output]) -> Answers:
+def answered(outputs: Sequence[Output]) -> list[tuple[int, int]]:
+    """Return (rank, request) of each reply; none of them is an error."""
     replies = [output.message for output in outputs if isinstance(output, Reply)]
     assert all(reply.kind == wire.OK for reply in replies)
-    assert all(isinstance(output, (Reply, Save)) for output in outputs)
-    return {(reply.rank, reply.request): reply for reply in replies}
+    return [(reply.rank, reply.request) for reply in replies]
 
 
-def values(reply: wire.Message) -> list[float]:
-    return [float(value) for part in reply.parts for value in part.array]
+def copied(outputs: Sequence[Output]) -> tuple[int, list[int], float]:
+    """Return the step of the only copy in `outputs`, the pushes of each trainer in it, and a value of `w`."""
+    [copy] = [output for output in outputs if isinstance(output, Copied)]
+    [save] = copy.saves
+    return save.step, [cursor["step"] for cursor in save.cursors], float(save.tables[0].current[0])
 
 
-def test_the_slowest_lets_the_others_go_when_it_stops_for_a_checkpoint() -> None:
-    """A trainer that came back learns of the checkpoint before the one that waits for it does."""
-    lane = LaneOfTwo("ssp(1)")
-    assert [list(lane.push(0, step)) for step in range(2)] == [[(0, 100)], []]
-    lane.core.request_cut()
-    lane.begin(1)
-    released = lane.stop(1, cut=1)
-    assert list(released) == [(0, 101)]
-    assert released[0, 101].cut == 1, "it learns of the checkpoint with the answer"
-    assert list(lane.stop(0, cut=1)) == [(1, 501)], "it has stopped, and continues when it may have values"
-    assert lane.pull(0) == {}
-    caught_up = lane.push(1, 0)
-    assert sorted(caught_up) == [(0, 501), (0, 900), (1, 100)]
-    assert values(caught_up[0, 501]) == values(caught_up[0, 900]) == [3.0] * 4, "not the values of its early answer"
+def test_the_highest_counts_are_those_of_the_cut() -> None:
+    lane = LaneOfTwo()
+    assert answered(lane.push(0, 0)) == [(0, 100)]
+    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1)]
+    assert lane.push(0, 1) == lane.push(0, 2) == lane.push(1, 0) == []
+    before = lane.core.policy.make_cut(1, 1, [2, 1], 3)
+    assert answered(before) == [(0, 110), (1, 100), (0, 120)], "it goes on at once when it has all pushes of the cut"
+    assert copied(before) == (3, [2, 1], 3.0)
+    assert lane.pull() == 4.0
+    assert lane.core.step == 4
 
 
-def test_a_pull_of_a_trainer_that_came_back_does_not_wait_for_one_that_has_stopped() -> None:
-    lane = LaneOfTwo("ssp(1)")
-    for step in range(2):
-        lane.push(0, step)
-    lane.begin(0)
-    assert lane.pull(0) == {}
-    assert (0, 900) in lane.stop(1, cut=1)
+def test_a_lane_waits_for_the_pushes_that_another_lane_has() -> None:
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
+    assert lane.core.policy.make_cut(1, 1, [0, 2], 2) == []
+    assert answered(lane.push(0, 0)) == []
+    assert answered(lane.push(1, 0)) == [(1, 100)]
+    last = lane.push(1, 1)
+    assert copied(last) == (2, [0, 2], 2.0)
+    assert answered(last) == [(1, 110), (0, 100)]
 
 
-@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(9)", "geo(2)"])
-def test_a_stop_ends_with_its_attempt(mode: str) -> None:
-    """Else the checkpoint would be made without the next attempt, which other lanes still wait for."""
-    lane = LaneOfTwo(mode)
-    assert lane.stop(0, cut=1) == {}
-    facts = lane.begin(0)
-    assert (facts["cut"], facts["cuts_made"]) == (1, 0)
-    assert lane.stop(1, cut=1) == {}
-    assert sorted(lane.stop(0, cut=1)) == [(0, 501), (1, 501)]
-    assert lane.begin(0)["cuts_made"] == 1
+def test_a_push_that_has_begun_is_part_of_the_cut() -> None:
+    lane = LaneOfTwo()
+    lane.push(0, 0, pieces=2)
+    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1)]
+    assert lane.core.policy.make_cut(1, 1, [1, 0], 1) == []
+    assert copied(lane.push(0, 0, pieces=2, piece=1)) == (1, [1, 0], 1.0)
 
 
-def test_a_stop_ends_with_its_epoch() -> None:
-    lane = LaneOfTwo("async")
-    lane.stop(0, cut=1)
-    lane.core.begin_epoch(0)
-    assert lane.stop(1, cut=1) == {}
+def test_what_is_held_is_known_to_a_probe_and_counts_once() -> None:
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
+    assert lane.push(0, 0) == lane.push(0, 0) == []
+    assert lane.held(0) == [100]
+    assert answered(lane.core.policy.drop_cut(1)) == [(0, 100)]
+    assert (lane.pull(), lane.held(0)) == (1.0, [])
 
 
-def test_a_checkpoint_that_a_lane_has_made_waits_for_nobody_there() -> None:
-    lane = LaneOfTwo("async")
-    lane.stop(0, cut=1)
-    lane.stop(1, cut=1)
-    lane.begin(0)
-    assert list(lane.stop(0, cut=1)) == [(0, 501)]
+def test_no_more_pushes_are_held_than_may_be_on_their_way() -> None:
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
+    for step in range(5):
+        assert lane.push(0, step) == []
+    [refused] = lane.push(0, 5)
+    assert isinstance(refused, Reply)
+    assert refused.message.kind == wire.ERROR
 
 
-def test_a_lane_that_comes_late_counts_the_checkpoints_before_it_as_made() -> None:
-    """Its first table may be made while one trainer has stopped on it for a checkpoint that the other took before."""
-    lane = LaneOfTwo("async", new=True)
-    lane.create(0, cut=3)
-    assert lane.stop(0, cut=4) == {}
-    assert (0, 504) in lane.create(1, cut=4)
-    assert lane.begin(1)["cuts_made"] == 4
+def test_a_new_table_waits_for_the_end_of_the_cut() -> None:
+    lane = LaneOfTwo(new=True)
+    lane.core.policy.hold_cut(1)
+    assert lane.create(0) == []
+    assert lane.held(0) == [2]
+    out = lane.core.policy.make_cut(1, 1, [0, 0], 0)
+    assert [type(output) for output in out] == [Copied, Reply]
+    assert out[0].table_sum == 0  # type: ignore[union-attr]
 
 
-def test_a_trainer_that_stopped_for_a_newer_checkpoint_elsewhere_holds_nobody_back_here() -> None:
-    """This lane has made the checkpoint with the first attempt of trainer 1; another lane still waits for the second.
+def test_a_trainer_without_a_table_here_and_one_that_has_left_are_not_waited_for() -> None:
+    lane = LaneOfTwo(new=True, number=1)
+    lane.create(0)
+    lane.core.policy.hold_cut(1)
+    assert any(isinstance(output, Copied) for output in lane.core.policy.make_cut(1, 1, [0, 7], 7))
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
+    assert lane.core.policy.make_cut(1, 1, [0, 7], 7) == []
+    assert [type(output) for output in lane.core.drop([1])] == [Copied]
 
-    Trainer 0, which waits there, is not at work, although this lane has answered it.
-    """
-    lane = LaneOfTwo("ssp(0)")
-    lane.stop(1, cut=1)
-    assert sorted(lane.stop(0, cut=1)) == [(0, 501), (1, 501)]
-    lane.begin(1)
-    assert list(lane.push(1, 0)) == [(1, 100)]
 
-
-def test_a_trainer_that_others_wait_for_stops_again_though_it_is_ahead() -> None:
-    lane = LaneOfTwo("ssp(0)")
+def test_a_new_attempt_replaces_what_the_old_one_had_sent() -> None:
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
     lane.push(0, 0)
-    lane.begin(1)
-    lane.stop(1, cut=1)
-    assert list(lane.stop(0, cut=1)) == [(1, 501)]
-    answers = lane.stop(1, cut=2)
-    assert list(answers) == [(0, 501)]
-    assert answers[0, 501].flags & wire.STOP_AGAIN
-    assert (1, 502) in lane.stop(0, cut=2)
+    assert lane.begin(0)["step"] == 0
+    assert lane.core.policy.drop_cut() == []
+    assert lane.pull() == 0.0
+    assert answered(lane.push(0, 0)) == [(0, 100)]
 
 
-def test_a_trainer_that_has_no_table_on_a_lane_yet_holds_nobody_back_there() -> None:
-    """Except on the first lane, which all use."""
-    for number, answered in ((0, []), (1, [(0, 100)])):
-        lane = LaneOfTwo("ssp(0)", new=True, number=number)
-        lane.create(0)
-        assert list(lane.push(0, 0)) == answered
+def test_a_cut_ends_with_its_epoch() -> None:
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
+    lane.push(0, 0)
+    assert lane.core.begin_epoch(1) == []
+    assert lane.core.policy.make_cut(1, 1, [0, 0], 0) == []
+    assert lane.core.policy.cut is None
+
+
+def test_orders_about_another_cut_are_ignored() -> None:
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(2)
+    assert lane.core.policy.make_cut(1, 1, [0, 0], 0) == lane.core.policy.drop_cut(1) == []
+    assert lane.core.policy.cut is not None
+
+
+def test_in_ssp_the_answer_of_one_that_is_ahead_waits_for_the_slowest_and_not_for_the_cut() -> None:
+    lane = LaneOfTwo("ssp(0)")
+    assert answered(lane.push(0, 0)) == []
+    lane.core.policy.hold_cut(1)
+    out = lane.core.policy.make_cut(1, 1, [1, 0], 1)
+    assert (copied(out), answered(out)) == ((1, [1, 0], 1.0), [])
+    assert sorted(answered(lane.push(1, 0))) == [(0, 100), (1, 100)]
+
+
+def test_a_cut_by_the_clock_is_due_when_there_is_something_new() -> None:
+    lane = LaneOfTwo()
+    assert lane.core.request_cut(1) == []
+    lane.push(0, 0)
+    assert lane.core.request_cut(1) == [Due(1)]
+    assert lane.core.request_cut(1) == []
+    assert lane.core.request_cut(2) == [Due(2)]
 
 
 def test_a_probe_of_a_new_attempt_is_answered_before_its_hello_in_any_epoch() -> None:
-    lane = LaneOfTwo("async")
+    lane = LaneOfTwo()
     lane.core.begin_epoch(1)
     [reply] = lane.core.handle(0, wire.Message(wire.PROBE, 0, 7, attempt=2))
     assert isinstance(reply, Reply)
     assert reply.message.kind == wire.STATE
 
 
-def test_a_trainer_that_died_while_it_stopped_stops_again_for_the_lanes_that_wait(tmp_path: Path) -> None:
-    """Its first attempt reaches only the first of two lanes; the other trainer waits on the second."""
-    with thread_cluster(tmp_path, 2, 2, mode="async") as cluster:
-        first = cluster.session(0)
-        first.dense("w", 4, SGD(1.0))
+# Runs with all lanes, and the lead's coordinator.
 
-        def train(rank: int, attempt: int) -> None:
-            with cluster.session(rank, attempt=attempt) as ps:
-                w = ps.dense("w", 4, SGD(1.0))
-                for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
-                    ps.push({w: np.ones(4)}, samples=1)
-
-        cluster.lanes[0].submit(announce)
-        other = threading.Thread(target=train, args=(1, 1), daemon=True)
-        other.start()
-        assert wait_until(lambda: all(core.policy.held(1) for core in cluster.cores)), "the other has stopped"
-        first._client.ask(wire.CUT, [0], cut=1, version=1)
-        first._client.close()
-        train(0, 2)
-        other.join(DEADLINE_S)
-        assert not other.is_alive()
-        assert {core.policy.cuts_made for core in cluster.cores} == {1}
+UNITS = [{"unit": "step", "n": 3}, {"unit": "s", "n": 5}, {"unit": "pass", "n": 1}]
+PASSES, BATCHES = 4, 15
 
 
-def announce(core: ServerCore) -> list[Output]:
-    core.request_cut()
-    return []
+def checkpoints(cluster: ThreadCluster) -> dict[str, int]:
+    """Return the complete checkpoints, by tag with their steps."""
+    found: dict[str, list[int]] = {}
+    for receipt in list(cluster.receipts):
+        if receipt.get("checkpoint"):
+            found.setdefault(receipt["tag"], []).append(receipt["step"])
+    return {tag: steps[0] for tag, steps in found.items() if len(steps) == len(cluster.pservers)}
+
+
+@pytest.mark.parametrize("every", UNITS, ids=lambda every: every["unit"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_trainer_that_blocks_in_its_reader_stops_neither_the_others_nor_their_checkpoints(
+    tmp_path: Path, mode: str, every: dict[str, Any]
+) -> None:
+    """It has pushed once. By passes there is no checkpoint meanwhile: it has ended none."""
+    go_on, blocks, made = threading.Event(), threading.Event(), [0]
+
+    def program(ps: Session) -> int:
+        def read(pass_: int, rng: object) -> Iterator[int]:
+            for batch in range(BATCHES):
+                if (ps.rank, pass_, batch) == (1, 0, 5):
+                    blocks.set()
+                    assert go_on.wait(30)
+                yield batch
+
+        w, e = ps.dense("w", 3, SGD(1.0)), ps.embedding("e", 2, SGD(1.0), rows=9)
+        for batch in ps.steps(read, passes=PASSES):
+            if (ps.rank, batch) == (0, 3):
+                assert blocks.wait(30)
+            ps.push({w: np.ones(3), e: (np.arange(9), np.ones((9, 2)))}, samples=1)
+            cluster.lead.wait_for_cut()
+        if ps.rank == 0:
+            made[0] = len(checkpoints(cluster))
+            go_on.set()
+        return ps.step
+
+    facts = {"checkpoints": True, "save_every": every, "ports_num_for_sparse": 1}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, **facts) as cluster:
+        cluster.lanes[0]._clock = itertools.count(time.monotonic(), 2.0).__next__  # two seconds at each look
+        steps = cluster.train(program)
+    assert steps == [PASSES * BATCHES] * 2
+    assert made[0] == 0 if every["unit"] == "pass" else made[0] >= 3
+    assert cluster.lead.dropped == []
+
+
+def test_values_do_not_change_while_the_program_works(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 2, mode="async", checkpoints=True, save_every=UNITS[0]) as cluster:
+
+        def program(ps: Session) -> None:
+            w = ps.dense("w", 3, SGD(1.0))
+            for _ in ps.steps(lambda pass_, rng: range(20), passes=1):
+                before = w.value.copy()
+                cluster.lead.wait_for_cut()
+                np.testing.assert_array_equal(w.value, before)
+                ps.push({w: np.ones(3)}, samples=1)
+
+        cluster.train(program)
+    assert len(checkpoints(cluster)) > 2
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp(99)"])
+def test_a_cut_without_a_push_that_one_pserver_has_is_dropped_by_name_and_the_next_one_is_made(
+    tmp_path: Path, mode: str
+) -> None:
+    with thread_cluster(tmp_path, 2, 2, mode=mode, checkpoints=True, save_every={"unit": "s", "n": 1e9}) as cluster:
+        for pserver in cluster.pservers:
+            pserver.cuts._patience_s = 0.2
+        dying, other = cluster.session(0), cluster.session(1)
+        tables = [ps.dense("w", 3, SGD(1.0)) for ps in (dying, other)]
+        push = dying._client._push_maker(StepContext(0, 0, False), 1)(0, 0, 1, [])
+        dying._client._link.post(0, push, lambda reply: None)
+        assert wait_until(lambda: cluster.cores[0].trainers[0].pushed == 1)
+        cluster.lanes[0].submit(lambda core: core.request_cut())
+        assert wait_until(lambda: bool(cluster.lead.dropped))
+        [event] = cluster.lead.dropped
+        assert event["trainers"] == [0]
+        assert "a push of trainer0 did not reach all pservers in 5 s" in event["message"]
+        dying._client.close()
+
+        def train(ps: Session, table: Any) -> None:
+            for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
+                ps.push({table: np.ones(3)}, samples=1)
+
+        with other:
+            train(other, tables[1])
+            with cluster.session(0, attempt=2) as again:
+                train(again, again.dense("w", 3, SGD(1.0)))
+                cluster.lanes[0].submit(lambda core: core.request_cut())
+                assert wait_until(lambda: len(checkpoints(cluster)) == 1)
+    assert list(checkpoints(cluster).values()) == [6]

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
+from typing import Any
 
 import pytest
 
+from clusterctl.agent.lead.actions import Action, SendOrder
+from clusterctl.agent.lead.saving.cuts import CutCoordinator
 from clusterctl.common.manifest import pass_of
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_state import LaneState, Output
+from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.wire import messages as wire
 from runtime.pserver.simulation import (
@@ -31,7 +34,7 @@ MODES = ["async", "half-async", "ssp(0)", "ssp(1)", "geo(2)"]
 LAYOUTS = [Layout(1), Layout(2), Layout(3), Layout(1, 1, 1), Layout(2, 1, 1)]
 FAULTS_WITHIN = 400  # moves; a run takes about as many
 MOST_MOVES = 20_000
-PROBES = 0.01  # of all moves
+PROBES = LOOKS = 0.01  # of all moves
 LOST_WITH_SENDER = 0.5  # of the messages that were on their way when a trainer was killed
 
 
@@ -44,12 +47,13 @@ class SimulatedRun:
         self._lot = lot
         self._epoch = 0
         self._checkpoint: Checkpoint | None = None
-        self._files: dict[str, list[Save]] = {}  # of checkpoints, by tag
+        self._files: dict[tuple[bool, str], list[Save]] = {}  # of checkpoints (True) and models, by tag
         self._last: dict[int, Save] = {}  # by pserver, the newest model of a pass
         self._trainers: dict[int, Trainer] = {}
         self._dropped: dict[int, int] = {}  # by rank, the pushes that are known
         self._attempts: list[Trainer] = []  # of this epoch, including those that were killed
         self._pservers = [self._new_pserver(rank) for rank in range(self._layout.pservers)]
+        self._lead = CutCoordinator(range(self._layout.pservers), self._layout.pservers)
         faults = [self._announce] * setting.checkpoints + [self._kill] * setting.killed
         faults += [self._drop] * setting.dropped + [self._lose_pserver] * setting.lost_pservers
         self._faults = dict(zip(lot.sample(range(FAULTS_WITHIN), len(faults)), faults, strict=True))
@@ -117,9 +121,11 @@ class SimulatedRun:
     def _move(self) -> None:
         if self._lot.random() < PROBES:
             self._probe(self._lot.choice(self._working()))
+        elif self._lot.random() < LOOKS:
+            self._look()
         elif moves := list(self._moves()):
             self._lot.choice(moves)()
-        elif not any(self._probe(trainer) for trainer in self._working()):
+        elif not any([self._probe(trainer) for trainer in self._working()] + [self._look() for _ in range(20)]):
             raise AssertionError(f"a hang; unanswered requests by trainer and lane: {self._pending()}")
 
     def _moves(self) -> Iterator[Callable[[], object]]:
@@ -132,6 +138,8 @@ class SimulatedRun:
             yield from (partial(self._answer, trainer.link, lane) for lane in lanes if trainer.link.replies[lane])
         yield from (partial(self._write, rank) for rank, pserver in enumerate(self._pservers) if pserver.files)
         yield from (partial(self._do_task, lane) for lane in lanes if self._lane(lane).tasks)
+        yield from (partial(self._report, rank) for rank, pserver in enumerate(self._pservers) if pserver.reports)
+        yield from (pserver.obey for pserver in self._pservers if pserver.orders)
 
     def _probe(self, trainer: Trainer) -> bool:
         return any(trainer.link.probe(lane, self._lane(lane).core) for lane in range(self._layout.lanes))
@@ -159,7 +167,7 @@ class SimulatedRun:
     def _send(self, lane: int, outputs: Sequence[Output]) -> None:
         """Send a lane's replies to the newest attempts of the trainers, and its saves to its pserver."""
         for output in outputs:
-            if isinstance(output, Save):
+            if not isinstance(output, Reply):
                 self._pservers[lane // self._layout.per_pserver].take(self._lane(lane), output)
             elif output.rank in self._trainers:
                 self._trainers[output.rank].link.replies[lane].append(to_bytes(output.message))
@@ -168,16 +176,34 @@ class SimulatedRun:
         file = self._pservers[rank].write()
         if pass_of(file.tag) is not None:
             self._last[rank] = file
-        if file.checkpoint:
-            files = self._files.setdefault(file.tag, [])
-            files.append(file)
-            if len(files) == self._layout.pservers:
+        files = self._files.setdefault((file.checkpoint, file.tag), [])
+        files.append(file)
+        if len(files) == self._layout.pservers:
+            if file.checkpoint:
                 self._checkpoint = Checkpoint(files)
+            self._carry_out(self._lead.written(file.tag, file.checkpoint))
+
+    def _report(self, rank: int) -> None:
+        report: Any = {"do": "cut", "role": "pserver", "rank": rank, **self._pservers[rank].reports.popleft()}
+        self._carry_out(self._lead.take(report))
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendOrder):
+                assert action.node is not None
+                self._pservers[action.node].orders.append(dict(action.message))
+
+    def _look(self) -> bool:
+        """Let a pserver's patience end; return True if it gives up."""
+        pserver = self._lot.choice(self._pservers)
+        before = len(pserver.reports)
+        pserver.cuts.look(self._lead.number)
+        return len(pserver.reports) > before
 
     # Faults
 
     def _announce(self) -> None:
-        self._lane(0).core.request_cut()
+        self._send(0, self._lane(0).core.request_cut())
 
     def _kill(self) -> None:
         trainer = self._lot.choice(self._working())
@@ -198,10 +224,17 @@ class SimulatedRun:
         self._epoch += 1
         self._files.clear()
         self._attempts.clear()
+        self._lead.reset(self._checkpoint.step if self._checkpoint else 0)
         rank = self._lot.randrange(self._layout.pservers)
         self._pservers[rank] = self._new_pserver(rank)
         for lane in range(self._layout.lanes):
-            self._lane(lane).core.begin_epoch(self._epoch)
+            while self._lane(lane).tasks:
+                self._do_task(lane)
+            self._send(lane, self._lane(lane).core.begin_epoch(self._epoch))
+        for pserver in self._pservers:
+            pserver.reports.clear()
+            pserver.orders.clear()
+            pserver.cuts.reset()
         for trainer in self._working():
             trainer.kill()
             self._start(trainer.rank, trainer.attempt + 1)

@@ -16,7 +16,6 @@ import pytest
 from clusterctl.runtime import SGD
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import Mode
-from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
@@ -25,7 +24,6 @@ from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
-from tests.support.processes import wait_until
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
 
@@ -206,32 +204,3 @@ def test_checkpoints_neither_stop_a_job_nor_let_a_trainer_get_further_ahead(tmp_
             assert -value >= number + 2 * max(0, number - bound - 1)
     tags = {receipt["tag"] for receipt in cluster.receipts if receipt["tag"].startswith("step-")}
     assert len(tags) > 3
-
-
-def test_a_late_trainer_stops_for_the_checkpoint_that_the_others_have_stopped_for(
-    tmp_path: Path,
-) -> None:
-    def program(ps: Session) -> int:
-        w = ps.dense("w", 4, SGD(1.0))
-        for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
-            ps.push({w: np.ones(4, np.float32)}, samples=1)
-        return ps.step
-
-    facts: dict[str, Any] = {"checkpoints": True, "save_every": {"unit": "s", "n": 1e9}}
-    with thread_cluster(tmp_path, 1, 2, mode="ssp(1)", **facts) as cluster:
-        cluster.cores[0].request_cut()
-
-        def early() -> None:
-            with cluster.session(0) as ps:
-                program(ps)
-
-        ahead = threading.Thread(target=early, daemon=True)
-        ahead.start()
-        policy = cluster.cores[0].policy
-        assert isinstance(policy, AsyncUpdates)
-        assert wait_until(lambda: 0 in policy._cut_requests)
-        with cluster.session(1) as ps:
-            assert program(ps) == 3
-        assert wait_until(lambda: any(receipt["tag"].startswith("step-") for receipt in cluster.receipts))
-        ahead.join(DEADLINE_S)
-        assert not ahead.is_alive()

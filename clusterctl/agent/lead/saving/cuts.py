@@ -25,13 +25,13 @@ PURPOSES = {CHECKPOINT: "checkpoint", MODEL: "model", CHECKPOINT | MODEL: "check
 
 
 class CutCoordinator:
-    """`nodes` are those that have pservers, of which there are `pservers`."""
+    """`nodes` are those that have pservers, of which there are `pservers`. `number` is that of the last cut."""
 
     def __init__(self, nodes: Collection[int], pservers: int) -> None:
         self.phase = "idle"
         self._nodes = sorted(nodes)
         self._pservers = pservers
-        self._number = 0
+        self.number = 0
         self._due = 0
         self._purpose = 0
         self._step = 0
@@ -44,7 +44,7 @@ class CutCoordinator:
         if report["phase"] == "due":
             self._due |= report.get("purpose", 0) & (CHECKPOINT | MODEL)
             return self._begin_if_due()
-        if report.get("cut") != self._number or self.phase not in ("held", "made"):
+        if report.get("cut") != self.number or self.phase not in ("held", "made"):
             return []
         if report["phase"] == "failed":
             return self._drop(_reason(report.get("waits_for", ())), report.get("waits_for", ()))
@@ -81,7 +81,7 @@ class CutCoordinator:
         if self.phase != "idle" or not self._due:
             return []
         self.phase, self._purpose, self._due = "held", self._due, 0
-        self._number += 1
+        self.number += 1
         self._reports = {}
         return self._order("hold")
 
@@ -124,7 +124,7 @@ class CutCoordinator:
         return [*self._order("drop"), *self._begin_if_due()]
 
     def _order(self, order: str, **facts: Any) -> list[Action]:
-        message: CutOrder = {"do": "cut", "order": order, "cut": self._number, **facts}  # type: ignore[typeddict-item]
+        message: CutOrder = {"do": "cut", "order": order, "cut": self.number, **facts}  # type: ignore[typeddict-item]
         return [SendOrder(message, node) for node in self._nodes]
 
 
