@@ -112,9 +112,10 @@ def main() -> None:
     if sys.argv[1:2] == ["trainer"]:
         train(*json.loads(sys.argv[2]))
     parser = bench.options(__doc__.partition("\n")[0], rounds=5, steps=60, batch=8192, hidden=256)
+    parser.add_argument("models", nargs="*", default=list(MODELS), help="default numpy torch")
     given = parser.parse_args()
     rows: list[list[str]] = []
-    for model in MODELS:
+    for model in given.models:
         if importlib.util.find_spec(model) is None:
             print(f"{model} is not installed: its figures are left out")
             continue

@@ -244,6 +244,7 @@ def test_checkpoints_of_an_embedding_alone_are_made_as_configured(
         e = ps.embedding("e", 1, SGD(1.0), rows=50)
         for _ in ps.steps(lambda pass_, rng: range(6), passes=2):
             ps.push({e: (np.arange(50), e.pull(np.arange(50)))}, samples=1)
+            cluster.lead.wait_for_cut()
 
     facts: dict[str, Any] = {"checkpoints": True, "save_every": every}
     with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:

@@ -41,7 +41,7 @@ class Cuts:
 
     def held(self, rank: int, counts: Sequence[int], step: int | None = None) -> list[dict[str, Any]]:
         step = sum(counts) if step is None else step
-        return self.says(rank, "held", cut=self.number, counts=list(counts), step=step)
+        return self.says(rank, "held", cut=self.number, counts=list(counts), step=step, passes=1)
 
     def made(self, rank: int, *sums: int) -> list[str]:
         return names(self.says(rank, "made", cut=self.number, table_sums=list(sums)))
@@ -78,7 +78,15 @@ def test_a_cut_is_held_made_and_written_by_all_pservers_and_then_the_next_one_ma
     assert cuts.held(0, [2, 3]) == []
     assert cuts.held(0, [2, 3]) == [], "the same pserver again"
     (make,) = cuts.held(1, [2, 3])
-    assert make == {"do": "cut", "order": "make", "cut": 1, "purpose": CHECKPOINT, "counts": [2, 3], "step": 5}
+    assert make == {
+        "do": "cut",
+        "order": "make",
+        "cut": 1,
+        "purpose": CHECKPOINT,
+        "counts": [2, 3],
+        "step": 5,
+        "passes": 1,
+    }
     assert cuts.made(1, 7, 8) == []
     assert cuts.made(0, 7, 8) == ["write"]
     assert cuts.due(CHECKPOINT) == [], "the copies of this one are still in memory"

@@ -87,8 +87,8 @@ class _CutFacts(TypedDict, total=False):
 class CutReport(_CutFacts):
     """What a pserver says about cuts; `cut` is the number of the one that the lead has ordered.
 
-    By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer, its `step` and the
-    `passes` that have ended, "made" with the `table_sums` of its lanes, "failed" because pushes of the trainers
+    By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer, its `step` and
+    the `passes` that have ended, "made" with the `table_sums` of its lanes, "failed" because pushes of the trainers
     `waits_for` did not come.
     """
 
