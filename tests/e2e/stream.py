@@ -1,4 +1,4 @@
-"""A long stream under faults: `python -m e2e.stream SECONDS [MODE]` in `tests`; MODE is sync (the default) or async.
+"""A long stream under faults: `python -m e2e.stream SECONDS [MODE [DIRECTORY]]` in `tests`; sync or async.
 
 A process appends numbered records to a file for SECONDS. Four trainers read it, each its share, and add 1 to a row of
 an embedding for each record. Meanwhile a trainer and a pserver are killed, and the job is stopped and resumed. At the
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -169,7 +170,7 @@ class Stream:
             for pserver in range(PSERVERS):
                 shutil.copy(self.run_dir(pserver) / f"checkpoints/{tag}/pserver-{pserver:05d}.safetensors", whole)
             pieces = [TensorFile(path) for path in sorted(whole.iterdir())]
-            cursors = zip(*(json.loads(piece.metadata["cursors"]) for piece in pieces))
+            cursors = zip(*(json.loads(piece.metadata["cursors"]) for piece in pieces), strict=True)
             ends = [max(of_one, key=lambda cursor: cursor["step"]).get("position") or 0 for of_one in cursors]
             parts = [np.arange(rank, end // RECORD_BYTES, TRAINERS) for rank, end in enumerate(ends)]
             fewer = np.zeros(ROWS, bool)
@@ -248,16 +249,17 @@ def measure(directory: Path, seconds: float, mode: str) -> dict[str, Any]:
     def wait_until_share(share: float) -> None:
         wait_until(lambda: time.monotonic() >= began + share * seconds, seconds)
 
+    trainer, pserver = random.randrange(TRAINERS), random.randrange(PSERVERS)
     with _opened(directory, mode) as stream:
         wait_until_share(0.1)
         stream.check(stream.wait_for_checkpoint())
-        stream.kill("trainer", 1, restarted=1)
+        stream.kill("trainer", trainer, restarted=1)
         wait_until_share(0.2)
         before = stream.wait_for_checkpoint(after=stream.checkpoints()[-1])
         stream.check(before)
-        stream.kill("pserver", 1, restarted=TRAINERS)
+        stream.kill("pserver", pserver, restarted=TRAINERS)
         wait_until_share(0.3)
-        stream.check(stream.wait_for_checkpoint(after=before), lossy=1 if mode == "async" else None)
+        stream.check(stream.wait_for_checkpoint(after=before), lossy=pserver if mode == "async" else None)
         stream.stop_and_resume(before if mode == "async" else None)
         stream.check(stream.wait_for_checkpoint())
         disturbed_s = time.monotonic() - began
@@ -269,12 +271,12 @@ def measure(directory: Path, seconds: float, mode: str) -> dict[str, Any]:
             if offset == 0 and (run, attempt) != ("0001", 1):
                 raise WrongError(f"trainer {rank} began at offset 0 in attempt {attempt} of run {run}")
         growth = watch.growth()
-    figures = {"mode": mode, "seconds": round(time.monotonic() - began), "disturbed_s": round(disturbed_s)}
-    return {**figures, "records": records, **growth}
+    figures = {"mode": mode, "killed": [f"trainer{trainer}", f"pserver{pserver}"], "disturbed_s": round(disturbed_s)}
+    return {**figures, "seconds": round(time.monotonic() - began), "records": records, **growth}
 
 
-def main(seconds: str = "60", mode: str = "sync") -> None:
-    with tempfile.TemporaryDirectory(prefix="stream-") as directory:
+def main(seconds: str = "60", mode: str = "sync", parent: str | None = None) -> None:
+    with tempfile.TemporaryDirectory(prefix="stream-", dir=parent) as directory:
         try:
             figures = measure(Path(directory), float(seconds), mode)
         except (WrongError, AssertionError) as exc:

@@ -40,14 +40,14 @@ class Watch:
     def growth(self) -> dict[str, Any]:
         """Return the means of the third and of the last quarter in MB, and under `grown` what has grown."""
         first, last = self._samples[0][0], self._samples[-1][0]
-        quarters = [min(3, int(4 * (at - first) / (last - first))) for at, _ in self._samples]
-        means = {}
-        for name in sorted(self._samples[0][1]):
-            of = [[one[name] for q, (_, one) in zip(quarters, self._samples) if q == quarter] for quarter in (2, 3)]
-            means[name] = [round(float(np.mean(values)), 3) for values in of]
+        middle, late = first + (last - first) / 2, first + (last - first) * 3 / 4
+        third = [sample for at, sample in self._samples if middle <= at < late]
+        fourth = [sample for at, sample in self._samples if at >= late]
+        names = sorted(self._samples[0][1])
+        means = {name: [round(float(np.mean([s[name] for s in of])), 3) for of in (third, fourth)] for name in names}
         history = means.pop("history")
         per_hour = (history[1] - history[0]) / (last - first) * 4 * 3600
-        grown = [name for name, (third, fourth) in means.items() if fourth > third * (1 + SLACK) + SLACK_MB]
+        grown = [name for name, (before, after) in means.items() if after > before * (1 + SLACK) + SLACK_MB]
         return {"mb": means, "history_mb": history[1], "history_mb_per_hour": round(per_hour, 1), "grown": grown}
 
     def _sample(self) -> dict[str, float]:
