@@ -36,7 +36,6 @@ MERGED_MARK = "merged_by_run"
 _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
 _OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes", "steps")
-_MOMENT = ("pass", "step")
 _OF_A_PIECE = ("pserver", "file", "bytes", "sha256", "tables", "node")
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _PASS = re.compile(r"pass-(\d{5,})")
@@ -52,8 +51,8 @@ def piece_name(pserver: int) -> str:
 def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the manifest of one tag, or None while receipts of some pservers are missing.
 
-    Raises ValueError if the receipts are not of one cut (their tag, step or number of pservers differ; see `is_cut`).
-    `pass` and `step` are the latest.
+    Raises ValueError if the receipts are not of one cut (their tag, step or number of pservers differ; see
+    `moment_of`). `pass`, `step` and the trainers' `steps` are the latest.
     """
     by_pserver = {int(r["pserver"]): r for r in receipts}
     if not by_pserver or len(by_pserver) < int(receipts[0]["pservers"]):
@@ -61,8 +60,8 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     ordered = [by_pserver[p] for p in sorted(by_pserver)]
     first = ordered[0]
     equal = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
-    exact = [key for key in equal if key not in _MOMENT or is_cut(first)]
-    for key in exact:
+    latest = [key for key in ("pass", "step", "steps") if key in first and key not in moment_of(first)]
+    for key in (key for key in equal if key not in latest):
         values = [receipt.get(key) for receipt in ordered]
         if any(value != first[key] for value in values):
             raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut: {key} is {values}")
@@ -72,8 +71,13 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
             total = tables.setdefault(name, {**table, "held": 0})
             total["held"] += table["held"]
     files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256", "node") if key in r} for r in ordered]
-    common = {key: max(r[key] for r in ordered) if key in _MOMENT else first[key] for key in equal}
+    common = {key: first[key] for key in equal} | {key: _latest([r[key] for r in ordered]) for key in latest}
     return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
+
+
+def _latest(values: Sequence[Any]) -> Any:
+    """Return the greatest number; of lists of numbers, that at each place."""
+    return list(map(max, zip(*values))) if isinstance(values[0], list) else max(values)
 
 
 def check_receipt(receipt: Mapping[str, Any], pserver: int) -> dict[str, Any]:
@@ -98,12 +102,15 @@ def check_receipt(receipt: Mapping[str, Any], pserver: int) -> dict[str, Any]:
     return {name: receipt[name] for name in known if name in receipt}
 
 
-def is_cut(metadata: Mapping[str, Any]) -> bool:
-    """Return True if all pieces are of one step, given a receipt or a file's metadata.
+def moment_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what all pieces have in common of "pass" and "step", given a receipt or a file's metadata.
 
-    Outside sync mode no process waits for a model to be saved, and its pieces may be some pushes apart.
+    Outside sync mode no process waits for a model to be saved, and its pieces may be some pushes apart. Those of a
+    checkpoint are of one step; but a pserver that was restarted may lack pushes of a trainer that has not rejoined it.
     """
-    return metadata.get("mode") == "sync" or "cursors" in metadata or bool(metadata.get("checkpoint"))
+    if metadata.get("mode") == "sync":
+        return ("pass", "step")
+    return ("step",) if "cursors" in metadata or metadata.get("checkpoint") else ()
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:

@@ -5,10 +5,10 @@ an embedding for each record. Meanwhile a trainer and a pserver are killed, and 
 end every record has been applied once, and neither memory nor disk has grown between the third and the last quarter of
 the time after the last disturbance. Prints one line of JSON, and exits with 1 if anything does not hold.
 
-In sync a killed pserver loses nothing: the run rolls back, and goes on to the `stop`. In async it loses the pushes since
-its last checkpoint while the trainers go on, so from then on no model can have every record once. There the run goes on
-to its next checkpoint, in which the rows of the other pserver still have to be exact. Then it is stopped, checkpoints
-made after the kill are removed, and the run resumes from the newest one made before it.
+In sync a killed pserver loses nothing: the run rolls back, and goes on to the `stop`. In async it loses the pushes
+since its last checkpoint while the trainers go on, so from then on no model can have every record once. There the run
+goes on to its next checkpoint, in which the rows of the other pserver still have to be exact. Then it is stopped,
+checkpoints made after the kill are removed, and the run resumes from the newest one made before it.
 
 Each checkpoint that is looked at has to agree with itself: its rows are those of the records before its cursors.
 """

@@ -15,7 +15,7 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
-from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, is_cut, piece_name, read_manifest
+from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, moment_of, piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_finite
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
@@ -298,8 +298,8 @@ def _open_files(directories: Sequence[Path]) -> list[TensorFile]:
 def _is_of(merged: Path, piece: Path) -> bool:
     """Return True for a model that was merged from these pieces; not for an older one, or a file of the program."""
     about, of = TensorFile(merged).metadata, TensorFile(piece).metadata
-    moment = ("job", "run", "step") if is_cut(of) else ("job", "run")
-    return about.get("format") == MERGED_FORMAT and all(about.get(key) == of.get(key) for key in moment)
+    common = ("job", "run", *moment_of(of))
+    return about.get("format") == MERGED_FORMAT and all(about.get(key) == of.get(key) for key in common)
 
 
 def _find_pieces(directories: Iterable[Path]) -> list[Path]:
@@ -339,8 +339,7 @@ def checksum(path: Path) -> tuple[int, str]:
 def _by_pserver(files: Sequence[TensorFile]) -> list[TensorFile]:
     """Return the files ordered by pserver. Raises ModelError if one is missing or they are not of one cut."""
     first = files[0]
-    moment = ("pass", "step") if is_cut(first.metadata) else ()
-    common = ("job", "run", "tag", *moment, "pservers", "block_elements", "slots")
+    common = ("job", "run", "tag", *moment_of(first.metadata), "pservers", "block_elements", "slots")
     for file in files:
         differing = [key for key in common if file.metadata.get(key) != first.metadata.get(key)]
         if differing or sorted(read_tables(file, FORMAT)) != sorted(read_tables(first, FORMAT)):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from clusterctl.common.manifest import piece_name, read_manifest
+from clusterctl.common.manifest import moment_of, piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.checkpoint.model import PIECES, checksum, read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
@@ -187,7 +187,8 @@ class _Piece:
 
     def require_cut_of(self, other: _Piece) -> None:
         mine, theirs = self.file.metadata, other.file.metadata
-        common = ("job", "run", "tag", "pass", "step", "mode", "seed", "pservers", "block_elements", "slots")
+        same = ("job", "run", "tag", "mode", "seed", "pservers", "block_elements", "slots")
+        common = (*same, *moment_of(theirs))
         differing = [key for key in common if mine.get(key) != theirs.get(key)]
         if differing or sorted(self.tables) != sorted(other.tables):
             what = ", ".join(differing) or "tables"
