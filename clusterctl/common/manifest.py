@@ -36,7 +36,6 @@ MERGED_MARK = "merged_by_run"
 _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
 _OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes", "steps")
-_MOMENT = ("pass", "step")
 _OF_A_PIECE = ("pserver", "file", "bytes", "sha256", "tables", "node")
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _PASS = re.compile(r"pass-(\d{5,})")
@@ -53,7 +52,8 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     """Return the manifest of one tag, or None while receipts of some pservers are missing.
 
     Raises ValueError if the receipts are not of one cut (their tag, step or number of pservers differ; see `is_cut`).
-    `pass` and `step` are the latest.
+    `pass`, `step` and the trainers' `steps` are the latest: a pserver that was restarted may lack pushes of a trainer
+    that has not rejoined it.
     """
     by_pserver = {int(r["pserver"]): r for r in receipts}
     if not by_pserver or len(by_pserver) < int(receipts[0]["pservers"]):
@@ -61,8 +61,8 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     ordered = [by_pserver[p] for p in sorted(by_pserver)]
     first = ordered[0]
     equal = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
-    exact = [key for key in equal if key not in _MOMENT or is_cut(first)]
-    for key in exact:
+    latest = [key for key in ("pass", "step") if not is_cut(first)] + ["steps"] * ("steps" in first)
+    for key in (key for key in equal if key not in latest):
         values = [receipt.get(key) for receipt in ordered]
         if any(value != first[key] for value in values):
             raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut: {key} is {values}")
@@ -72,8 +72,13 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
             total = tables.setdefault(name, {**table, "held": 0})
             total["held"] += table["held"]
     files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256", "node") if key in r} for r in ordered]
-    common = {key: max(r[key] for r in ordered) if key in _MOMENT else first[key] for key in equal}
+    common = {key: first[key] for key in equal} | {key: _latest([r[key] for r in ordered]) for key in latest}
     return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
+
+
+def _latest(values: Sequence[Any]) -> Any:
+    """Return the greatest number; of lists of numbers, that at each place."""
+    return list(map(max, zip(*values))) if isinstance(values[0], list) else max(values)
 
 
 def check_receipt(receipt: Mapping[str, Any], pserver: int) -> dict[str, Any]:

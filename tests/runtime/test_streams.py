@@ -206,6 +206,33 @@ def test_with_other_trainers_there_are_the_cursors_of_all_until_each_has_its_own
     assert all(seen[2, rank] == (cursor, []) for rank, cursor in enumerate(seen[3, 0][1]))
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_with_other_trainers_nothing_is_skipped(tmp_path: Path, mode: str) -> None:
+    """They stopped in a later pass of the stream; the reader continues from the cursors of all."""
+    every = {"checkpoints": True, "save_every": {"unit": "step", "n": 2}}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, **every) as cluster:
+        kill_all(cluster, Program(20, stop_after=10))
+    tag, step = newest_checkpoint(cluster)
+    calls: list[list[Any]] = []
+
+    def program(ps: Session) -> list[int]:
+        def read(pass_: int, rng: object) -> Iterator[int]:
+            calls.append(ps.cursors)
+            for number in range(3):
+                ps.cursor = {"own": number}
+                yield number
+
+        batches = []
+        for number in ps.steps(read, passes=None, pass_batches=4):
+            ps.push({}, samples=1)
+            batches.append(number)
+        return batches
+
+    with thread_cluster(tmp_path, 2, 3, mode=mode, **every, recover={"tag": tag, "step": step}) as cluster:
+        assert cluster.train(program) == [[0, 1, 2]] * 3
+    assert all(len(cursors) == 2 for cursors in calls)
+
+
 def test_a_new_pass_begins_without_the_cursor_of_the_one_before(tmp_path: Path) -> None:
     program = Program(5, passes=3, pass_batches=None)
     with thread_cluster(tmp_path, 1, 1) as cluster:

@@ -40,10 +40,14 @@ class StepContext:
 
 
 class ReaderCursor:
-    """`ps.cursor`: where the reader is, in its own terms. The reader sets it; it belongs to the batch yielded next."""
+    """`ps.cursor`: where the reader is, in its own terms. The reader sets it; it belongs to the batch yielded next.
 
-    def __init__(self, value: Any) -> None:
+    `has_others` means that it may continue from the cursors of all trainers of an earlier run instead.
+    """
+
+    def __init__(self, value: Any, has_others: bool) -> None:
         self.value = value
+        self.has_others = has_others
         self._is_reading = False
 
     def while_reading(self, read: Callable[[], Any]) -> Any:
@@ -161,7 +165,8 @@ class BatchSource:
             self._cursor.value = None  # that of the pass or loop before
         if self._cursor.value is None:
             feed = self._call(self._base if goes_on else pass_)
-            before = [(self._most or 0) * self._share_of(one)[0] for one in range(self._base, pass_) if goes_on]
+            skips = goes_on and not self._cursor.has_others
+            before = [(self._most or 0) * self._share_of(one)[0] for one in range(self._base, pass_) if skips]
             deque(itertools.islice(feed, sum(before)), maxlen=0)
             return feed, self._shared_out(feed, pass_)
         feed, self._first = self._call(pass_), batch

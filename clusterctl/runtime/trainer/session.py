@@ -70,7 +70,8 @@ class Session:
         self._pass_is_over = self._client.passes_done >= self._next_pass > 0
         self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
         self._open_pass = self._next_pass - 1 if self._rejoins else None
-        self._cursor, self._position = ReaderCursor(self._client.position), self._client.position
+        self._cursor = ReaderCursor(self._client.position, has_others=bool(self._client.positions))
+        self._position = self._client.position
         self._sharded = False
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()

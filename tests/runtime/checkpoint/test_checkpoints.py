@@ -268,6 +268,25 @@ def test_pieces_of_different_moments_are_not_mixed(world: World, saved: Path, tm
         open_checkpoint(saved)
 
 
+def test_without_sync_a_pserver_may_lack_pushes_of_a_trainer_that_has_not_rejoined_it(tmp_path: Path) -> None:
+    """It was restarted, and the other one was not: the checkpoint has the newest cursor of each trainer."""
+    ended = {"rank": 0, "step": 9, "pass": 2, "batch": 1, "passes": 2, "left": False}
+    behind = {"rank": 1, "step": 4, "pass": 1, "batch": 0, "passes": 1, "left": False}
+    ahead = {**behind, "step": 8, "pass": 2, "passes": 2, "position": "here"}
+    values = np.zeros(2 * BLOCK_ELEMENTS, np.float32)
+    spec, receipts = TableSpec("w", "dense", values.shape, Adagrad(0.1), zeros()), []
+    for pserver, of_second in enumerate((behind, ahead)):
+        cut = Cut("JOB", "0001", TAG, 2, 17, "async", 7, pserver, 2)
+        tables = [Run(spec, values, [values], pserver * BLOCK_ELEMENTS, (pserver + 1) * BLOCK_ELEMENTS)]
+        receipts.append(write_piece(tmp_path, cut, tables, cursors=[ended, of_second]))
+    manifest = build_manifest("JOB", "0001", receipts)
+    assert manifest is not None
+    assert (manifest["pass"], manifest["step"], manifest["steps"]) == (2, 17, [9, 8])
+    write_manifest(tmp_path / TAG, manifest)
+    assert open_checkpoint(tmp_path / TAG).cursors == [ended, ahead]
+    assert load_model(tmp_path / TAG)["w"].shape == values.shape
+
+
 def test_a_saved_model_is_not_a_checkpoint(world: World, tmp_path: Path) -> None:
     tables = [Run(SMALL, world.dense["bias"][0], world.dense["bias"][1:], 0, 3)]
     receipt = write_piece(tmp_path, Cut("JOB", "0001", TAG, 2, STEP, "sync", 7, 0, 1), tables)
