@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, load_model, zeros
+from clusterctl.runtime.checkpoint.writer import newest_cursors
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 
@@ -274,3 +276,92 @@ def test_a_cursor_is_set_in_the_reader_only(tmp_path: Path) -> None:
 
     with thread_cluster(tmp_path, 1, 1) as cluster:
         cluster.train(program)
+
+
+def test_a_reader_that_sets_its_cursor_now_and_then_has_none_in_a_pass_where_it_did_not(tmp_path: Path) -> None:
+    """The first pass sets it; the second one is resumed by skipping."""
+    every = {"checkpoints": True, "save_every": {"unit": "step", "n": 1}}
+    seen: list[Any] = []
+
+    def program(ps: Session, stop: bool) -> None:
+        e = ps.embedding("e", 1, SGD(1.0), zeros())
+
+        def read(pass_: int, rng: object) -> Iterator[int]:
+            seen.append((pass_, ps.cursor))
+            for number in range(6):
+                if pass_ == 0:
+                    ps.cursor = number
+                yield 10 * pass_ + number
+
+        for number in ps.steps(read, passes=2):
+            ps.push({e: (np.array([number]), -np.ones((1, 1)))}, samples=1)
+            if stop and number == 12:
+                ps._parameters.settle()
+                raise InterruptedError
+
+    with thread_cluster(tmp_path, 1, 1, mode="async", **every) as cluster:
+        with pytest.raises(InterruptedError):
+            cluster.train(lambda ps: program(ps, True))
+        cluster.lead.wait_for_cut()
+    tag, step = newest_checkpoint(cluster)
+    seen.clear()
+    with thread_cluster(tmp_path, 1, 1, mode="async", **every, recover={"tag": tag, "step": step}) as cluster:
+        cluster.train(lambda ps: program(ps, False))
+    assert seen == [(1, None)]
+    assert counts(cluster) == dict.fromkeys([*range(6), *range(10, 16)], 1.0)
+
+
+def test_a_loop_after_a_stream_that_ended_early_has_its_own_passes(tmp_path: Path) -> None:
+    passes: list[int] = []
+
+    def program(ps: Session) -> None:
+        for _ in ps.steps(lambda pass_, rng: range(5), passes=10, pass_batches=2):
+            ps.push({}, samples=1)
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=2, on_pass=passes.append):
+            ps.push({}, samples=1)
+
+    with thread_cluster(tmp_path, 1, 2) as cluster:
+        cluster.train(program)
+    assert sorted(passes) == [10, 10, 11, 11]
+
+
+def test_a_stream_that_resumes_with_shorter_passes_ends_its_open_pass(tmp_path: Path) -> None:
+    every = {"checkpoints": True, "save_every": {"unit": "step", "n": 1}}
+    with thread_cluster(tmp_path, 1, 2, mode="async", **every) as cluster:
+        kill_all(cluster, Program(11, stop_after=4, pass_batches=9))
+    tag, step = newest_checkpoint(cluster)
+    with thread_cluster(tmp_path, 1, 2, mode="async", **every, recover={"tag": tag, "step": step}) as cluster:
+        cluster.train(Program(11, pass_batches=2))
+    assert counts(cluster) == dict.fromkeys(range(22), 1.0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_stream_that_all_read_needs_cursors_to_go_on_with_other_trainers(tmp_path: Path, mode: str) -> None:
+    every = {"checkpoints": True, "save_every": {"unit": "step", "n": 1}}
+    with thread_cluster(tmp_path, 1, 2, mode=mode, **every) as cluster:
+        kill_all(cluster, Program(40, stop_after=6, shard=True, cursor=False))
+    tag, step = newest_checkpoint(cluster)
+    with (
+        thread_cluster(tmp_path, 1, 3, mode=mode, **every, recover={"tag": tag, "step": step}) as cluster,
+        pytest.raises(UseError, match=r"by another number of trainers; set ps\.cursor in the reader"),
+    ):
+        cluster.train(Program(40, shard=True, cursor=False))
+
+
+def test_cursors_that_nobody_has_taken_up_yet_are_kept_through_another_change_of_trainers() -> None:
+    at = {"step": 3, "pass": 0, "batch": 3, "passes": 0, "left": False}
+    saved = [{"rank": rank, **at, "position": 100 + rank} for rank in range(2)]
+    three = TrainerStates({rank: TrainerState() for rank in range(3)})
+    three.restore(saved, 6)
+    assert three.positions == [100, 101]
+    three[0].position = 120
+    four = TrainerStates({rank: TrainerState() for rank in range(4)})
+    four.restore(list(three.cursors()), 7)
+    assert four.positions == [120, 100, 101]
+
+
+def test_of_two_cursors_with_as_many_pushes_the_one_that_is_further_counts() -> None:
+    """A pserver that was restarted knows only the pushes of a trainer that has left."""
+    behind = {"rank": 0, "step": 100, "pass": 2, "batch": 3}
+    ahead = {**behind, "pass": 5, "batch": 0}
+    assert newest_cursors([[behind], [ahead]]) == newest_cursors([[ahead], [behind]]) == (ahead,)

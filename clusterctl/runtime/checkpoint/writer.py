@@ -120,7 +120,12 @@ def newest_cursors(of_all: Sequence[Sequence[dict[str, Any]]]) -> tuple[dict[str
 
     One that a pserver has after a restart may lack pushes, until the trainer makes a table there.
     """
-    return tuple(max(of_one, key=lambda cursor: int(cursor["step"])) for of_one in zip(*of_all))
+    return tuple(max(of_one, key=_place) for of_one in zip(*of_all))
+
+
+def _place(cursor: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return how far a trainer is. Of one that has left, a pserver that was restarted knows the pushes only."""
+    return tuple(int(cursor[name]) for name in ("step", "pass", "batch"))
 
 
 def write_piece(

@@ -33,7 +33,6 @@ class AsyncUpdates(UpdatePolicy):
         super().__init__(lane, saver, again)
         self._window = WINDOWS[lane.mode.name]
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may continue
-        self.cut: LaneCut | None = None
         counted = lane.cut_schedule.by_purpose().items() if lane.lane == 0 else ()
         self._counted = {purpose: every for purpose, every in counted if every.unit != "s"}
         self._due_at: dict[int, int] = {}  # by purpose, the lane's step when a cut was last due
@@ -73,20 +72,21 @@ class AsyncUpdates(UpdatePolicy):
         return trainer.declared, trainer.pushed
 
     def join(self, message: wire.Message, position: Any) -> None:
-        trainer = self.lane.trainers[message.rank]
-        if not trainer.declared:
-            self.catch_up(message.rank, message.step, (message.pass_, message.batch), position)
-        trainer.declared = True
+        self.catch_up(message.rank, message.step, (message.pass_, message.batch), position)
+        self.lane.trainers[message.rank].declared = True
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int], position: Any = None) -> None:
-        """Skip a trainer's pushes that this lane does not know. After a restart they are lost with the old process."""
+        """Skip a trainer's pushes that this lane does not know. After a restart they are lost with the old process.
+
+        They may also be older than the trainer's first table on this lane, in this attempt.
+        """
         trainer = self.lane.trainers[rank]
         missing = max(0, pushes - trainer.pushed)
         if missing:
-            trainer.pushed, trainer.cursor = pushes, cursor
+            trainer.pushed, trainer.cursor, trainer.push = pushes, cursor, None
             trainer.passes = max(trainer.passes, cursor[0])
-            trainer.position = position if position is not None else trainer.position
-        if self.lane.epoch > 0:
+            trainer.position = position
+        if self.lane.epoch > 0 and not trainer.declared:
             self.lost += missing
             self.lane.step += missing
 
@@ -132,7 +132,8 @@ class AsyncUpdates(UpdatePolicy):
             return []
         cut.copying = True
         saves = self.saver.copies(cut.moment.step, cut.moment.passes, cut.moment.purpose)
-        copied = Copied(cut.number, tuple(saves), self.lane.step, sum(self.lane.tables) % 2**63)
+        self.copied_cut = cut.number
+        copied = Copied(cut.number, tuple(saves), sum(self.lane.tables) % 2**63)
         return [copied, *self.drop_cut()]
 
     def _due(self) -> list[Output]:
@@ -210,7 +211,7 @@ class AsyncUpdates(UpdatePolicy):
         self.lane.step += 1
         self._ahead[rank] = push
         due = self._due() if self._counted else []
-        return [*due, *self._copy_if_complete(), *self._release()]
+        return [*due, *self._release(), *self._copy_if_complete()]
 
     def _release(self) -> list[Output]:
         """Answer the trainers that may continue."""

@@ -56,10 +56,11 @@ class ServerCore:
         if restored is not None:
             self.trainers.restore(restored.cursors, restored.step)
             self.policy.restore(restored.step)
-        self.gone_from: dict[int, int] = {}  # by rank, the first pass in which the others read its share
+        self.trainers.gone_from = {rank: at for rank, at in self.trainers.gone_from.items() if rank in (gone or {})}
         for rank, pushes in (gone or {}).items():
             self.policy.catch_up(rank, pushes, self.trainers[rank].cursor)
-            self._redistribute(rank)
+            if rank not in self.trainers.gone_from:
+                self._redistribute(rank)
             self.trainers[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
@@ -102,9 +103,10 @@ class ServerCore:
     def drop(self, ranks: Iterable[int]) -> list[Output]:
         """Continue the run without these trainers."""
         here = self._here(ranks)
+        held = self.policy.drop_cut() if here else []  # of what it sent to all lanes, none may be refused on some
         for rank in here:
             self._redistribute(rank)
-        return self.leave(here)
+        return [*held, *self.leave(here)]
 
     def leave(self, ranks: Iterable[int]) -> list[Output]:
         """Record that these trainers have left the run; usually their own message says so."""
@@ -115,16 +117,11 @@ class ServerCore:
 
     def _redistribute(self, rank: int) -> None:
         """Let the others read a trainer's share from the next pass that no trainer can have started."""
-        self.gone_from[rank] = self.trainers.most_passes + 1
+        self.trainers.gone_from[rank] = self.trainers.most_passes + 1
 
     def request_cut(self, purpose: int = CHECKPOINT) -> list[Output]:
         """Handle a cut that is due by the clock."""
         return self.policy.announce(purpose)
-
-    def confirm_cut(self, at: int) -> list[Output]:
-        """Note that the model of this lane's step `at`, which was copied at a cut, is written."""
-        self._book.saved_step = max(self._book.saved_step, at)
-        return []
 
     @property
     def step(self) -> int:
@@ -180,6 +177,7 @@ class ServerCore:
             "batch": trainer.cursor[1],
             "cut": self.policy.cuts,
             "any_lane": True,
+            "resized": self.trainers.resized,
         }
         if trainer.position is not None:
             facts["position"] = trainer.position
@@ -239,7 +237,7 @@ class ServerCore:
 
     def _save(self, message: wire.Message) -> list[Output]:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
-        gone = [wire.json_part({"gone": self._gone()})] if self.gone_from else []
+        gone = [wire.json_part({"gone": self._gone()})] if self.trainers.gone_from else []
         done = Reply(message.rank, message.answer(wire.OK, parts=gone))
         if message.flags & wire.REPEATED and not self._is_first:
             return [done]  # the pserver before this one may have saved it
@@ -252,7 +250,7 @@ class ServerCore:
         return out
 
     def _gone(self) -> list[tuple[int, int]]:
-        return sorted(self.gone_from.items())
+        return sorted(self.trainers.gone_from.items())
 
     def _bye(self, message: wire.Message) -> list[Output]:
         out = self._leave(self.trainers[message.rank])

@@ -115,9 +115,10 @@ class CutPart:
         with self._lock:
             if self._now is None or self._now.number != number or len(self._now.copied) == len(self._server.lanes):
                 return
-            cuts = [lane.core.policy.cut for lane in self._server.lanes]
-            waiting = [cut for cut in cuts if cut is not None and cut.number == number]
-            if any(cut.moved or cut.copying for cut in waiting):
+            policies = [lane.core.policy for lane in self._server.lanes]
+            waiting = [policy.cut for policy in policies if policy.cut is not None and policy.cut.number == number]
+            copies = sum(policy.copied_cut == number for policy in policies)
+            if copies > len(self._now.copied) or any(cut.moved or cut.copying for cut in waiting):
                 for cut in waiting:
                     cut.moved = False
                 self._look_later(number)
@@ -127,9 +128,6 @@ class CutPart:
             self._send("failed", {"cut": number, "waits_for": missing})
 
     def _write(self, now: _Cut) -> None:
-        for lane in self._server.lanes:
-            at = now.copied[lane.core.state.lane].at
-            lane.submit(lambda core, at=at: core.confirm_cut(at))  # type: ignore[misc]
         parts = [now.copied[number].saves for number in sorted(now.copied)]
         for saves in zip(*parts):
             self._server.write(saves)

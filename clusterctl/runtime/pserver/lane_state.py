@@ -45,11 +45,10 @@ class Held(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """The copies of a lane for a cut, at its own step `at`. `table_sum` says which tables it has."""
+    """The copies of a lane for a cut. `table_sum` says which tables it has."""
 
     cut: int
     saves: tuple[Save, ...]
-    at: int
     table_sum: int
 
 

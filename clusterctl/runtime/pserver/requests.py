@@ -19,6 +19,7 @@ from clusterctl.runtime.wire.key_cache import KeyCache
 
 _MAX_SAMPLES = 2**53
 _ONE = np.float32(1)
+NOT_TOLD = object()  # the position of a push that does not say any: it has not changed
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Push:
     requests: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
     applied: set[tuple[int, int]] = field(default_factory=set)
     weight: np.float32 = _ONE
-    position: Any = None
+    position: Any = NOT_TOLD
 
     @property
     def samples(self) -> int:

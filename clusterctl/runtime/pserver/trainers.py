@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.runtime.pserver.requests import Push
+from clusterctl.runtime.pserver.requests import NOT_TOLD, Push
 from clusterctl.runtime.wire import messages as wire
 
 
@@ -45,7 +45,7 @@ class TrainerState:
         """Count a push that was applied."""
         push = applied.message
         self.push = None
-        if applied.position is not None:
+        if applied.position is not NOT_TOLD:
             self.position = applied.position
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
@@ -78,11 +78,14 @@ class TrainerStates:
     """All trainers of the run, by ascending rank.
 
     `positions` are those of the trainers of an earlier run, if it had another number of them, until each of ours has
-    one of its own.
+    one of its own; `resized` means that there was another number. `gone_from` has the trainers that left for good, with
+    the first pass in which the others read their share.
     """
 
     by_rank: dict[int, TrainerState] = field(default_factory=dict)
     positions: list[Any] = field(default_factory=list)
+    resized: bool = False
+    gone_from: dict[int, int] = field(default_factory=dict)
 
     def __getitem__(self, rank: int) -> TrainerState:
         return self.by_rank[rank]
@@ -114,19 +117,25 @@ class TrainerStates:
         return min(here) if here else max((m.pushed for m in self.by_rank.values()), default=0)
 
     def cursors(self) -> tuple[dict[str, Any], ...]:
-        """Return the cursors of all trainers, by rank; the first also has the `positions` that they still need."""
+        """Return the cursors of all trainers, by rank; the first also has what concerns all of them."""
         cursors = [trainer.to_json(rank) for rank, trainer in sorted(self.by_rank.items())]
         if self.positions and any(cursor.get("position") is None for cursor in cursors):
             cursors[0]["positions"] = self.positions
+        if self.gone_from:
+            cursors[0]["gone"] = sorted(self.gone_from.items())
         return tuple(cursors)
 
     def restore(self, cursors: list[dict[str, Any]], step: int) -> None:
         """Continue from a checkpoint's cursors; with another number of trainers the interrupted pass restarts."""
         same = len(cursors) == len(self.by_rank)
+        own = [cursor.get("position") for cursor in cursors]
+        inherited = list(cursors[0].get("positions", ())) if None in own else []
         if same:
-            self.positions = list(cursors[0].get("positions", []))
-        elif any(cursor.get("position") is not None for cursor in cursors):
-            self.positions = [cursor.get("position") for cursor in cursors]
+            self.positions = inherited
+            self.gone_from = {int(rank): int(at) for rank, at in cursors[0].get("gone", ())}
+        else:
+            self.resized = True
+            self.positions = [one for one in own if one is not None] + inherited
         pass_ = min((int(c["pass"]) for c in cursors), default=0)
         for rank, trainer in self.by_rank.items():
             at = cursors[rank] if same else {"step": step, "pass": pass_, "batch": 0, "passes": pass_}

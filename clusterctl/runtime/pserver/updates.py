@@ -39,6 +39,7 @@ class UpdatePolicy:
         self._again_with = again
         self.cuts = 0  # announced in replies in sync: the step of the next cut, see `cuts`
         self.cut: LaneCut | None = None
+        self.copied_cut = 0  # the number of the last one that this lane has copied; another thread reads it
         self.lost = 0
         self.staleness: Counter[int] = Counter()
         self.applied_s = 0.0  # seconds spent in updates of tables; other threads read it

@@ -42,12 +42,14 @@ class StepContext:
 class ReaderCursor:
     """`ps.cursor`: where the reader is, in its own terms. The reader sets it; it belongs to the batch yielded next.
 
-    `has_others` means that it may continue from the cursors of all trainers of an earlier run instead.
+    `has_others` means that it may continue from the cursors of all trainers of an earlier run instead, `resized` that
+    an earlier run had another number of them.
     """
 
-    def __init__(self, value: Any, has_others: bool) -> None:
+    def __init__(self, value: Any, *, has_others: bool, resized: bool) -> None:
         self.value = value
         self.has_others = has_others
+        self.resized = resized
         self._is_reading = False
 
     def while_reading(self, read: Callable[[], Any]) -> Any:
@@ -166,6 +168,11 @@ class BatchSource:
         if self._cursor.value is None:
             feed = self._call(self._base if goes_on else pass_)
             skips = goes_on and not self._cursor.has_others
+            if skips and self._sharded and self._cursor.resized and pass_ > self._base:
+                raise UseError(
+                    f"the stream was read to pass {pass_} by another number of trainers",
+                    remedy="set ps.cursor in the reader, or resume with as many trainers as before",
+                )
             before = [(self._most or 0) * self._share_of(one)[0] for one in range(self._base, pass_) if skips]
             deque(itertools.islice(feed, sum(before)), maxlen=0)
             return feed, self._shared_out(feed, pass_)
@@ -189,7 +196,7 @@ class BatchSource:
     def _shared_out(self, feed: _Feed, pass_: int, begin: int = 0) -> Iterator[tuple[Any, Any]]:
         """Return this trainer's batches of a pass, of which `feed` goes on with number `begin`."""
         every, offset = self._share_of(pass_)
-        end = None if self._most is None else self._most * every - begin
+        end = None if self._most is None else max(0, self._most * every - begin)
         return (item for number, item in enumerate(itertools.islice(feed, end), begin) if number % every == offset)
 
 

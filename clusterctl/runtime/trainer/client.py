@@ -72,6 +72,7 @@ class Client:
         self._cut = 0  # in sync: the next one that was announced
         self.position: Any = None
         self.positions: list[Any] = []
+        self.resized = False
         self.any_lane = False  # pservers of an older version want to hear only of tables on lanes in use
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
@@ -138,8 +139,9 @@ class Client:
     def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
         """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
         make, pending = self._push_maker(context, samples), PendingReplies()
-        self.position = self.position if context.position is None else context.position
-        position = [] if context.position is None else [wire.json_part({"cursor": context.position})]
+        changes = context.position is not None or self.position is not None
+        position = [wire.json_part({"cursor": context.position})] if changes else []
+        self.position = context.position
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
@@ -245,6 +247,7 @@ class Client:
         used = {lane: own for lane, own in facts.items() if own["used"]}
         known = used or {lane: own for lane, own in facts.items() if own["restored"] or lane in first}
         self.left = any(own["left"] for own in facts.values())
+        self.resized = bool(facts[0].get("resized"))
         self._gone = dict(facts[0]["gone"])
         earliest = min(known.values(), key=lambda own: int(own["step"]))
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])

@@ -70,8 +70,8 @@ class Session:
         self._pass_is_over = self._client.passes_done >= self._next_pass > 0
         self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
         self._open_pass = self._next_pass - 1 if self._rejoins else None
-        self._cursor = ReaderCursor(self._client.position, has_others=bool(self._client.positions))
-        self._position = self._client.position
+        self._position, others, resized = self._client.position, bool(self._client.positions), self._client.resized
+        self._cursor = ReaderCursor(self._position, has_others=others, resized=resized)
         self._sharded = False
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
@@ -269,7 +269,7 @@ class Session:
             if on_pass is not None:
                 on_pass(pass_)
             self._save_pass()
-        self._first_pass = self._next_pass if after is None else after
+        self._first_pass = self._next_pass = self._next_pass if after is None else after
 
     def _batches(self, batches: Iterator[tuple[Any, StepContext]]) -> Iterator[Any]:
         context = None

@@ -93,7 +93,7 @@ def test_the_highest_counts_are_those_of_the_cut() -> None:
     assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1, 0)]
     assert lane.push(0, 1) == lane.push(0, 2) == lane.push(1, 0) == []
     before = lane.core.policy.make_cut(1, Moment((2, 1), 3, 0, 1))
-    assert answered(before) == [(0, 110), (1, 100), (0, 120)], "it goes on at once when it has all pushes of the cut"
+    assert answered(before) == [(0, 110), (1, 100), (0, 120)], "it goes on at once, and answers each push"
     assert copied(before) == (3, [2, 1], 3.0)
     assert lane.pull() == 4.0
     assert lane.core.step == 4
@@ -108,6 +108,32 @@ def test_a_lane_waits_for_the_pushes_that_another_lane_has() -> None:
     last = lane.push(1, 1)
     assert copied(last) == (2, [0, 2], 2.0)
     assert answered(last) == [(1, 110), (0, 100)]
+
+
+def test_each_push_is_answered_also_the_one_that_completes_the_cut() -> None:
+    lane = LaneOfTwo()
+    lane.push(0, 0)
+    lane.core.policy.hold_cut(1)
+    assert lane.push(0, 1) == lane.push(0, 2) == []
+    assert answered(lane.core.policy.make_cut(1, Moment((2, 0), 2, 0, 1))) == [(0, 110), (0, 120)]
+
+
+def test_what_a_dropped_trainer_has_sent_to_all_lanes_counts_on_all() -> None:
+    """One lane has applied its last push; on this one it waits for the cut."""
+    lane = LaneOfTwo()
+    lane.core.policy.hold_cut(1)
+    lane.push(1, 0)
+    lane.core.drop([1])
+    assert (lane.pull(), lane.core.policy.cut) == (1.0, None)
+
+
+def test_a_trainer_whose_next_attempt_makes_a_table_late_goes_on_there() -> None:
+    """Its first attempt had made the table on this lane, and the second pushes to other lanes for a while."""
+    lane = LaneOfTwo()
+    lane.push(0, 0)
+    lane.begin(0)
+    lane.core.handle(0, wire.Message(wire.CREATE, 0, 2, attempt=2, step=5, parts=[wire.json_part(SPEC.to_json())]))
+    assert answered(lane.push(0, 5)) == [(0, 150)]
 
 
 def test_a_push_that_has_begun_is_part_of_the_cut() -> None:
@@ -155,7 +181,7 @@ def test_a_trainer_without_a_table_here_and_one_that_has_left_are_not_waited_for
     lane = LaneOfTwo()
     lane.core.policy.hold_cut(1)
     assert lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)) == []
-    assert [type(output) for output in lane.core.drop([1])] == [Copied]
+    assert [type(output) for output in lane.core.leave([1])] == [Copied]
 
 
 def test_a_new_attempt_replaces_what_the_old_one_had_sent() -> None:
@@ -216,6 +242,10 @@ UNITS = [{"unit": "step", "n": 3}, {"unit": "s", "n": 5}, {"unit": "pass", "n": 
 PASSES, BATCHES = 4, 15
 
 
+def models(cluster: ThreadCluster) -> list[str]:
+    return sorted({receipt["tag"] for receipt in cluster.receipts if not receipt.get("checkpoint")})
+
+
 def checkpoints(cluster: ThreadCluster) -> dict[str, int]:
     """Return the complete checkpoints, by tag with their steps."""
     found: dict[str, list[int]] = {}
@@ -259,6 +289,38 @@ def test_a_trainer_that_blocks_in_its_reader_stops_neither_the_others_nor_their_
     assert steps == [PASSES * BATCHES] * 2
     assert made[0] == 0 if every["unit"] == "pass" else made[0] >= 3
     assert cluster.lead.dropped == []
+
+
+def test_a_checkpoint_of_the_last_push_does_not_take_the_place_of_the_last_model(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 1, mode="async", checkpoints=True, save_every={"unit": "step", "n": 5}) as cluster:
+
+        def program(ps: Session) -> None:
+            w = ps.dense("w", 3, SGD(1.0))
+            for batch in ps.steps(lambda pass_, rng: range(9), passes=1):
+                ps.push({w: np.ones(3)}, samples=1)
+                if batch == 4:
+                    break
+            ps._parameters.settle()
+            cluster.lead.wait_for_cut()
+
+        cluster.train(program)
+    assert list(checkpoints(cluster)) == ["step-000000005"]
+    assert models(cluster) == ["pass-00000"]
+
+
+def test_a_cut_that_is_copied_is_not_given_up(tmp_path: Path) -> None:
+    """A lane has copied, and applies what it has held before it says so."""
+    with thread_cluster(tmp_path, 1, 1, mode="async", checkpoints=True) as cluster:
+        part = cluster.pservers[0].cuts
+        part._patience_s = None
+        part.order("hold", 7, {})
+        assert wait_until(lambda: cluster.cores[0].policy.cut is not None)
+        cluster.cores[0].policy.cut, cluster.cores[0].policy.copied_cut = None, 7
+        part.look(7)
+        assert part._now is not None
+        cluster.cores[0].policy.copied_cut = 0
+        part.look(7)
+        assert part._now is None
 
 
 def test_values_do_not_change_while_the_program_works(tmp_path: Path) -> None:

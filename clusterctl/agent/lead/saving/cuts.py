@@ -117,7 +117,7 @@ class CutCoordinator:
             "trainers": list(ranks),
             "saves": saves,
         }
-        self._due = 0
+        self._due &= ~self._purpose
         return [RecordEvent(event), *self._abandon()]
 
     def _abandon(self) -> list[Action]:
