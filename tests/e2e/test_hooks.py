@@ -80,7 +80,7 @@ def test_a_failed_before_start_starts_nothing(hooked: Site) -> None:
 def test_ctrl_c_stops_the_run_and_the_outcome_says_so(hooked: Site) -> None:
     with hooked.popen("start", str(hooked.workspace(SLEEP))) as starting:
         assert starting.stdout is not None
-        next(line for line in starting.stdout if "up" in line.split())
+        next(line for line in starting.stdout if "all processes are running" in line)
         starting.send_signal(signal.SIGINT)
         out, _ = starting.communicate(timeout=60)
     assert starting.returncode == 130
@@ -97,7 +97,7 @@ def test_a_start_that_does_not_see_the_end_says_that_nothing_ran_then(hooked: Si
     hooked.ok("stop", job)
     with hooked.popen("start", job) as starting:
         assert starting.stdout is not None
-        next(line for line in starting.stdout if "up" in line.split())
+        next(line for line in starting.stdout if "all processes are running" in line)
         starting.send_signal(signal.SIGTERM)
         out, err = starting.communicate(timeout=60)
     assert starting.returncode == 143
