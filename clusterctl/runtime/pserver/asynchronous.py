@@ -155,7 +155,7 @@ class AsyncUpdates(UpdatePolicy):
     # Pushes
 
     def _must_wait(self, pull: wire.Message) -> bool:
-        return self._is_ahead(pull.rank)
+        return self._is_ahead(pull.rank, pull.step)
 
     def _open(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -234,14 +234,15 @@ class AsyncUpdates(UpdatePolicy):
         keys = [] if message.piece else sorted(self.lane.tables)  # in ssp replies to pieces have no values
         return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
-    def _is_ahead(self, rank: int) -> bool:
-        """Return True if a trainer is too far ahead of the slowest in ssp.
+    def _is_ahead(self, rank: int, at: int | None = None) -> bool:
+        """Return True if a trainer is too far ahead of the slowest in ssp, with `at` when it has made so many pushes.
 
-        On lane 0, which all use, every trainer counts; on the others those that have made a table there.
+        A trainer that was restarted may repeat a push that this lane has and another lacks. On lane 0, which all use,
+        every trainer counts; on the others those that have made a table there.
         """
         if self.lane.mode.name != "ssp":
             return False
         trainers = self.lane.trainers
-        pushed = trainers[rank].pushed
+        pushed = trainers[rank].pushed if at is None else min(at, trainers[rank].pushed)
         theirs = [trainers[o].pushed for o in trainers.active() if self.lane.lane == 0 or trainers[o].declared]
         return pushed - min(theirs, default=pushed) > self.lane.mode.bound

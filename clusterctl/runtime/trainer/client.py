@@ -120,8 +120,8 @@ class Client:
             return take
 
         for lane, (parts, full) in asks.items():
-            message = self._message(wire.PULL, version=version, parts=parts)
-            again = None if full is None else self._message(wire.PULL, version=version, parts=full)
+            message = self._message(wire.PULL, step=self.step, version=version, parts=parts)
+            again = None if full is None else self._message(wire.PULL, step=self.step, version=version, parts=full)
             pending.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
 

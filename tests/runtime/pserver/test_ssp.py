@@ -26,6 +26,7 @@ from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
+PULLED = [wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)]
 
 
 def made_core(mode: str, trainers: int = 2, connected: int | None = None) -> ServerCore:
@@ -50,7 +51,7 @@ def push(core: ServerCore, rank: int, step: int) -> list[tuple[int, int]]:
 
 def pull(core: ServerCore, rank: int, request: int) -> list[Output]:
     part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
-    return core.handle(rank, wire.Message(wire.PULL, rank, request, parts=[part]))
+    return core.handle(rank, wire.Message(wire.PULL, rank, request, step=core.trainers[rank].pushed, parts=[part]))
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
@@ -64,6 +65,14 @@ def test_pushes_are_answered_up_to_the_bound_and_pulls_wait_beyond_it(bound: int
         assert sorted(mine) == sorted([(1, 100 + ahead - bound - 1), (0, 100 + ahead - 1), (0, 900)])
         assert push(core, 0, ahead) == []
         assert pull(core, 0, 900) == []
+
+
+def test_a_trainer_that_repeats_a_push_gets_the_values_that_it_needs_for_it() -> None:
+    """Another lane lacks the push. The others may wait there for this trainer, and it would wait for them here."""
+    core = made_core("ssp(0)")
+    push(core, 0, 0)
+    assert len(core.handle(0, wire.Message(wire.PULL, 0, 900, step=0, parts=PULLED))) == 1
+    assert core.handle(0, wire.Message(wire.PULL, 0, 901, step=1, parts=PULLED)) == []
 
 
 def test_a_delayed_pull_sees_the_push_that_released_it() -> None:
