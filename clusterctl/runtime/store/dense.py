@@ -47,7 +47,7 @@ class DenseTable:
         self.start, self.stop = owned_elements(spec.elements, spec.key, place, places)
         self.count = self.stop - self.start
         self.current, self.previous = (allocate or _lazy_pair)(self.count)
-        self.state = [np.zeros(self.count, np.float32) for _ in range(spec.rule.states)]
+        self.state = filled(spec.rule, self.count)
         self.changed_by = -1
         self.parts = -(-self.count // PART_ELEMENTS)
         size = min(CHUNK_ELEMENTS, self.count)
@@ -90,6 +90,11 @@ class DenseTable:
 
     def frozen(self) -> FrozenDense:
         return FrozenDense(self)
+
+
+def filled(rule: Rule, count: int) -> list[Floats]:
+    """Return the arrays of state of a new table of `count` elements."""
+    return [np.full(count, start, np.float32) if start else np.zeros(count, np.float32) for start in rule.starts]
 
 
 class FrozenDense:

@@ -205,8 +205,8 @@ class SparseTable(SparseReader):
         rows = max(1, _CHUNK_ELEMENTS // self.spec.dim)
         for a in range(0, len(ids), rows):
             scatter(first, positions[a : a + rows], self._initial(ids[a : a + rows]))
-        for state in states:
-            state[positions] = 0
+        for state, start in zip(states, self.spec.rule.starts):
+            state[positions] = start
         if self._enforcer is not None:
             self._enforcer.made(positions)
         return positions
