@@ -60,18 +60,27 @@ class DenseTable:
         """Return the start and stop of a part in the lane's run."""
         return part * PART_ELEMENTS, min((part + 1) * PART_ELEMENTS, self.count)
 
-    def apply(self, part: int, grads: Sequence[Weighted], total: int, t: int, rule: Rule, in_place: bool) -> Floats:
+    def apply(
+        self,
+        part: int,
+        grads: Sequence[Weighted],
+        total: int,
+        t: int,
+        rule: Rule,
+        in_place: bool,
+        rate: float | None = None,
+    ) -> Floats:
         """Merge and apply a part of step `t` (from 1); `grads` by ascending rank. Return the part's new values, a view.
 
         The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
-        `in_place`.
+        `in_place`. A `rate` replaces that of the rule.
         """
         start, stop = self.bounds(part)
         source, target = self.current, self.current if in_place else self.previous
         for a, b in _chunks(start, stop):
             merged, scratch = self._merged[: b - a], self._scratch[: b - a]
             merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
-            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t)
+            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t, rate)
         return target[start:stop]
 
     def keep(self, part: int) -> None:

@@ -318,6 +318,12 @@ class Delta(Rule):
 RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, Ftrl)}
 
 
+def is_rate(number: Any) -> bool:
+    """Return True if `number` can replace the rate of a rule for a step: zero or more, and finite in float32."""
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return is_number and 0 <= number <= _LARGEST
+
+
 def _divide_by_root(
     value: Floats, squares: Floats, grad: Floats, scratch: Floats, out: Floats, rate: float, eps: float
 ) -> None:
