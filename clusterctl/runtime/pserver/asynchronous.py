@@ -133,7 +133,7 @@ class AsyncUpdates(UpdatePolicy):
         cut.copying = True
         saves = self.saver.copies(cut.moment.step, cut.moment.passes, cut.moment.purpose)
         self.copied_cut = cut.number
-        copied = Copied(cut.number, tuple(saves), sum(self.lane.tables) % 2**63)
+        copied = Copied(cut.number, tuple(saves), sum(self.lane.set_tables()) % 2**63)
         return [copied, *self.drop_cut()]
 
     def _due(self) -> list[Output]:
@@ -174,10 +174,10 @@ class AsyncUpdates(UpdatePolicy):
         for key, table in sorted(self.lane.tables.items()):
             grads = [push.sparse[key]] if key in push.sparse else []
             if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
-                self._apply_rows(table, grads, 1)
+                self._apply_rows(table, grads, 1, push.rates)
         for key, parts in sorted(push.dense.items()):
             for number, values in parts.items():
-                self._apply(key, number, values)
+                self._apply(push, key, number, values)
 
     def _piece(self, message: wire.Message) -> list[Output]:
         push = self.lane.trainers[message.rank].push
@@ -186,14 +186,14 @@ class AsyncUpdates(UpdatePolicy):
         key, number, grad = self.lane.validator.piece(message, push)
         if (key, number) in push.applied:
             return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
-        self._apply(key, number, grad)
+        self._apply(push, key, number, grad)
         push.applied.add((key, number))
         return [self._reply(message, self._piece_values(message.rank, key, number))]
 
-    def _apply(self, key: int, number: int, grad: Floats) -> None:
+    def _apply(self, push: Push, key: int, number: int, grad: Floats) -> None:
         table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
-        self._apply_part(table, number, [(np.float32(1), grad)], 1, in_place=True)
+        self._apply_part(table, number, [(np.float32(1), grad)], 1, push.rates, in_place=True)
 
     def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
         """Return the new values for the reply to a piece. In ssp they come with the reply to the opening instead."""
@@ -221,7 +221,7 @@ class AsyncUpdates(UpdatePolicy):
             sent = () if self.lane.mode.name == "ssp" else push.later
             keys = [key for key in sorted(self.lane.tables) if key not in sent]
             out.append(self._reply(push.message, self.lane.newest(rank, keys)))
-        return [*out, *self._answer_held()]
+        return [*out, *self.answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
         """Answer a repeat of an applied push with the newest values, or keep it until the trainer may have them."""

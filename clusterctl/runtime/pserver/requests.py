@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from clusterctl.runtime.errors import TableError, WireError
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Table, Tables
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.rules import is_rate
 from clusterctl.runtime.table.sharding import PART_ELEMENTS, owners_of
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.wire import messages as wire
@@ -20,6 +23,7 @@ from clusterctl.runtime.wire.key_cache import KeyCache
 _MAX_SAMPLES = 2**53
 _ONE = np.float32(1)
 NOT_TOLD = object()  # the position of a push that does not say any: it has not changed
+_LONGEST_KEY = 20  # digits of 2**64
 
 
 @dataclass
@@ -28,7 +32,8 @@ class Push:
 
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
-    are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push.
+    are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
+    rates that replace those of rules, by table.
     """
 
     message: wire.Message
@@ -39,6 +44,7 @@ class Push:
     applied: set[tuple[int, int]] = field(default_factory=set)
     weight: np.float32 = _ONE
     position: Any = NOT_TOLD
+    rates: dict[int, float] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -52,8 +58,11 @@ class Push:
 class RequestValidator:
     """Checks every part of a message. If it raises WireError or TableError, nothing has changed."""
 
-    def __init__(self, tables: Tables, keys: KeyCache, place: tuple[int, int], weighted: bool) -> None:
+    def __init__(
+        self, tables: Tables, unset: Container[int], keys: KeyCache, place: tuple[int, int], weighted: bool
+    ) -> None:
         self._tables = tables
+        self._unset = unset
         self._keys = keys
         self._place = place  # (place, places) of this lane for sparse tables
         self._weighted = weighted
@@ -65,11 +74,13 @@ class RequestValidator:
         parts, message.parts = message.parts, []
         push = Push(message)
         if parts and parts[-1].kind == wire.JSON:
-            push.position = position_of(parts.pop())
+            push.position, push.rates = self._facts(parts.pop())
         if self._weighted:
             push.weight = np.float32(message.samples)
         for key, own in _by_table(parts).items():
             table = self.table(key)
+            if key in self._unset:
+                raise TableError(f"a push needs table {table.spec.name!r}, which has no values from trainer 0 yet")
             if isinstance(table, SparseTable):
                 push.sparse[key] = self._sparse(table, own, push)
             elif own[0].kind == wire.LATER:
@@ -96,6 +107,20 @@ class RequestValidator:
         [(number, _)] = self._part(table, message.parts)
         return table, number
 
+    def initial(self, message: wire.Message) -> tuple[int, int, Floats | SparseGrad]:
+        """Return initial values from trainer 0: the table's key, the number of the piece, and its values or rows."""
+        table = self.table(message.parts[0].table if message.parts else -1)
+        if not table.spec.init.is_from_rank0:
+            raise TableError(f"table {table.spec.name!r} does not take its initial values from a trainer")
+        if any(part.table != table.spec.key for part in message.parts) or message.piece >= message.pieces:
+            raise WireError(f"the initial values of table {table.spec.name!r} are not one piece of them")
+        if isinstance(table, SparseTable):
+            return table.spec.key, message.piece, self._sparse(table, message.parts, Push(message))
+        if not table.count and len(message.parts) == 1 and not message.parts[0].array.size:
+            return table.spec.key, 0, np.empty(0, np.float32)
+        [(number, values)] = self._part(table, message.parts)
+        return table.spec.key, number, values
+
     def table(self, key: int) -> Table:
         table = self._tables.get(key)
         if table is None:
@@ -112,6 +137,24 @@ class RequestValidator:
         check_ids(table.spec, ids, self._place)
         self._keys.remember(rank, table.spec.key, ids)
         return ids
+
+    def _facts(self, part: wire.Part) -> tuple[Any, dict[int, float]]:
+        """Return the value of `ps.cursor` and the rates by table in the JSON part that ends an opening."""
+        facts = wire.Message(wire.PUSH, parts=[part]).json()
+        position, rates = facts.get("cursor", NOT_TOLD), facts.get("rates", {})
+        if part.array.nbytes > wire.MAX_POSITION_BYTES and _length(position) > wire.MAX_POSITION_BYTES:
+            raise WireError("a cursor is too long")
+        if not isinstance(rates, dict):
+            raise WireError("the rates of a push are not an object")
+        return position, dict(self._rate(name, rate) for name, rate in rates.items())
+
+    def _rate(self, name: str, rate: Any) -> tuple[int, float]:
+        key = int(name) if name.isdecimal() and len(name) <= _LONGEST_KEY else -1
+        if key not in self._tables:
+            raise WireError(f"a push has a rate of an unknown table, {name[:_LONGEST_KEY]!r}")
+        if not is_rate(rate):
+            raise WireError(f"a push has the rate {str(rate)[:_LONGEST_KEY]} of table {self._tables[key].spec.name!r}")
+        return key, float(rate)
 
     def _announced(self, table: DenseTable, parts: list[wire.Part]) -> int:
         if len(parts) != 1 or parts[0].offset != table.parts:
@@ -141,11 +184,8 @@ class RequestValidator:
         return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
 
 
-def position_of(part: wire.Part) -> Any:
-    """Return the value of `ps.cursor` in a JSON part."""
-    if part.array.nbytes > 2 * wire.MAX_POSITION_BYTES:
-        raise WireError(f"a cursor has {part.array.nbytes} bytes")
-    return wire.Message(wire.PUSH, parts=[part]).json().get("cursor")
+def _length(position: Any) -> int:
+    return 0 if position is NOT_TOLD else len(json.dumps(position))
 
 
 def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -50,7 +50,7 @@ class UpdatePolicy:
 
     def defers(self, pull: wire.Message) -> bool:
         """Hold a pull that must wait for other trainers and return True; return False if it may be answered now."""
-        if not self._must_wait(pull):
+        if not self._is_unset(pull) and not self._must_wait(pull):
             return False
         others = [m for m in self._pulls if (m.rank, m.request) != (pull.rank, pull.request)]
         if sum(m.rank == pull.rank for m in others) >= _PULLS_HELD:
@@ -111,21 +111,40 @@ class UpdatePolicy:
         raise NotImplementedError
 
     def _apply_part(
-        self, table: DenseTable, number: int, grads: Sequence[Weighted], total: int, *, in_place: bool
+        self,
+        table: DenseTable,
+        number: int,
+        grads: Sequence[Weighted],
+        total: int,
+        rates: Mapping[int, float],
+        *,
+        in_place: bool,
     ) -> None:
         began = time.perf_counter()
-        table.apply(number, grads, total, self.lane.step + 1, table.spec.rule, in_place=in_place)
+        rule, rate = table.spec.rule, rates.get(table.spec.key)
+        table.apply(number, grads, total, self.lane.step + 1, rule, in_place, rate)
         self.applied_s += time.perf_counter() - began
 
-    def _apply_rows(self, table: SparseTable, grads: Sequence[SparseGrad], total: int) -> None:
+    def _apply_rows(
+        self, table: SparseTable, grads: Sequence[SparseGrad], total: int, rates: Mapping[int, float]
+    ) -> None:
         began = time.perf_counter()
-        table.apply(grads, np.float32(total), self.lane.step)
+        table.apply(grads, np.float32(total), self.lane.step, rates.get(table.spec.key))
         self.applied_s += time.perf_counter() - began
+
+    def _is_unset(self, pull: wire.Message) -> bool:
+        """Return True if a pull asks for initial values that trainer 0 has not sent yet."""
+        unset = self.lane.unset and [part.table for part in pull.parts if part.table in self.lane.unset]
+        if unset and self.lane.trainers[0].left:
+            name = self.lane.tables[unset[0]].spec.name
+            raise RefusedError(f"trainer 0 left the run and had not sent the initial values of table {name!r}")
+        return bool(unset)
 
     def _must_wait(self, pull: wire.Message) -> bool:
         raise NotImplementedError
 
-    def _answer_held(self) -> list[Output]:
+    def answer_held(self) -> list[Output]:
+        """Answer the pulls that were held and need not wait any longer."""
         if not self._pulls:
             return []
         held, self._pulls = self._pulls, []

@@ -40,6 +40,11 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: a sparse table has one width, not {self.shape}")
         if any(n < 1 for n in self.shape) or self.elements > _MAX_ELEMENTS:
             raise UseError(f"table {self.name!r}: shape {self.shape} is invalid", remedy="make each size at least 1")
+        if not isinstance(self.rule, Rule) or not isinstance(self.init, Initial):
+            raise UseError(
+                f"table {self.name!r}: rule={self.rule!r}, init={self.init!r}",
+                remedy="pass for example Adagrad(0.05) and uniform(0.1)",
+            )
         if self.rows is not None and not 1 <= self.rows <= 2**62:
             raise UseError(f"table {self.name!r}: rows={self.rows} is invalid", remedy="use rows=None for no bound")
         if self.retention is not None and not isinstance(self.retention, Retention):
@@ -49,6 +54,11 @@ class TableSpec:
             )
         if self.kind == "dense" and self.retention is not None:
             raise UseError(f"table {self.name!r}: retention is for embeddings, not for dense tables")
+        if self.init.is_from_rank0 and self.kind == "sparse" and (self.rows is None or self.retention is not None):
+            raise UseError(
+                f"table {self.name!r}: from_rank0 gives all rows their values, which then stay",
+                remedy="pass rows=, and no retention",
+            )
 
     @property
     def elements(self) -> int:
@@ -57,6 +67,11 @@ class TableSpec:
         for n in self.shape:
             count *= n
         return count
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The shape of all values; of an embedding with `rows` the rows and the width."""
+        return self.shape if self.rows is None else (self.rows, *self.shape)
 
     @property
     def dim(self) -> int:

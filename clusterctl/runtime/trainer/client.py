@@ -8,21 +8,23 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS, Mode
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.packing import Outgoing
+from clusterctl.runtime.trainer.packing import InitialPiece, Outgoing
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.trainer.shared_memory import LaneMemory, SlotLease
 from clusterctl.runtime.wire import messages as wire
 
 Replies = dict[int, wire.Message]
+#: The parts of a pull, and the same with lists of ids in full if they name any by digest.
+Ask = tuple[list[wire.Part], Optional[list[wire.Part]]]
 #: (lane, piece, pieces, parts) -> the message of a push.
 MakePush = Callable[[int, int, int, list[wire.Part]], wire.Message]
 
@@ -100,7 +102,7 @@ class Client:
     def pull(
         self,
         pending: PendingReplies,
-        asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
+        asks: Mapping[int, Ask],
         on_reply: Callable[[int, wire.Message], None],
     ) -> None:
         """Request values: parts by lane, and the parts in full where they name lists of ids by digest.
@@ -125,6 +127,14 @@ class Client:
             pending.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
 
+    def set_values(self, rounds: Iterable[Mapping[int, InitialPiece]]) -> None:
+        """Send initial values to lanes, a piece at a time."""
+        for pieces in rounds:
+            requests = {}
+            for lane, (piece, count, parts) in pieces.items():
+                requests[lane] = self._message(wire.SET, piece=piece, pieces=count, parts=parts)
+            self.exchange(requests)
+
     def wait_for(self, pending: PendingReplies) -> None:
         if pending.unanswered:
             self._wait(lambda: pending.unanswered == 0, pending)
@@ -140,15 +150,17 @@ class Client:
         """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
         make, pending = self._push_maker(context, samples), PendingReplies()
         changes = context.position is not None or self.position is not None
-        position = [wire.json_part({"cursor": context.position})] if changes else []
+        cursor = {"cursor": context.position} if changes else {}
         self.position = context.position
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
             self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
-            message = make(lane, 0, count, [*out.opening, *position])
-            full = None if out.full is None else make(lane, 0, count, [*out.full, *position])
+            facts = {**cursor, "rates": out.rates} if out.rates else cursor
+            last = [wire.json_part(facts)] if facts else []
+            message = make(lane, 0, count, [*out.opening, *last])
+            full = None if out.full is None else make(lane, 0, count, [*out.full, *last])
             self._post_push(pending, lane, message, full)
             if out.pieces:
                 pieces[lane] = out.pieces

@@ -10,6 +10,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.initializers import FromRank0
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.guard import Guard
@@ -46,8 +47,9 @@ class Dense:
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
         self.value: Floats = self.flat.reshape(spec.shape)
+        self.lanes = owner.layout.places("dense")
         #: `(lane, start, stop)` of each run of the flattened table that has elements.
-        self.runs = list(self._runs(owner.layout.places("dense")))
+        self.runs = list(self._runs(self.lanes))
 
     def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
         for place, lane in enumerate(lanes):
@@ -84,6 +86,7 @@ class Embedding:
         self.name = spec.name
         self.dim = spec.dim
         self.rows = spec.rows
+        self.lanes = owner.layout.places("sparse")
         self._recent: deque[IdBatch] = deque(maxlen=_REMEMBERED)
 
     def pull(self, ids: Any) -> Any:
@@ -132,9 +135,8 @@ class Embedding:
         for known in self._recent:
             if known.groups.distinct is ids:
                 return known.shares
-        lanes = self._owner.layout.places("sparse")
-        shares = share_out(ids, self.rows, len(lanes)).positions
-        return [(lane, positions) for lane, positions in zip(lanes, shares) if len(positions)]
+        shares = share_out(ids, self.rows, len(self.lanes)).positions
+        return [(lane, positions) for lane, positions in zip(self.lanes, shares) if len(positions)]
 
 
 class IdBatch:
@@ -166,3 +168,19 @@ def checked_ids_of(ids: IdsOf, handles: Mapping[int, object]) -> IdsOf:
         if not known or not callable(of):
             raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
     return dict(ids)
+
+
+def given_values(spec: TableSpec, rank: int) -> Floats | None:
+    """Return the values that a trainer passed to `from_rank0`, of the shape of the whole table; None if there are none.
+
+    Raises UseError if they have another shape, or if trainer 0 has none.
+    """
+    init = spec.init
+    if not isinstance(init, FromRank0):
+        return None
+    what = f"init=from_rank0(...) of table {spec.name!r} from trainer {rank}"
+    if init.values is not None:
+        return checked_floats(what, as_array(init.values), spec.full_shape)
+    if rank == 0:
+        raise UseError(f"{what} is None", remedy=f"pass an array of shape {spec.full_shape}")
+    return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Union
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids, is_finite
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.rules import is_rate
 from clusterctl.runtime.table.sharding import PART_ELEMENTS
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.ids import fits_half
@@ -18,9 +20,28 @@ from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
 
 Handle = Union[Dense, Embedding]
+#: The number of a piece of initial values, the number of all pieces of a lane, and its parts.
+InitialPiece = tuple[int, int, list[wire.Part]]
+MakeParts = Callable[[], list[wire.Part]]
 
 #: The gradient of a longer run of a dense table is sent in pieces.
 _WHOLE_ELEMENTS = 65_536
+#: So many fit into `MAX_JSON_BYTES`.
+_MOST_RATES = 20_000
+
+
+def checked_rates(rates: Mapping[Handle, float] | None, tables: Mapping[int, Handle], mode: str) -> dict[Handle, float]:
+    """Return the learning rates that a push gives, by table of the session. Raises UseError."""
+    if rates and mode == "geo":
+        raise UseError(f"rates={rates!r:.80} in geo mode, where a push has many steps", remedy="use another MODE")
+    if len(rates or {}) > _MOST_RATES:
+        raise UseError(f"rates of {len(rates or {})} tables", remedy=f"pass those of at most {_MOST_RATES} tables")
+    for handle, rate in (rates or {}).items():
+        if not isinstance(handle, (Dense, Embedding)) or tables.get(handle.spec.key) is not handle:
+            raise UseError(f"a rate of {handle!r}, which is not a table of this session")
+        if not is_rate(rate):
+            raise UseError(f"the rate of table {handle.name!r} is {rate!r}", remedy="pass a finite number >= 0")
+    return {handle: float(rate) for handle, rate in (rates or {}).items()}
 
 
 @dataclass
@@ -77,11 +98,14 @@ class Gradient:
 
 @dataclass
 class Outgoing:
-    """The parts of one push for one lane. `full` has the lists of ids for which `opening` has digests."""
+    """The parts of one push for one lane. `full` has the lists of ids for which `opening` has digests; `rates` are the
+    learning rates that replace those of rules, by table.
+    """
 
     opening: list[wire.Part] = field(default_factory=list)
     pieces: list[wire.Part] = field(default_factory=list)
     full: list[wire.Part] | None = None
+    rates: dict[int, float] = field(default_factory=dict)
 
 
 class Packer:
@@ -93,7 +117,7 @@ class Packer:
         self._known: dict[int, set[bytes]] = {}
         self._known_bytes: dict[int, int] = {}
 
-    def pack(self, gradient: Gradient, lanes: Mapping[int, Any]) -> dict[int, Outgoing]:
+    def pack(self, gradient: Gradient, lanes: Mapping[int, Any], rates: Mapping[Handle, float]) -> dict[int, Outgoing]:
         """Return the parts for each of `lanes`; every lane gets an opening, if only an empty one."""
         out = {lane: Outgoing() for lane in lanes}
         for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
@@ -104,6 +128,9 @@ class Packer:
                 whole = len(positions) == len(ids)
                 own = (ids, rows) if whole else (ids.take(positions), rows.take(positions, axis=0))
                 self._sparse(out[lane], lane, embedding, *own)
+        for table, rate in rates.items():
+            for lane in table.lanes:
+                out[lane].rates[table.spec.key] = rate
         return out
 
     def ids(self, lane: int, embedding: Embedding, ids: Ids) -> Iterator[tuple[wire.Part, wire.Part]]:
@@ -158,3 +185,41 @@ class Packer:
 def _halved(values: Floats) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):
         return values.astype(np.float16)
+
+
+def initial_pieces(handle: Handle, values: Floats, lanes: Collection[int]) -> Iterator[dict[int, InitialPiece]]:
+    """Yield the first piece of the initial values for each of `lanes`, then the second, and so on.
+
+    `values` has the shape of the whole table. A lane that owns nothing of it gets one empty piece.
+    """
+    make = _dense_pieces(handle, values) if isinstance(handle, Dense) else _row_pieces(handle, values)
+    own = {lane: make(lane) for lane in lanes}
+    for number in range(max((len(pieces) for pieces in own.values()), default=0)):
+        yield {lane: (number, len(p), p[number]()) for lane, p in own.items() if number < len(p)}
+
+
+def _dense_pieces(handle: Dense, values: Floats) -> Callable[[int], list[MakeParts]]:
+    flat, runs = values.reshape(-1), {lane: (start, stop) for lane, start, stop in handle.runs}
+
+    def parts(start: int, stop: int) -> list[wire.Part]:
+        return [wire.Part(wire.DENSE, flat[start:stop], handle.spec.key, start)]
+
+    def pieces(lane: int) -> list[MakeParts]:
+        start, stop = runs.get(lane, (0, 0))
+        return [partial(parts, a, min(a + PART_ELEMENTS, stop)) for a in range(start, max(stop, 1), PART_ELEMENTS)]
+
+    return pieces
+
+
+def _row_pieces(handle: Embedding, values: Floats) -> Callable[[int], list[MakeParts]]:
+    shares, count = dict(handle.shared_out(np.arange(len(values)))), max(1, PART_ELEMENTS // handle.dim)
+
+    def parts(ids: Ids) -> list[wire.Part]:
+        rows = values.take(ids, axis=0)
+        return [wire.Part(wire.IDS, ids, handle.spec.key), wire.Part(wire.ROWS, rows, handle.spec.key)]
+
+    def pieces(lane: int) -> list[MakeParts]:
+        ids = shares.get(lane, np.empty(0, np.int64))
+        return [partial(parts, ids[a : a + count]) for a in range(0, max(1, len(ids)), count)]
+
+    return pieces
