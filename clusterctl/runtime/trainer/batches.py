@@ -9,7 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 import numpy as np
 
@@ -37,6 +37,18 @@ class StepContext:
     sharded: bool = False
     position: Any = None
     pushed: bool = False
+
+
+class Source(Protocol):
+    """What a loop over passes takes its batches from."""
+
+    def begin(self, pass_: int, batch: int) -> bool:
+        """Begin a pass at number `batch`. Return False if there is none."""
+        ...
+
+    def batches(self, pass_: int, batch: int) -> Iterator[tuple[Any, StepContext]]:
+        """Yield the batches of the pass from number `batch`, each with its context."""
+        ...
 
 
 class ReaderCursor:

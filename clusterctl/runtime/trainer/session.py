@@ -21,6 +21,7 @@ from clusterctl.runtime.trainer.batches import (
     BatchSource,
     Reader,
     ReaderCursor,
+    Source,
     StepContext,
     checked_loss,
     checked_reader,
@@ -248,7 +249,7 @@ class Session:
         return self._run(lambda base: source(base, length, ahead if streams else max(1, ahead)), number, on_pass)
 
     def _run(
-        self, source_from: Callable[[int], BatchSource], passes: int | None, on_pass: Callable[[int], Any] | None
+        self, source_from: Callable[[int], Source], passes: int | None, on_pass: Callable[[int], Any] | None
     ) -> Iterator[Any]:
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
