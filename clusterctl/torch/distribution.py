@@ -40,7 +40,7 @@ class Distribution:
                 value = parameter.detach().cpu().numpy()
                 table = ps.dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
                 self._placed.append(_Placed(parameter, table, number))
-        self._refresh()
+        self.refresh()
         self._replace_methods()
 
     def _replace_methods(self) -> None:
@@ -77,9 +77,9 @@ class Distribution:
             loss.detach() if isinstance(loss, torch.Tensor) else loss,
             {table: lr[group] for _, table, group in self._placed},
         )
-        self._refresh()
+        self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Copy the newest values into the parameters."""
         with torch.no_grad():
             for parameter, table, _ in self._placed:

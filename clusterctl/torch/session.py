@@ -111,6 +111,11 @@ class Session(session.Session):
         self.push(gradients, sum(known) if samples is None else samples, loss, rates)
         self._counts.clear()
 
+    def _finish_pass(self, flagged: bool) -> None:
+        super()._finish_pass(flagged)  # others may have pushed since our last push
+        if self._distribution is not None:
+            self._distribution.refresh()
+
     def keep(self, name: str, thing: Any) -> None:
         """Raise UseError: the state of a trainer is not saved."""
         raise UseError("ps.keep is not supported", remedy="see what is not there in docs/torch.md")
