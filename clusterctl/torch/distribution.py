@@ -34,8 +34,8 @@ class Distribution:
         self._optimizer = optimizer
         self._fixed = [fixed_numbers(optimizer, group) for group in optimizer.param_groups]
         self._placed: list[_Placed] = []
-        for number, group in enumerate(optimizer.param_groups):
-            rule = rule_of(optimizer, group)
+        rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
+        for number, (group, rule) in enumerate(zip(optimizer.param_groups, rules)):
             for parameter in group["params"]:
                 value = parameter.detach().cpu().numpy()
                 table = ps.dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
