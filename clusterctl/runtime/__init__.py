@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.runtime.errors import RuntimeFailure
     from clusterctl.runtime.table.initializers import constant, normal, uniform, zeros
     from clusterctl.runtime.table.retention import Retention, after_sightings, fraction, older_than, score_below
-    from clusterctl.runtime.table.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
+    from clusterctl.runtime.table.rules import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSProp
     from clusterctl.runtime.table.schedules import constant_rate, cosine, exponential, polynomial, step_decay
     from clusterctl.runtime.trainer.clipping import clip_by_norm, clip_by_value
 
@@ -23,6 +23,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Ftrl",
     "Momentum",
     "RMSProp",
@@ -55,6 +56,7 @@ _HOMES = {
     "SGD": "table.rules",
     "Adagrad": "table.rules",
     "Adam": "table.rules",
+    "AdamW": "table.rules",
     "Momentum": "table.rules",
     "RMSProp": "table.rules",
     "Ftrl": "table.rules",

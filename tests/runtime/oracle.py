@@ -19,7 +19,7 @@ class Lazy:
     def __init__(self, value: Array, kind: tuple[str, dict[str, Any]]) -> None:
         self.value = np.array(value, np.float64)
         self.name, self.numbers = kind
-        self.first = np.zeros_like(self.value)
+        self.first = np.full_like(self.value, self.numbers.get("start", 0.0))
         self.second = np.zeros_like(self.value)
 
     def apply(self, grad: Array, t: int) -> None:
@@ -41,7 +41,8 @@ class Lazy:
         elif self.name == "RMSProp":
             self.first = p["decay"] * self.first + (1 - p["decay"]) * grad**2
             self.value = self.value - lr * grad / (np.sqrt(self.first) + 1e-8)
-        elif self.name == "Adam":
+        elif self.name in ("Adam", "AdamW"):
+            self.value = self.value - lr * p.get("weight_decay", 0.0) * self.value
             b1, b2 = 0.9, 0.999
             self.first = b1 * self.first + (1 - b1) * grad
             self.second = b2 * self.second + (1 - b2) * grad**2

@@ -173,10 +173,10 @@ class AsyncUpdates(UpdatePolicy):
         for key, table in sorted(self.lane.tables.items()):
             grads = [push.sparse[key]] if key in push.sparse else []
             if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
-                self._apply_rows(table, grads, 1)
+                self._apply_rows(table, grads, 1, push.rates)
         for key, parts in sorted(push.dense.items()):
             for number, values in parts.items():
-                self._apply(key, number, values)
+                self._apply(push, key, number, values)
 
     def _piece(self, message: wire.Message) -> list[Output]:
         push = self.lane.trainers[message.rank].push
@@ -185,14 +185,14 @@ class AsyncUpdates(UpdatePolicy):
         key, number, grad = self.lane.validator.piece(message, push)
         if (key, number) in push.applied:
             return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
-        self._apply(key, number, grad)
+        self._apply(push, key, number, grad)
         push.applied.add((key, number))
         return [self._reply(message, self._piece_values(message.rank, key, number))]
 
-    def _apply(self, key: int, number: int, grad: Floats) -> None:
+    def _apply(self, push: Push, key: int, number: int, grad: Floats) -> None:
         table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
-        self._apply_part(table, number, [(np.float32(1), grad)], 1, in_place=True)
+        self._apply_part(table, number, [(np.float32(1), grad)], 1, push.rates, in_place=True)
 
     def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
         """Return the new values for the reply to a piece. In ssp they come with the reply to the opening instead."""

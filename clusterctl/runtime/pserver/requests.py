@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from clusterctl.runtime.errors import TableError, WireError
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Table, Tables
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.rules import is_rate
 from clusterctl.runtime.table.sharding import PART_ELEMENTS, owners_of
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.wire import messages as wire
@@ -19,6 +21,7 @@ from clusterctl.runtime.wire.key_cache import KeyCache
 
 _MAX_SAMPLES = 2**53
 _ONE = np.float32(1)
+_LONGEST_KEY = 20  # digits of 2**64
 
 
 @dataclass
@@ -27,7 +30,8 @@ class Push:
 
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
-    are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push.
+    are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
+    rates that replace those of rules, by table.
     """
 
     message: wire.Message
@@ -38,6 +42,7 @@ class Push:
     applied: set[tuple[int, int]] = field(default_factory=set)
     weight: np.float32 = _ONE
     position: Any = None
+    rates: dict[int, float] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -64,7 +69,7 @@ class RequestValidator:
         parts, message.parts = message.parts, []
         push = Push(message)
         if parts and parts[-1].kind == wire.JSON:
-            push.position = position_of(parts.pop())
+            push.position, push.rates = self._facts(parts.pop())
         if self._weighted:
             push.weight = np.float32(message.samples)
         for key, own in _by_table(parts).items():
@@ -112,6 +117,24 @@ class RequestValidator:
         self._keys.remember(rank, table.spec.key, ids)
         return ids
 
+    def _facts(self, part: wire.Part) -> tuple[Any, dict[int, float]]:
+        """Return the value of `ps.cursor` and the rates by table in the JSON part that ends an opening."""
+        facts = wire.Message(wire.PUSH, parts=[part]).json()
+        position, rates = facts.get("cursor"), facts.get("rates", {})
+        if part.array.nbytes > wire.MAX_POSITION_BYTES and len(json.dumps(position)) > wire.MAX_POSITION_BYTES:
+            raise WireError("a cursor is too long")
+        if not isinstance(rates, dict):
+            raise WireError("the rates of a push are not an object")
+        return position, dict(self._rate(name, rate) for name, rate in rates.items())
+
+    def _rate(self, name: str, rate: Any) -> tuple[int, float]:
+        key = int(name) if name.isdecimal() and len(name) <= _LONGEST_KEY else -1
+        if key not in self._tables:
+            raise WireError(f"a push has a rate of an unknown table, {name[:_LONGEST_KEY]!r}")
+        if not is_rate(rate):
+            raise WireError(f"a push has the rate {str(rate)[:_LONGEST_KEY]} of table {self._tables[key].spec.name!r}")
+        return key, float(rate)
+
     def _announced(self, table: DenseTable, parts: list[wire.Part]) -> int:
         if len(parts) != 1 or parts[0].offset != table.parts:
             raise WireError(f"the gradient of table {table.spec.name!r} should follow in {table.parts} pieces")
@@ -138,13 +161,6 @@ class RequestValidator:
         if len(ids) > 1:
             check_ids(spec, all_ids, self._place)
         return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
-
-
-def position_of(part: wire.Part) -> Any:
-    """Return the value of `ps.cursor` in a JSON part."""
-    if part.array.nbytes > 2 * wire.MAX_POSITION_BYTES:
-        raise WireError(f"a cursor has {part.array.nbytes} bytes")
-    return wire.Message(wire.PUSH, parts=[part]).json().get("cursor")
 
 
 def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:

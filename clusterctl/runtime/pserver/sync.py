@@ -25,13 +25,14 @@ class Step:
     """The step being applied: `pushes` of all trainers, by rank, and the parts still to apply.
 
     By dense table, `concerned` has the pushes with a gradient of it, and `left_over` the numbers of its parts that are
-    not applied yet.
+    not applied yet. `rates` are the learning rates that replace those of rules, by table: the lowest rank's.
     """
 
     def __init__(self, pushes: list[Push], tables: Tables) -> None:
         self.pushes = pushes
         self.total = sum(push.samples for push in pushes)
         self.weighty = [push for push in pushes if push.samples]
+        self.rates = self.weighty[0].rates if self.weighty else {}
         self.concerned: dict[int, list[Push]] = {}
         for push in self.weighty:
             for key in {*push.dense, *push.later}:
@@ -179,7 +180,7 @@ class SyncUpdates(UpdatePolicy):
             if isinstance(table, SparseTable):
                 grads = [push.sparse[key] for push in now.weighty if key in push.sparse]
                 if grads or table.spec.retention is not None:
-                    self._apply_rows(table, grads, now.total)
+                    self._apply_rows(table, grads, now.total, now.rates)
         for key, numbers in now.left_over.items():
             for number in sorted(numbers):
                 out += self._apply(now, key, number)
@@ -211,7 +212,7 @@ class SyncUpdates(UpdatePolicy):
         table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
         if grads:
-            self._apply_part(table, number, grads, now.total, in_place=False)
+            self._apply_part(table, number, grads, now.total, now.rates, in_place=False)
         else:
             table.keep(number)
         now.left_over[key].discard(number)

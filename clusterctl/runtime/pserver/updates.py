@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -110,15 +110,25 @@ class UpdatePolicy:
         raise NotImplementedError
 
     def _apply_part(
-        self, table: DenseTable, number: int, grads: Sequence[Weighted], total: int, *, in_place: bool
+        self,
+        table: DenseTable,
+        number: int,
+        grads: Sequence[Weighted],
+        total: int,
+        rates: Mapping[int, float],
+        *,
+        in_place: bool,
     ) -> None:
         began = time.perf_counter()
-        table.apply(number, grads, total, self.lane.step + 1, table.spec.rule, in_place=in_place)
+        rule, rate = table.spec.rule, rates.get(table.spec.key)
+        table.apply(number, grads, total, self.lane.step + 1, rule, in_place, rate)
         self.applied_s += time.perf_counter() - began
 
-    def _apply_rows(self, table: SparseTable, grads: Sequence[SparseGrad], total: int) -> None:
+    def _apply_rows(
+        self, table: SparseTable, grads: Sequence[SparseGrad], total: int, rates: Mapping[int, float]
+    ) -> None:
         began = time.perf_counter()
-        table.apply(grads, np.float32(total), self.lane.step)
+        table.apply(grads, np.float32(total), self.lane.step, rates.get(table.spec.key))
         self.applied_s += time.perf_counter() - began
 
     def _must_wait(self, pull: wire.Message) -> bool:

@@ -47,7 +47,7 @@ class DenseTable:
         self.start, self.stop = owned_elements(spec.elements, spec.key, place, places)
         self.count = self.stop - self.start
         self.current, self.previous = (allocate or _lazy_pair)(self.count)
-        self.state = [np.zeros(self.count, np.float32) for _ in range(spec.rule.states)]
+        self.state = filled(spec.rule, self.count)
         self.changed_by = -1
         self.parts = -(-self.count // PART_ELEMENTS)
         size = min(CHUNK_ELEMENTS, self.count)
@@ -60,18 +60,27 @@ class DenseTable:
         """Return the start and stop of a part in the lane's run."""
         return part * PART_ELEMENTS, min((part + 1) * PART_ELEMENTS, self.count)
 
-    def apply(self, part: int, grads: Sequence[Weighted], total: int, t: int, rule: Rule, in_place: bool) -> Floats:
+    def apply(
+        self,
+        part: int,
+        grads: Sequence[Weighted],
+        total: int,
+        t: int,
+        rule: Rule,
+        in_place: bool,
+        rate: float | None = None,
+    ) -> Floats:
         """Merge and apply a part of step `t` (from 1); `grads` by ascending rank. Return the part's new values, a view.
 
         The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
-        `in_place`.
+        `in_place`. A `rate` replaces that of the rule.
         """
         start, stop = self.bounds(part)
         source, target = self.current, self.current if in_place else self.previous
         for a, b in _chunks(start, stop):
             merged, scratch = self._merged[: b - a], self._scratch[: b - a]
             merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
-            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t)
+            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t, rate)
         return target[start:stop]
 
     def keep(self, part: int) -> None:
@@ -90,6 +99,11 @@ class DenseTable:
 
     def frozen(self) -> FrozenDense:
         return FrozenDense(self)
+
+
+def filled(rule: Rule, count: int) -> list[Floats]:
+    """Return the arrays of state of a new table of `count` elements."""
+    return [np.full(count, start, np.float32) if start else np.zeros(count, np.float32) for start in rule.starts]
 
 
 class FrozenDense:

@@ -122,16 +122,17 @@ class SparseTable(SparseReader):
         if self._enforcer is not None:
             self._enforcer.candidates.restore(ids, counts)
 
-    def apply(self, grads: Sequence[SparseGrad], total: np.float32, step: int) -> None:
+    def apply(self, grads: Sequence[SparseGrad], total: np.float32, step: int, rate: float | None = None) -> None:
         """Merge and apply the gradients of `step`, by ascending rank, then remove the rows that the retention evicts.
 
-        With a retention it must be called for every step, even one without gradients: rows expire by steps.
+        A `rate` replaces that of the rule. With a retention it must be called for every step, even one without
+        gradients: rows expire by steps.
         """
         if self._enforcer is not None:
             self._enforcer.begin(step)
         grads = [grad for grad in grads if len(grad.ids)]
         if grads:
-            self._update(grads, total, step)
+            self._update(grads, total, step, rate)
         if self._enforcer is not None:
             gone = self._enforcer.leaving(step)
             if gone.size:
@@ -154,7 +155,7 @@ class SparseTable(SparseReader):
         size = self._store.bytes + (enforcer.candidates.bytes if enforcer else 0)
         return {"rows": len(self), "bytes": size, **self._counts, **more}
 
-    def _update(self, grads: Sequence[SparseGrad], total: np.float32, step: int) -> None:
+    def _update(self, grads: Sequence[SparseGrad], total: np.float32, step: int, rate: float | None) -> None:
         ids, places = _union(grads)
         positions, kept = self._positions(ids, places, step)
         dim, names = self.spec.dim, self._value_names
@@ -167,15 +168,17 @@ class SparseTable(SparseReader):
             low, high = (a, b) if len(kept) == len(ids) else np.searchsorted(kept, (a, b))
             if high - low < b - a:
                 grad = grad.take(kept[low:high] - a, axis=0)
-            self._apply_rows(arrays, positions[low:high], self._replaced[low:high], grad, step)
+            self._apply_rows(arrays, positions[low:high], self._replaced[low:high], grad, step, rate)
         if len(positions):
             self.changed_by = step
 
-    def _apply_rows(self, arrays: list[Array], positions: Ids, old: Floats, grad: Floats, step: int) -> None:
+    def _apply_rows(
+        self, arrays: list[Array], positions: Ids, old: Floats, grad: Floats, step: int, rate: float | None
+    ) -> None:
         np.take(arrays[0], positions, axis=0, out=old, mode="clip")  # any other mode buffers the output
         state = [array.take(positions, axis=0) for array in arrays[1:]]
         new = np.empty_like(old)
-        self.spec.rule.update(old, state, grad, new, step + 1)
+        self.spec.rule.update(old, state, grad, new, step + 1, rate)
         for array, changed in zip(arrays, [new, *state]):
             scatter(array, positions, changed)
 
@@ -205,8 +208,8 @@ class SparseTable(SparseReader):
         rows = max(1, _CHUNK_ELEMENTS // self.spec.dim)
         for a in range(0, len(ids), rows):
             scatter(first, positions[a : a + rows], self._initial(ids[a : a + rows]))
-        for state in states:
-            state[positions] = 0
+        for state, start in zip(states, self.spec.rule.starts):
+            state[positions] = start
         if self._enforcer is not None:
             self._enforcer.made(positions)
         return positions

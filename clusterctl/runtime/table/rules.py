@@ -4,9 +4,9 @@
 `value` itself), updates each array of `state` in place, and destroys `grad`. `t` counts global steps from 1. All
 operations are elementwise, so the result does not depend on how a table is partitioned.
 
-`lr` is a number or a schedule of `schedules`, whose rate at t is computed in float64. Penalties are
-part of the gradient, `g += l2 * w + l1 * sign(w)`, except in Ftrl, whose formula includes them. In the formulas w is
-the value, g the gradient, and all else state that starts at zero.
+`lr` is a number or a schedule of `schedules`, whose rate at t is computed in float64; a `rate` given to `update`
+replaces it for one step. Penalties are part of the gradient, `g += l2 * w + l1 * sign(w)`, except in Ftrl, whose
+formula includes them. In the formulas w is the value, g the gradient, and all else state, which starts at `starts`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rule:
     l1: float
     l2: float
 
-    #: The number of arrays of state, each of the value's shape and starting at zero.
+    #: The number of arrays of state, each of the value's shape.
     states: ClassVar[int] = 0
     #: Parameters that must not be zero in float32, and those that must be below 1.
     _above_zero: ClassVar[tuple[str, ...]] = ("lr",)
@@ -47,12 +47,19 @@ class Rule:
         lr = self.lr.to_json() if isinstance(self.lr, Schedule) else self.lr
         return {"rule": type(self).__name__, **vars(self), "lr": lr}
 
-    def update(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
-        """Apply one step, see the module. It raises nothing, and NaN stays NaN."""
-        self._penalise(value, grad)
-        self._move(value, state, grad, out, t)
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """The number that each array of state is filled with at first."""
+        return (0.0,) * self.states
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+    def update(
+        self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float | None = None
+    ) -> None:
+        """Apply one step, see the module; `rate` replaces `lr`. It raises nothing, and NaN stays NaN."""
+        self._penalise(value, grad)
+        self._move(value, state, grad, out, t, self._rate(t) if rate is None else rate)
+
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         raise NotImplementedError
 
     def _penalise(self, value: Floats, grad: Floats) -> None:
@@ -89,8 +96,8 @@ class SGD(Rule):
     def __init__(self, lr: Rate, *, l1: float = 0.0, l2: float = 0.0) -> None:
         self._set(lr, l1=l1, l2=l2)
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
-        grad *= np.float32(self._rate(t))
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
+        grad *= np.float32(rate)
         np.subtract(value, grad, out=out)
 
 
@@ -113,34 +120,42 @@ class Momentum(Rule):
         self._set(lr, momentum=momentum, l1=l1, l2=l2)
         object.__setattr__(self, "nesterov", nesterov)
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         velocity = state[0]
         velocity *= np.float32(self.momentum)
         velocity += grad
         if self.nesterov:
             grad += velocity * np.float32(self.momentum)
-            grad *= np.float32(self._rate(t))
+            grad *= np.float32(rate)
         else:
-            np.multiply(velocity, np.float32(self._rate(t)), out=grad)
+            np.multiply(velocity, np.float32(rate), out=grad)
         np.subtract(value, grad, out=out)
 
 
 @dataclass(frozen=True, init=False)
 class Adagrad(Rule):
-    """`h += g * g; w -= lr * g / (sqrt(h) + eps)` (Duchi, Hazan, Singer 2011, in the form of torch.optim.Adagrad)."""
+    """`h += g * g; w -= lr * g / (sqrt(h) + eps)` (Duchi, Hazan, Singer 2011, in the form of torch.optim.Adagrad).
+
+    h starts at `start`, which is the initial_accumulator_value of torch.
+    """
 
     eps: float
+    start: float
     states: ClassVar[int] = 1
     _above_zero: ClassVar[tuple[str, ...]] = ("lr", "eps")
 
-    def __init__(self, lr: Rate, *, eps: float = 1e-10, l1: float = 0.0, l2: float = 0.0) -> None:
-        self._set(lr, eps=eps, l1=l1, l2=l2)
+    def __init__(self, lr: Rate, *, eps: float = 1e-10, start: float = 0.0, l1: float = 0.0, l2: float = 0.0) -> None:
+        self._set(lr, eps=eps, start=start, l1=l1, l2=l2)
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+    @property
+    def starts(self) -> tuple[float, ...]:
+        return (self.start,)
+
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         history = state[0]
         scratch = grad * grad
         history += scratch
-        _divide_by_root(value, history, grad, scratch, out, self._rate(t), self.eps)
+        _divide_by_root(value, history, grad, scratch, out, rate, self.eps)
 
 
 @dataclass(frozen=True, init=False)
@@ -159,13 +174,13 @@ class RMSProp(Rule):
     def __init__(self, lr: Rate, decay: float = 0.99, *, eps: float = 1e-8, l1: float = 0.0, l2: float = 0.0) -> None:
         self._set(lr, decay=decay, eps=eps, l1=l1, l2=l2)
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         history = state[0]
         history *= np.float32(self.decay)
         scratch = grad * grad
         scratch *= np.float32(1 - self.decay)
         history += scratch
-        _divide_by_root(value, history, grad, scratch, out, self._rate(t), self.eps)
+        _divide_by_root(value, history, grad, scratch, out, rate, self.eps)
 
 
 @dataclass(frozen=True, init=False)
@@ -194,7 +209,12 @@ class Adam(Rule):
     ) -> None:
         self._set(lr, beta1=beta1, beta2=beta2, eps=eps, l1=l1, l2=l2)
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
+        self._turn_into_step(state, grad, t, rate)
+        np.subtract(value, grad, out=out)
+
+    def _turn_into_step(self, state: Sequence[Floats], grad: Floats, t: int, rate: float) -> None:
+        """Replace the gradient by what the step subtracts from the value."""
         mean, square = state
         mean *= np.float32(self.beta1)
         mean += grad * np.float32(1 - self.beta1)
@@ -206,7 +226,36 @@ class Adam(Rule):
         grad *= np.float32(1 / math.sqrt(1 - self.beta2**t))
         grad += np.float32(self.eps)
         np.divide(mean, grad, out=grad)
-        grad *= np.float32(self._rate(t) / (1 - self.beta1**t))
+        grad *= np.float32(rate / (1 - self.beta1**t))
+
+
+@dataclass(frozen=True, init=False)
+class AdamW(Adam):
+    """Adam after `w *= 1 - lr * weight_decay` (Loshchilov and Hutter 2019, in the form of torch.optim.AdamW).
+
+    Without l1 and l2. Like all else, the decay leaves rows and tables alone that no trainer pushes in a step.
+    """
+
+    weight_decay: float
+
+    def __init__(
+        self,
+        lr: Rate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        *,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        self._set(lr, beta1=beta1, beta2=beta2, eps=eps, l1=0.0, l2=0.0, weight_decay=weight_decay)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in super().to_json().items() if name not in ("l1", "l2")}
+
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
+        """The decay is added to the step, so that each step rounds the value once."""
+        self._turn_into_step(state, grad, t, rate)
+        grad += value * np.float32(rate * self.weight_decay)
         np.subtract(value, grad, out=out)
 
 
@@ -232,8 +281,7 @@ class Ftrl(Rule):
     def _penalise(self, value: Floats, grad: Floats) -> None:
         """Do nothing: the formula includes the penalties."""
 
-    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
-        rate = self._rate(t)
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         if rate < _NO_RATE:
             np.copyto(out, value)
             return
@@ -261,11 +309,19 @@ class Delta(Rule):
     def __init__(self) -> None:
         self._set(1.0, l1=0.0, l2=0.0)
 
-    def update(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+    def update(
+        self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float | None = None
+    ) -> None:
         np.add(value, grad, out=out)
 
 
-RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl)}
+RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, Ftrl)}
+
+
+def is_rate(number: Any) -> bool:
+    """Return True if `number` can replace the rate of a rule for a step: zero or more, and finite in float32."""
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return is_number and 0 <= number <= _LARGEST
 
 
 def _divide_by_root(

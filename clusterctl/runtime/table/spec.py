@@ -40,6 +40,11 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: a sparse table has one width, not {self.shape}")
         if any(n < 1 for n in self.shape) or self.elements > _MAX_ELEMENTS:
             raise UseError(f"table {self.name!r}: shape {self.shape} is invalid", remedy="make each size at least 1")
+        if not isinstance(self.rule, Rule) or not isinstance(self.init, Initial):
+            raise UseError(
+                f"table {self.name!r}: rule={self.rule!r}, init={self.init!r}",
+                remedy="pass for example Adagrad(0.05) and uniform(0.1)",
+            )
         if self.rows is not None and not 1 <= self.rows <= 2**62:
             raise UseError(f"table {self.name!r}: rows={self.rows} is invalid", remedy="use rows=None for no bound")
         if self.retention is not None and not isinstance(self.retention, Retention):

@@ -7,7 +7,7 @@ import itertools
 import json
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
@@ -27,7 +27,7 @@ class StepContext:
     """The batch that the training program works on; one push ends it. `ahead` are the batches read after it.
 
     `sharded` means that every trainer reads all batches and takes its share. `position` is the value that `ps.cursor`
-    had when the reader yielded the batch.
+    had when the reader yielded the batch; `rates` are the learning rates by table that its push has.
     """
 
     pass_: int
@@ -36,6 +36,7 @@ class StepContext:
     ahead: list[Any] = field(default_factory=list)
     sharded: bool = False
     position: Any = None
+    rates: Mapping[Any, float] = field(default_factory=dict)
     pushed: bool = False
 
 
@@ -49,6 +50,15 @@ class Source(Protocol):
     def batches(self, pass_: int, batch: int) -> Iterator[tuple[Any, StepContext]]:
         """Yield the batches of the pass from number `batch`, each with its context."""
         ...
+
+
+def unpushed(context: StepContext | None) -> StepContext:
+    """Return the batch that a push is to end. Raises UseError if there is none, or if it was pushed."""
+    if context is None:
+        raise UseError("push outside ps.steps(...)", remedy="push once for each batch that ps.steps yields")
+    if context.pushed:
+        raise UseError(f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch")
+    return context
 
 
 class ReaderCursor:

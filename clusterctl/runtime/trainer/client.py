@@ -139,14 +139,16 @@ class Client:
         """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
         make, pending = self._push_maker(context, samples), PendingReplies()
         self.position = self.position if context.position is None else context.position
-        position = [] if context.position is None else [wire.json_part({"cursor": context.position})]
+        cursor = {} if context.position is None else {"cursor": context.position}
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
             self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
-            message = make(lane, 0, count, [*out.opening, *position])
-            full = None if out.full is None else make(lane, 0, count, [*out.full, *position])
+            facts = {**cursor, "rates": out.rates} if out.rates else cursor
+            last = [wire.json_part(facts)] if facts else []
+            message = make(lane, 0, count, [*out.opening, *last])
+            full = None if out.full is None else make(lane, 0, count, [*out.full, *last])
             self._post_push(pending, lane, message, full)
             if out.pieces:
                 pieces[lane] = out.pieces

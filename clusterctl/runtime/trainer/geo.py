@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
+from clusterctl.runtime.store.dense import filled
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client
@@ -94,10 +95,7 @@ class GeoParameters(Parameters):
     def pull_dense(self, handle: Dense) -> None:
         if handle not in self._dense:
             super().pull_dense(handle)
-            rule = handle.spec.rule
-            self._dense[handle] = LocalDense(
-                handle.flat.copy(), [np.zeros_like(handle.flat) for _ in range(rule.states)]
-            )
+            self._dense[handle] = LocalDense(handle.flat.copy(), filled(handle.spec.rule, handle.flat.size))
 
     def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
         self._fetch(handle, batch.groups.distinct)

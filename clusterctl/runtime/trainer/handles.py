@@ -46,8 +46,9 @@ class Dense:
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
         self.value: Floats = self.flat.reshape(spec.shape)
+        self.lanes = owner.layout.places("dense")
         #: `(lane, start, stop)` of each run of the flattened table that has elements.
-        self.runs = list(self._runs(owner.layout.places("dense")))
+        self.runs = list(self._runs(self.lanes))
 
     def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
         for place, lane in enumerate(lanes):
@@ -84,6 +85,7 @@ class Embedding:
         self.name = spec.name
         self.dim = spec.dim
         self.rows = spec.rows
+        self.lanes = owner.layout.places("sparse")
         self._recent: deque[IdBatch] = deque(maxlen=_REMEMBERED)
 
     def pull(self, ids: Any) -> Any:
@@ -132,9 +134,8 @@ class Embedding:
         for known in self._recent:
             if known.groups.distinct is ids:
                 return known.shares
-        lanes = self._owner.layout.places("sparse")
-        shares = share_out(ids, self.rows, len(lanes)).positions
-        return [(lane, positions) for lane, positions in zip(lanes, shares) if len(positions)]
+        shares = share_out(ids, self.rows, len(self.lanes)).positions
+        return [(lane, positions) for lane, positions in zip(self.lanes, shares) if len(positions)]
 
 
 class IdBatch:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids, is_finite
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.rules import is_rate
 from clusterctl.runtime.table.sharding import PART_ELEMENTS
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.ids import fits_half
@@ -21,6 +22,22 @@ Handle = Union[Dense, Embedding]
 
 #: The gradient of a longer run of a dense table is sent in pieces.
 _WHOLE_ELEMENTS = 65_536
+#: So many fit into `MAX_JSON_BYTES`.
+_MOST_RATES = 20_000
+
+
+def checked_rates(rates: Mapping[Handle, float] | None, tables: Mapping[int, Handle], mode: str) -> dict[Handle, float]:
+    """Return the learning rates that a push gives, by table of the session. Raises UseError."""
+    if rates and mode == "geo":
+        raise UseError(f"rates={rates!r:.80} in geo mode, where a push has many steps", remedy="use another MODE")
+    if len(rates or {}) > _MOST_RATES:
+        raise UseError(f"rates of {len(rates or {})} tables", remedy=f"pass those of at most {_MOST_RATES} tables")
+    for handle, rate in (rates or {}).items():
+        if not isinstance(handle, (Dense, Embedding)) or tables.get(handle.spec.key) is not handle:
+            raise UseError(f"a rate of {handle!r}, which is not a table of this session")
+        if not is_rate(rate):
+            raise UseError(f"the rate of table {handle.name!r} is {rate!r}", remedy="pass a finite number >= 0")
+    return {handle: float(rate) for handle, rate in (rates or {}).items()}
 
 
 @dataclass
@@ -77,11 +94,14 @@ class Gradient:
 
 @dataclass
 class Outgoing:
-    """The parts of one push for one lane. `full` has the lists of ids for which `opening` has digests."""
+    """The parts of one push for one lane. `full` has the lists of ids for which `opening` has digests; `rates` are the
+    learning rates that replace those of rules, by table.
+    """
 
     opening: list[wire.Part] = field(default_factory=list)
     pieces: list[wire.Part] = field(default_factory=list)
     full: list[wire.Part] | None = None
+    rates: dict[int, float] = field(default_factory=dict)
 
 
 class Packer:
@@ -93,7 +113,7 @@ class Packer:
         self._known: dict[int, set[bytes]] = {}
         self._known_bytes: dict[int, int] = {}
 
-    def pack(self, gradient: Gradient, lanes: Mapping[int, Any]) -> dict[int, Outgoing]:
+    def pack(self, gradient: Gradient, lanes: Mapping[int, Any], rates: Mapping[Handle, float]) -> dict[int, Outgoing]:
         """Return the parts for each of `lanes`; every lane gets an opening, if only an empty one."""
         out = {lane: Outgoing() for lane in lanes}
         for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
@@ -104,6 +124,9 @@ class Packer:
                 whole = len(positions) == len(ids)
                 own = (ids, rows) if whole else (ids.take(positions), rows.take(positions, axis=0))
                 self._sparse(out[lane], lane, embedding, *own)
+        for table, rate in rates.items():
+            for lane in table.lanes:
+                out[lane].rates[table.spec.key] = rate
         return out
 
     def ids(self, lane: int, embedding: Embedding, ids: Ids) -> Iterator[tuple[wire.Part, wire.Part]]:

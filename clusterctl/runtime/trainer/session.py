@@ -27,6 +27,7 @@ from clusterctl.runtime.trainer.batches import (
     checked_reader,
     checked_samples,
     pass_rng,
+    unpushed,
     whole_number,
 )
 from clusterctl.runtime.trainer.client import Client
@@ -35,7 +36,7 @@ from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
-from clusterctl.runtime.trainer.packing import Gradient, Handle
+from clusterctl.runtime.trainer.packing import Gradient, Handle, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
 from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
@@ -73,6 +74,7 @@ class Session:
         self._open_pass = self._next_pass - 1 if self._rejoins else None
         self._cursor = ReaderCursor(self._client.position, has_others=bool(self._client.positions))
         self._position = self._client.position
+        self._rates: Mapping[Handle, float] = {}
         self._sharded = False
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
@@ -182,11 +184,6 @@ class Session:
         rows: int | None = None,
         retention: Retention | None = None,
     ) -> TableSpec:
-        if not isinstance(rule, Rule) or not isinstance(init, Initial):
-            raise UseError(
-                f"table {name!r}: rule={rule!r}, init={init!r}",
-                remedy="pass for example Adagrad(0.05) and uniform(0.1)",
-            )
         self._guard.check(f"ps.{'dense' if kind == 'dense' else 'embedding'}")
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
@@ -289,7 +286,7 @@ class Session:
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
             batches = self._collected.batches
             gradient, samples = self._merged(*self._collected.take(), batches)
-            end = StepContext(pass_, self._batch, True, sharded=self._sharded, position=self._position)
+            end = StepContext(pass_, self._batch, True, [], self._sharded, self._position, self._rates)
             self._parameters.push(gradient, end, samples)
             self._parameters.settle()
             self._progress.alive()
@@ -303,22 +300,26 @@ class Session:
         self._client.end_pass(f"pass-{pass_:05d}", repeated=repeated)
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
-    def push(self, gradients: Mapping[Handle, Any], samples: int, loss: float | None = None) -> None:
+    def push(
+        self,
+        gradients: Mapping[Handle, Any],
+        samples: int,
+        loss: float | None = None,
+        rates: Mapping[Handle, float] | None = None,
+    ) -> None:
         """End the step of the current batch, and refresh the `value` of dense tables.
 
         `gradients` maps handles to means over the batch: an array of the table's shape, or `(ids, rows)`, or torch
         tensors. `samples` (an integer >= 0) is their weight among the trainers; with 0 they change nothing. In sync
         mode it returns when the step is applied; in async mode values may lag behind by the pushes in flight. The
         caller may reuse the arrays when it returns.
+
+        `rates` maps tables to the learning rates of this push, instead of `lr` of their rules. In sync mode those of
+        the lowest rank with samples count; with `accumulate`, those of the last batch. Not in geo mode.
         """
         self._guard.check("ps.push")
-        context = self._context
-        if context is None:
-            raise UseError("push outside ps.steps(...)", remedy="push once for each batch that ps.steps yields")
-        if context.pushed:
-            raise UseError(
-                f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch"
-            )
+        context = unpushed(self._context)
+        context.rates = checked_rates(rates, self._handles, self.mode)
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
         gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
@@ -327,7 +328,7 @@ class Session:
         if count and not self._nan_policy.admits(self.step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
         context.pushed = True
-        self._batch, self._position = context.batch + 1, context.position
+        self._batch, self._position, self._rates = context.batch + 1, context.position, context.rates
         self._send(gradient, context, count)
         self._progress.stepped(self.step, count, value)
 

@@ -16,7 +16,8 @@ version of the values, samples, cut, held microseconds, parts, pieces. A request
 `request`. `rank` must be the rank that the sender's key belongs to. A push is identified by (rank, step, piece, epoch);
 `attempt` is the number of starts of the trainer. Piece 0 opens a push: it has the cursor (pass, batch), the samples,
 `LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1, and last, if the reader has set
-`ps.cursor`, a `JSON` part `{"cursor": VALUE}`. A `CREATE` has such a part, too.
+`ps.cursor` or the push has learning rates, a `JSON` part `{"cursor": VALUE, "rates": {"TABLE KEY": RATE}}`, each
+only if there is one. The JSON part of a `CREATE` has a cursor, too.
 
 Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending), `SAME`
 (the digest of a list of ids that the pserver has cached), each followed in a push or a reply by `ROWS`

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, constant_rate, cosine, step_decay
+from clusterctl.runtime import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSProp, constant_rate, cosine, step_decay
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.rules import RULES, Rule, rule_from_json
 from clusterctl.runtime.table.schedules import Schedule
@@ -31,7 +31,8 @@ KINDS: list[Any] = [
     lambda lr=0.3, **p: Ftrl(lr, **p),
 ]
 ALL = [kind(**penalty) for kind in KINDS for penalty in PENALTIES]
-SCHEDULED = [kind(cosine(0.2, steps=50, to=0.002, warmup=10)) for kind in KINDS]
+ALL += [Adagrad(0.1, start=0.5), AdamW(0.05), AdamW(0.05, weight_decay=0.3)]
+SCHEDULED = [kind(cosine(0.2, steps=50, to=0.002, warmup=10)) for kind in [*KINDS, AdamW]]
 PAPERS = [rule for rule in ALL + SCHEDULED if rule not in SCHEDULED or not isinstance(rule, Ftrl)]
 
 
@@ -44,7 +45,7 @@ def spread(count: int, salt: int) -> Any:
 def trained(rule: Rule, steps: int, count: int = 300, start: Any = None) -> tuple[Any, list[Any]]:
     """Return value and state after this many steps in place."""
     value = spread(count, 0) if start is None else start.copy()
-    state = [np.zeros(count, np.float32) for _ in range(rule.states)]
+    state = [np.full(count, at, np.float32) for at in rule.starts]
     for t in range(1, steps + 1):
         rule.update(value, state, spread(count, t), value, t)
     return value, state
@@ -135,7 +136,7 @@ def test_a_step_may_be_written_in_place_or_to_another_array(rule: Rule) -> None:
 def test_results_do_not_depend_on_how_arrays_are_cut(rule: Rule, cuts: list[int], steps: int) -> None:
     edges = [0, *sorted(cuts), 300]
     whole, whole_state = trained(rule, steps)
-    value, state = spread(300, 0), [np.zeros(300, np.float32) for _ in range(rule.states)]
+    value, state = spread(300, 0), [np.full(300, start, np.float32) for start in rule.starts]
     for t in range(1, steps + 1):
         grad = spread(300, t)
         for a, b in itertools.pairwise(edges):
@@ -147,7 +148,7 @@ def test_results_do_not_depend_on_how_arrays_are_cut(rule: Rule, cuts: list[int]
 @pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
 def test_rows_give_the_same_results_as_their_elements(rule: Rule) -> None:
     flat, _ = trained(rule, 2, 12)
-    value, state = spread(12, 0).reshape(4, 3), [np.zeros((4, 3), np.float32) for _ in range(rule.states)]
+    value, state = spread(12, 0).reshape(4, 3), [np.full((4, 3), start, np.float32) for start in rule.starts]
     for t in (1, 2):
         rule.update(value, state, spread(12, t).reshape(4, 3), value, t)
     np.testing.assert_array_equal(value.ravel(), flat)
@@ -155,7 +156,7 @@ def test_rows_give_the_same_results_as_their_elements(rule: Rule) -> None:
 
 def test_initial_zero_gradients_give_no_nan() -> None:
     for rule in ALL:
-        value, state = spread(9, 0), [np.zeros(9, np.float32) for _ in range(rule.states)]
+        value, state = spread(9, 0), [np.full(9, start, np.float32) for start in rule.starts]
         with np.errstate(all="raise"):
             rule.update(value, state, np.zeros(9, np.float32), value, 1)
         assert np.isfinite(value).all(), rule
@@ -171,8 +172,7 @@ def test_the_rate_of_a_step_is_given_by_its_schedule() -> None:
 
 
 def test_a_rate_of_zero_changes_nothing_and_gives_no_nan() -> None:
-    for kind in KINDS:
-        rule = kind(cosine(0.1, steps=3), l1=0.01)
+    for rule in [kind(cosine(0.1, steps=3), l1=0.01) for kind in KINDS] + [AdamW(cosine(0.1, steps=3))]:
         value, state = trained(rule, 3)
         kept = value.copy()
         for t in range(4, 7):
@@ -203,9 +203,10 @@ penalties = {"l1": weights, "l2": weights}
 rules = st.one_of(
     st.builds(SGD, rates | schedules, **penalties),
     st.builds(Momentum, rates | schedules, shares, nesterov=st.booleans(), **penalties),
-    st.builds(Adagrad, rates | schedules, eps=rates, **penalties),
+    st.builds(Adagrad, rates | schedules, eps=rates, start=weights, **penalties),
     st.builds(RMSProp, rates | schedules, shares, eps=rates, **penalties),
     st.builds(Adam, rates | schedules, shares, shares, eps=rates, **penalties),
+    st.builds(AdamW, rates | schedules, shares, shares, eps=rates, weight_decay=weights),
     st.builds(Ftrl, rates | schedules, beta=rates, **penalties),
 )
 
@@ -261,12 +262,46 @@ def test_other_json_is_refused(data: Any) -> None:
         (lambda: Momentum(0.1, nesterov=1), "neither True nor False"),  # type: ignore[arg-type]
         (lambda: RMSProp(0.1, 1.0), r"RMSProp\(decay=1.0\) must be below 1"),
         (lambda: Adam(beta2=1), r"Adam\(beta2=1\) must be below 1"),
+        (lambda: AdamW(weight_decay=-0.1), r"AdamW\(weight_decay=-0.1\) must be positive"),
+        (lambda: Adagrad(0.1, start=-1), r"Adagrad\(start=-1\) must be positive"),
         (lambda: Ftrl(0.1, beta=0), r"Ftrl\(beta=0\) must be positive"),
     ],
 )
 def test_numbers_that_cannot_work_are_named(make: Any, message: str) -> None:
     with pytest.raises(UseError, match=message):
         make()
+
+
+RATES = [0.3, 0.0, 0.01, 0.2]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, AdamW], ids=lambda kind: repr(kind()))
+def test_a_given_rate_replaces_that_of_the_rule_for_one_step(kind: Any) -> None:
+    rule, other = kind(), kind(step_decay(0.7, every=1, factor=0.5))
+    one, two = (trained(each, 0) for each in (rule, rule))
+    for t, rate in enumerate(RATES, 1):
+        rule.update(one[0], one[1], spread(300, t), one[0], t, rate)
+        other.update(two[0], two[1], spread(300, t), two[0], t, rate)
+        np.testing.assert_array_equal(one[0], two[0])
+        np.testing.assert_array_equal(one[1], two[1])
+    before = one[0].copy()
+    rule.update(one[0], one[1], spread(300, 9), one[0], 9)
+    other.update(two[0], two[1], spread(300, 9), two[0], 9, rule.lr)
+    np.testing.assert_array_equal(one[0], two[0], "without a rate the rule's own counts")
+    assert (one[0] != before).any()
+
+
+def test_the_state_of_adagrad_starts_where_it_is_told() -> None:
+    value = np.ones(3, np.float32)
+    [history] = [np.full(3, start, np.float32) for start in Adagrad(1.0, start=3.0).starts]
+    Adagrad(1.0, start=3.0).update(value, [history], np.ones(3, np.float32), value, 1)
+    np.testing.assert_array_equal(value, 0.5)
+
+
+def test_the_decay_of_adamw_does_not_depend_on_the_gradient() -> None:
+    rule, value = AdamW(0.1, weight_decay=0.5), np.ones(3, np.float32)
+    rule.update(value, [np.zeros(3, np.float32)] * 2, np.zeros(3, np.float32), value, 1)
+    np.testing.assert_array_equal(value, np.float32(0.95))
 
 
 def test_every_rule_is_tested_here() -> None:
