@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
 from clusterctl.runtime import from_rank0
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.handles import Dense
+from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.rules import check_optimizer, check_unchanged, fixed_numbers, rule_of
 
-if TYPE_CHECKING:
-    from clusterctl.torch.session import Session
+#: (gradients, samples, loss, rates): the push of a step.
+Push = Callable[[Mapping[Handle, Any], Optional[int], Any, Mapping[Handle, float]], None]
 
 
 class _Placed(NamedTuple):
@@ -25,12 +27,12 @@ class _Placed(NamedTuple):
 
 
 class Distribution:
-    """Replaces `optimizer.step`, so that schedulers, GradScaler and hooks go on working."""
+    """Makes tables by `dense`, which is `ps.dense`, and replaces `optimizer.step`; all else of the optimizer stays."""
 
-    def __init__(self, ps: Session, model: Any, optimizer: Any) -> None:
+    def __init__(self, dense: Callable[..., Dense], push: Push, model: Any, optimizer: Any) -> None:
         check_optimizer(optimizer)
         named = _named(model, optimizer)
-        self._ps = ps
+        self._send = push
         self._optimizer = optimizer
         self._fixed = [fixed_numbers(optimizer, group) for group in optimizer.param_groups]
         self._placed: list[_Placed] = []
@@ -38,7 +40,7 @@ class Distribution:
         for number, (group, rule) in enumerate(zip(optimizer.param_groups, rules)):
             for parameter in group["params"]:
                 value = parameter.detach().cpu().numpy()
-                table = ps.dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
+                table = dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
                 self._placed.append(_Placed(parameter, table, number))
         self.refresh()
         self._replace_methods()
@@ -71,7 +73,7 @@ class Distribution:
                 remedy="resume the run: the servers keep the optimizer's state",
             )
         lr = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._ps.push_batches(
+        self._send(
             {table: _gradient(one, table) for one, table, _ in self._placed if one.grad is not None},
             samples,
             loss.detach() if isinstance(loss, torch.Tensor) else loss,

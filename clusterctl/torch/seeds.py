@@ -30,7 +30,7 @@ class Position(NamedTuple):
         """Seed the global generators of this process, and return the seed, below 2**63."""
         packed = struct.pack("<QIIQI", self.seed & (2**64 - 1), *self[1:])
         words = struct.unpack("<8I", hashlib.blake2b(packed, digest_size=32).digest())
-        number = (words[0] << 32 | words[1]) >> 1
+        number: int = (words[0] << 32 | words[1]) >> 1
         torch.default_generator.manual_seed(number)  # torch.manual_seed looks for devices, for half a millisecond
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(number)

@@ -9,7 +9,7 @@ from clusterctl.runtime import connector
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import whole_number
-from clusterctl.runtime.trainer.handles import Dense
+from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
 from clusterctl.torch.sources import source_of
@@ -46,7 +46,7 @@ class Session(session.Session):
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         if self._distribution is not None:
             raise UseError("a second ps.distribute", remedy="distribute one model with one optimizer")
-        self._distribution = Distribution(self, model, optimizer)
+        self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
         return model, optimizer
 
     def loader(
@@ -92,8 +92,8 @@ class Session(session.Session):
             self._counts.append(samples)
             yield batch
 
-    def push_batches(
-        self, gradients: Mapping[Dense, Any], samples: int | None, loss: Any, rates: Mapping[Dense, float]
+    def _push_batches(
+        self, gradients: Mapping[Handle, Any], samples: int | None, loss: Any, rates: Mapping[Handle, float]
     ) -> None:
         """Push for all batches of `loader` since the last push; without `samples`, theirs count."""
         self._guard.check("optimizer.step")

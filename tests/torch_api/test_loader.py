@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn, optim
+from torch.optim import lr_scheduler
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -303,7 +304,7 @@ class Augmented(Numbers):
 
 @pytest.mark.parametrize("pservers", [1, 2])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, pservers: int) -> None:
-    """With a dropout, a shuffled and augmented dataset, and a checkpoint in the second pass."""
+    """With a dropout, a schedule, a shuffled and augmented dataset, and a checkpoint in the second pass."""
     saves = {"checkpoints": True, "save_every": {"unit": "step", "n": 12}}
     dataset = Augmented(len(DATASET))
 
@@ -311,8 +312,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, pservers: int) ->
         torch.manual_seed(3)
         model = dropping_out()
         ps.distribute(model, optimizer := optim.Adam(model.parameters(), lr=0.01))
+        begun = ps.step
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: 0.9 ** (n + begun))
         wanted = ps.loader(dataset, 32, 2, shuffle=True)
-        fit(model, optimizer, itertools.takewhile(lambda _: alive(ps.step != dies_at), wanted))
+        fit(model, optimizer, itertools.takewhile(lambda _: alive(ps.step != dies_at), wanted), scheduler)
         return values(model)
 
     def alive(is_so: bool) -> bool:
