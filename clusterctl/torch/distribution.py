@@ -114,7 +114,10 @@ def _named(model: Any, optimizer: Any) -> dict[int, str]:
 
 def _check_parameter(name: str, parameter: Any) -> None:
     if parameter.is_meta or parameter.layout != torch.strided:
-        raise UseError(f"parameter {name!r} is a {parameter.device.type} tensor of layout {parameter.layout}")
+        raise UseError(
+            f"parameter {name!r} is a {parameter.device.type} tensor of layout {parameter.layout}",
+            remedy="make it a dense tensor with values",
+        )
     if parameter.dtype != torch.float32:
         raise UseError(
             f"parameter {name!r} is {parameter.dtype}, not float32", remedy="use model.float(), and autocast"

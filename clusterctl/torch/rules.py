@@ -37,11 +37,13 @@ def check_optimizer(optimizer: Any) -> None:
     known = {*_KEPT[type(optimizer)], *_OFF, *_WITHOUT_EFFECT}
     strange = [key for key in optimizer.defaults if key not in known]
     if strange:
-        raise UseError(f"the servers have no {type(optimizer).__name__}({strange[0]}=)", remedy="use another version")
+        raise UseError(f"the servers have no {type(optimizer).__name__}({strange[0]}=)", remedy="use torch 2.13")
     for number, group in enumerate(optimizer.param_groups):
         for key in _OFF:
             if group.get(key):
-                raise UseError(f"optimizer group {number}: the servers have no {key}={group[key]!r}")
+                raise UseError(
+                    f"optimizer group {number}: the servers have no {key}={group[key]!r}", remedy=f"leave {key} out"
+                )
 
 
 def _has_stepped(state: dict[str, Any]) -> bool:
