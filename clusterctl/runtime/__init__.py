@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clusterctl.runtime.checkpoint.model import load_model, merge_model, save_model, torch_state_dict
     from clusterctl.runtime.connector import connect
     from clusterctl.runtime.errors import RuntimeFailure
-    from clusterctl.runtime.table.initializers import constant, normal, uniform, zeros
+    from clusterctl.runtime.table.initializers import constant, from_rank0, normal, uniform, zeros
     from clusterctl.runtime.table.retention import Retention, after_sightings, fraction, older_than, score_below
     from clusterctl.runtime.table.rules import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSProp
     from clusterctl.runtime.table.schedules import constant_rate, cosine, exponential, polynomial, step_decay
@@ -38,6 +38,7 @@ __all__ = [
     "cosine",
     "exponential",
     "fraction",
+    "from_rank0",
     "load_model",
     "merge_model",
     "normal",
@@ -71,6 +72,7 @@ _HOMES = {
     "normal": "table.initializers",
     "zeros": "table.initializers",
     "constant": "table.initializers",
+    "from_rank0": "table.initializers",
     "load_model": "checkpoint.model",
     "merge_model": "checkpoint.model",
     "save_model": "checkpoint.model",

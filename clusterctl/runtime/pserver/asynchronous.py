@@ -132,7 +132,7 @@ class AsyncUpdates(UpdatePolicy):
             return []
         cut.copying = True
         saves = self.saver.copies(cut.moment.step, cut.moment.passes, cut.moment.purpose)
-        copied = Copied(cut.number, tuple(saves), self.lane.step, sum(self.lane.tables) % 2**63)
+        copied = Copied(cut.number, tuple(saves), self.lane.step, sum(self.lane.set_tables()) % 2**63)
         return [copied, *self.drop_cut()]
 
     def _due(self) -> list[Output]:
@@ -220,7 +220,7 @@ class AsyncUpdates(UpdatePolicy):
             sent = () if self.lane.mode.name == "ssp" else push.later
             keys = [key for key in sorted(self.lane.tables) if key not in sent]
             out.append(self._reply(push.message, self.lane.newest(rank, keys)))
-        return [*out, *self._answer_held()]
+        return [*out, *self.answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
         """Answer a repeat of an applied push with the newest values, or keep it until the trainer may have them."""

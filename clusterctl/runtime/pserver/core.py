@@ -16,7 +16,7 @@ from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.cuts import CHECKPOINT
-from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
+from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply, Unset
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import TrainerState
@@ -66,6 +66,7 @@ class ServerCore:
             wire.CREATE: self._create,
             wire.PULL: self._pull,
             wire.PUSH: self.policy.push,
+            wire.SET: self._set,
             wire.PROBE: self._probe,
             wire.SAVE: self._save,
             wire.BYE: self._bye,
@@ -141,6 +142,8 @@ class ServerCore:
             raise RefusedError(
                 f"trainer {rank} sent a message of epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )
+        if message.kind == wire.SET and rank != 0:
+            raise RefusedError(f"trainer {rank} sent initial values, which only trainer 0 may do")
         if message.attempt < trainer.attempt:
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {trainer.attempt}")
         if message.attempt > trainer.attempt and message.kind not in (wire.HELLO, wire.PROBE):
@@ -200,10 +203,21 @@ class ServerCore:
         if declared is None:
             self.tables[spec.key] = self._maker.make(spec)
             declared = self._declared[spec.key] = spec
+            if spec.init.is_from_rank0 and spec.key in self._maker.initial:
+                self.state.unset[spec.key] = Unset()
         declared.require_same(spec, message.rank)
-        answer = wire.json_part({"initial": spec.key in self._maker.initial})
-        reply = Reply(message.rank, message.answer(wire.OK, parts=[answer]))
+        answer: dict[str, Any] = {"initial": spec.load is not None and spec.key in self._maker.initial}
+        if spec.key in self.state.unset:
+            answer["unset"] = True
+        reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(answer)]))
         return [reply, *self.policy.trainers_changed()]
+
+    def _set(self, message: wire.Message) -> list[Output]:
+        """Take initial values; those that others wait for may be complete then."""
+        if self.policy.holds(message):
+            return []
+        reply = Reply(message.rank, message.answer(wire.OK))
+        return [reply, *(self.policy.answer_held() if self.state.fill(message) else [])]
 
     def _pull(self, message: wire.Message) -> list[Output]:
         if self.policy.defers(message):
@@ -264,7 +278,7 @@ class ServerCore:
     def _leave(self, trainer: TrainerState) -> list[Output]:
         """Record that a trainer left; when the last one leaves, save all unsaved values."""
         trainer.left, trainer.push = True, None
-        out = self.policy.trainers_changed()
+        out = self.policy.trainers_changed() + (self.policy.answer_held() if self.state.unset else [])
         out += self._saver.due(force=False)
         if not self.trainers.active():
             unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.tables else None
@@ -275,7 +289,8 @@ class ServerCore:
 
     def _probe(self, message: wire.Message) -> list[Output]:
         held = {m.request for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank}
-        facts = {"held": sorted(held), "waiting": self.policy.waited_for(), "step": self.step}
+        waiting = [0] if self.state.unset else self.policy.waited_for()
+        facts = {"held": sorted(held), "waiting": waiting, "step": self.step}
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
 
 

@@ -16,6 +16,7 @@ from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Lender, Tables
+from clusterctl.runtime.store.sparse import SparseGrad
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import KeyCache
@@ -58,10 +59,19 @@ Output = Union[Reply, Save, CutOutput]
 
 
 @dataclass
+class Unset:
+    """The initial values of a table that have come so far: the pieces of the newest attempt of trainer 0."""
+
+    attempt: int = 0
+    arrived: set[int] = field(default_factory=set)
+
+
+@dataclass
 class LaneState:
     """The settings and state of one lane.
 
     `lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes).
+    `unset` are the `tables` that wait for their initial values from trainer 0.
     """
 
     lane: int
@@ -77,6 +87,7 @@ class LaneState:
     epoch: int = 0
     step: int = 0
     tables: Tables = field(default_factory=dict)
+    unset: dict[int, Unset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
@@ -84,8 +95,36 @@ class LaneState:
         self.trainers = TrainerStates({rank: TrainerState() for rank in range(self.trainer_count)})
         place = self.layout.place_of(self.lane, "sparse")
         self.validator = RequestValidator(
-            self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync"
+            self.tables, self.unset, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync"
         )
+
+    def set_tables(self) -> Tables:
+        """Return the tables that have values, by ascending key."""
+        return {key: table for key, table in sorted(self.tables.items()) if key not in self.unset}
+
+    def fill(self, message: wire.Message) -> bool:
+        """Take initial values of trainer 0; return True if the table has all of them now, and had not before.
+
+        A table that has values keeps them. A later attempt starts over, as its values may be others.
+        """
+        key, number, values = self.validator.initial(message)
+        unset, table = self.unset.get(key), self.tables[key]
+        if unset is None:
+            return False
+        if unset.attempt != message.attempt:
+            unset.attempt, unset.arrived = message.attempt, set()
+        if isinstance(table, DenseTable):
+            assert not isinstance(values, SparseGrad)
+            start, stop = table.bounds(number)
+            table.current[start:stop] = values
+        else:
+            assert isinstance(values, SparseGrad)
+            table.restore(values.ids, {"rows": values.rows})
+        unset.arrived.add(number)
+        if len(unset.arrived) < (table.parts if isinstance(table, DenseTable) else message.pieces):
+            return False
+        del self.unset[key]
+        return True
 
     def part(self, rank: int, table: DenseTable, number: int, run: Floats) -> wire.Part:
         """Return a part of `run`, the lane's run of a table: for a trainer that shares memory, only its position."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +57,11 @@ class Push:
 class RequestValidator:
     """Checks every part of a message. If it raises WireError or TableError, nothing has changed."""
 
-    def __init__(self, tables: Tables, keys: KeyCache, place: tuple[int, int], weighted: bool) -> None:
+    def __init__(
+        self, tables: Tables, unset: Container[int], keys: KeyCache, place: tuple[int, int], weighted: bool
+    ) -> None:
         self._tables = tables
+        self._unset = unset
         self._keys = keys
         self._place = place  # (place, places) of this lane for sparse tables
         self._weighted = weighted
@@ -74,6 +78,8 @@ class RequestValidator:
             push.weight = np.float32(message.samples)
         for key, own in _by_table(parts).items():
             table = self.table(key)
+            if key in self._unset:
+                raise TableError(f"a push needs table {table.spec.name!r}, which has no values from trainer 0 yet")
             if isinstance(table, SparseTable):
                 push.sparse[key] = self._sparse(table, own, push)
             elif own[0].kind == wire.LATER:
@@ -99,6 +105,20 @@ class RequestValidator:
             raise WireError(f"piece {message.piece} of step {message.step} is not of a dense table")
         [(number, _)] = self._part(table, message.parts)
         return table, number
+
+    def initial(self, message: wire.Message) -> tuple[int, int, Floats | SparseGrad]:
+        """Return initial values from trainer 0: the table's key, the number of the piece, and its values or rows."""
+        table = self.table(message.parts[0].table if message.parts else -1)
+        if not table.spec.init.is_from_rank0:
+            raise TableError(f"table {table.spec.name!r} does not take its initial values from a trainer")
+        if any(part.table != table.spec.key for part in message.parts) or message.piece >= message.pieces:
+            raise WireError(f"the initial values of table {table.spec.name!r} are not one piece of them")
+        if isinstance(table, SparseTable):
+            return table.spec.key, message.piece, self._sparse(table, message.parts, Push(message))
+        if not table.count and len(message.parts) == 1 and not message.parts[0].array.size:
+            return table.spec.key, 0, np.empty(0, np.float32)
+        [(number, values)] = self._part(table, message.parts)
+        return table.spec.key, number, values
 
     def table(self, key: int) -> Table:
         table = self._tables.get(key)

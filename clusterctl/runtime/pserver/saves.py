@@ -149,7 +149,7 @@ class Saver:
         if not tags and not checkpoint:
             return []
         began = time.perf_counter()
-        tables = tuple(table.frozen() for _, table in sorted(self._lane.tables.items()))
+        tables = tuple(table.frozen() for table in self._lane.set_tables().values())
         save = replace(save, tables=tables, pause_s=time.perf_counter() - began)
         out = [replace(save, tag=tag) for tag in tags]
         if checkpoint:

@@ -242,7 +242,7 @@ class SyncUpdates(UpdatePolicy):
         for push in now.pushes:
             rest = [key for key in keys if key not in push.later] if push.later else keys
             out.append(self._reply_in(passes, push.message, self.lane.newest(push.message.rank, rest)))
-        return out + self._answer_held()
+        return out + self.answer_held()
 
     def _make_cuts(self) -> list[Save]:
         step = self.lane.step

@@ -49,7 +49,7 @@ class UpdatePolicy:
 
     def defers(self, pull: wire.Message) -> bool:
         """Hold a pull that must wait for other trainers and return True; return False if it may be answered now."""
-        if not self._must_wait(pull):
+        if not self._is_unset(pull) and not self._must_wait(pull):
             return False
         others = [m for m in self._pulls if (m.rank, m.request) != (pull.rank, pull.request)]
         if sum(m.rank == pull.rank for m in others) >= _PULLS_HELD:
@@ -131,10 +131,19 @@ class UpdatePolicy:
         table.apply(grads, np.float32(total), self.lane.step, rates.get(table.spec.key))
         self.applied_s += time.perf_counter() - began
 
+    def _is_unset(self, pull: wire.Message) -> bool:
+        """Return True if a pull asks for initial values that trainer 0 has not sent yet."""
+        unset = self.lane.unset and [part.table for part in pull.parts if part.table in self.lane.unset]
+        if unset and self.lane.trainers[0].left:
+            name = self.lane.tables[unset[0]].spec.name
+            raise RefusedError(f"trainer 0 left the run and had not sent the initial values of table {name!r}")
+        return bool(unset)
+
     def _must_wait(self, pull: wire.Message) -> bool:
         raise NotImplementedError
 
-    def _answer_held(self) -> list[Output]:
+    def answer_held(self) -> list[Output]:
+        """Answer the pulls that were held and need not wait any longer."""
         if not self._pulls:
             return []
         held, self._pulls = self._pulls, []

@@ -64,7 +64,7 @@ class Lender(Protocol):
 
 
 class TableMaker:
-    """Makes the tables of one lane. `initial` has the keys of the tables that their saved model lacks."""
+    """Makes the tables of one lane. `initial` has the keys of those without a checkpoint or saved model."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class TableMaker:
                 table: Table = self._dense(spec)
             else:
                 table = SparseTable(spec, self._seed, *self._layout.place_of(self._lane, "sparse"))
-            if not self._restore(table) and spec.load is not None and not self._load(table, spec.load):
+            if not self._restore(table) and (spec.load is None or not self._load(table, spec.load)):
                 self.initial.add(spec.key)
         except MemoryError as exc:
             raise TableError(f"table {spec.name!r} does not fit into the memory of pserver {self._pserver}") from exc
@@ -104,15 +104,20 @@ class TableMaker:
 
     def _require_room(self, spec: TableSpec) -> None:
         """Raise TableError if a table exceeds the machine's memory; the kernel would overcommit and kill later."""
+        place, places = self._layout.place_of(self._lane, spec.kind)
         if spec.kind == "dense":
-            start, stop = owned_elements(spec.elements, spec.key, *self._layout.place_of(self._lane, "dense"))
-            needed, there = 4 * (stop - start) * (2 + spec.rule.states), memory_bytes()
-            if needed > there:
-                raise TableError(
-                    f"table {spec.name!r} needs {needed / 1e9:.1f} GB on pserver {self._pserver}, "
-                    f"whose machine has {there / 1e9:.1f} GB",
-                    remedy="use more pservers, or an embedding",
-                )
+            start, stop = owned_elements(spec.elements, spec.key, place, places)
+            needed = 4 * (stop - start) * (2 + spec.rule.states)
+        else:  # only `from_rank0` makes all rows
+            rows = (spec.rows or 0) // places if spec.init.is_from_rank0 else 0
+            needed = rows * (8 + 4 * spec.dim * (1 + spec.rule.states))
+        there = memory_bytes()
+        if needed > there:
+            raise TableError(
+                f"table {spec.name!r} needs {needed / 1e9:.1f} GB on pserver {self._pserver}, "
+                f"whose machine has {there / 1e9:.1f} GB",
+                remedy="use more pservers, or an embedding",
+            )
 
     def _dense(self, spec: TableSpec) -> DenseTable:
         lender = self._lender

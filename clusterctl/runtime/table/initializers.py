@@ -21,13 +21,17 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import mix64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_RANK0 = "rank0"
 _IRWIN_HALL_MEAN = 12 * 65_535 // 2
 _IRWIN_HALL_STD = math.sqrt(65_536.0**2 - 1)
 
 
 @dataclass(frozen=True)
 class Initial:
-    """Initial values, made by `uniform`, `normal`, `zeros` or `constant`; `a` and `b` are their parameters."""
+    """Initial values, made by `uniform`, `normal`, `zeros` or `constant`; `a` and `b` are their parameters.
+
+    Those of kind "rank0", made by `from_rank0`, are zeros until trainer 0 has sent them.
+    """
 
     kind: str
     a: float = 0.0
@@ -35,10 +39,16 @@ class Initial:
 
     def __post_init__(self) -> None:
         numbers = (self.a, self.b)
-        if self.kind not in ("uniform", "normal", "constant"):
-            raise UseError(f"unknown initial values {self.kind!r}", remedy="use uniform, normal, zeros or constant")
+        if self.kind not in ("uniform", "normal", "constant", _RANK0):
+            raise UseError(
+                f"unknown initial values {self.kind!r}", remedy="use uniform, normal, zeros, constant or from_rank0"
+            )
         if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
             raise UseError(f"{self.kind}{numbers} has parameters that are not finite numbers")
+
+    @property
+    def is_from_rank0(self) -> bool:
+        return self.kind == _RANK0
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "a": float(self.a), "b": float(self.b)}
@@ -59,7 +69,7 @@ class Initial:
         return self._shape(bits.reshape(len(ids) * dim, per)).reshape(len(ids), dim)
 
     def _draws(self) -> int:
-        return {"uniform": 1, "normal": 3, "constant": 0}[self.kind]
+        return {"uniform": 1, "normal": 3}.get(self.kind, 0)
 
     def _shape(self, bits: Bits) -> Floats:
         if self.kind == "uniform":
@@ -74,6 +84,16 @@ class Initial:
             out += np.float32(self.a)
             return out
         return np.full(len(bits), self.a, np.float32)
+
+
+class FromRank0(Initial):
+    """The same with the `values` of this trainer, which may be None: those of trainer 0 are sent."""
+
+    values: Any
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(_RANK0)
+        object.__setattr__(self, "values", values)
 
 
 def _bits(base: Bits, counters: Bits) -> Bits:
@@ -111,3 +131,12 @@ def zeros() -> Initial:
 
 def constant(value: float) -> Initial:
     return Initial("constant", value)
+
+
+def from_rank0(values: Any) -> Initial:
+    """The values that trainer 0 passes: an array or tensor of floats, of the shape of a dense table, or (rows, dim).
+
+    The other trainers may pass their own array or None. The table has no values until trainer 0 has sent its own, and
+    the others wait for them. Values from a checkpoint or a saved model take their place.
+    """
+    return FromRank0(values)

@@ -54,6 +54,11 @@ class TableSpec:
             )
         if self.kind == "dense" and self.retention is not None:
             raise UseError(f"table {self.name!r}: retention is for embeddings, not for dense tables")
+        if self.init.is_from_rank0 and self.kind == "sparse" and (self.rows is None or self.retention is not None):
+            raise UseError(
+                f"table {self.name!r}: from_rank0 gives all rows their values, which then stay",
+                remedy="pass rows=, and no retention",
+            )
 
     @property
     def elements(self) -> int:
@@ -62,6 +67,11 @@ class TableSpec:
         for n in self.shape:
             count *= n
         return count
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The shape of all values; of an embedding with `rows` the rows and the width."""
+        return self.shape if self.rows is None else (self.rows, *self.shape)
 
     @property
     def dim(self) -> int:

@@ -8,21 +8,23 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS, Mode
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.packing import Outgoing
+from clusterctl.runtime.trainer.packing import InitialPiece, Outgoing
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.trainer.shared_memory import LaneMemory, SlotLease
 from clusterctl.runtime.wire import messages as wire
 
 Replies = dict[int, wire.Message]
+#: The parts of a pull, and the same with lists of ids in full if they name any by digest.
+Ask = tuple[list[wire.Part], Optional[list[wire.Part]]]
 #: (lane, piece, pieces, parts) -> the message of a push.
 MakePush = Callable[[int, int, int, list[wire.Part]], wire.Message]
 
@@ -99,7 +101,7 @@ class Client:
     def pull(
         self,
         pending: PendingReplies,
-        asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
+        asks: Mapping[int, Ask],
         on_reply: Callable[[int, wire.Message], None],
     ) -> None:
         """Request values: parts by lane, and the parts in full where they name lists of ids by digest.
@@ -123,6 +125,14 @@ class Client:
             again = None if full is None else self._message(wire.PULL, version=version, parts=full)
             pending.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
+
+    def set_values(self, rounds: Iterable[Mapping[int, InitialPiece]]) -> None:
+        """Send initial values to lanes, a piece at a time."""
+        for pieces in rounds:
+            requests = {}
+            for lane, (piece, count, parts) in pieces.items():
+                requests[lane] = self._message(wire.SET, piece=piece, pieces=count, parts=parts)
+            self.exchange(requests)
 
     def wait_for(self, pending: PendingReplies) -> None:
         if pending.unanswered:

@@ -10,6 +10,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.initializers import FromRank0
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.guard import Guard
@@ -167,3 +168,19 @@ def checked_ids_of(ids: IdsOf, handles: Mapping[int, object]) -> IdsOf:
         if not known or not callable(of):
             raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
     return dict(ids)
+
+
+def given_values(spec: TableSpec, rank: int) -> Floats | None:
+    """Return the values that a trainer passed to `from_rank0`, of the shape of the whole table; None if there are none.
+
+    Raises UseError if they have another shape, or if trainer 0 has none.
+    """
+    init = spec.init
+    if not isinstance(init, FromRank0):
+        return None
+    what = f"init=from_rank0(...) of table {spec.name!r} from trainer {rank}"
+    if init.values is not None:
+        return checked_floats(what, as_array(init.values), spec.full_shape)
+    if rank == 0:
+        raise UseError(f"{what} is None", remedy=f"pass an array of shape {spec.full_shape}")
+    return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Union
 
 import numpy as np
@@ -19,6 +20,9 @@ from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
 
 Handle = Union[Dense, Embedding]
+#: The number of a piece of initial values, the number of all pieces of a lane, and its parts.
+InitialPiece = tuple[int, int, list[wire.Part]]
+MakeParts = Callable[[], list[wire.Part]]
 
 #: The gradient of a longer run of a dense table is sent in pieces.
 _WHOLE_ELEMENTS = 65_536
@@ -181,3 +185,41 @@ class Packer:
 def _halved(values: Floats) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):
         return values.astype(np.float16)
+
+
+def initial_pieces(handle: Handle, values: Floats, lanes: Collection[int]) -> Iterator[dict[int, InitialPiece]]:
+    """Yield the first piece of the initial values for each of `lanes`, then the second, and so on.
+
+    `values` has the shape of the whole table. A lane that owns nothing of it gets one empty piece.
+    """
+    make = _dense_pieces(handle, values) if isinstance(handle, Dense) else _row_pieces(handle, values)
+    own = {lane: make(lane) for lane in lanes}
+    for number in range(max((len(pieces) for pieces in own.values()), default=0)):
+        yield {lane: (number, len(p), p[number]()) for lane, p in own.items() if number < len(p)}
+
+
+def _dense_pieces(handle: Dense, values: Floats) -> Callable[[int], list[MakeParts]]:
+    flat, runs = values.reshape(-1), {lane: (start, stop) for lane, start, stop in handle.runs}
+
+    def parts(start: int, stop: int) -> list[wire.Part]:
+        return [wire.Part(wire.DENSE, flat[start:stop], handle.spec.key, start)]
+
+    def pieces(lane: int) -> list[MakeParts]:
+        start, stop = runs.get(lane, (0, 0))
+        return [partial(parts, a, min(a + PART_ELEMENTS, stop)) for a in range(start, max(stop, 1), PART_ELEMENTS)]
+
+    return pieces
+
+
+def _row_pieces(handle: Embedding, values: Floats) -> Callable[[int], list[MakeParts]]:
+    shares, count = dict(handle.shared_out(np.arange(len(values)))), max(1, PART_ELEMENTS // handle.dim)
+
+    def parts(ids: Ids) -> list[wire.Part]:
+        rows = values.take(ids, axis=0)
+        return [wire.Part(wire.IDS, ids, handle.spec.key), wire.Part(wire.ROWS, rows, handle.spec.key)]
+
+    def pieces(lane: int) -> list[MakeParts]:
+        ids = shares.get(lane, np.empty(0, np.int64))
+        return [partial(parts, ids[a : a + count]) for a in range(0, max(1, len(ids)), count)]
+
+    return pieces

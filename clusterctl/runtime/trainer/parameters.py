@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, scatter
+from clusterctl.runtime.table.initializers import Initial
 from clusterctl.runtime.trainer.batches import StepContext
-from clusterctl.runtime.trainer.client import Client, PendingReplies
+from clusterctl.runtime.trainer.client import Ask, Client, PendingReplies
 from clusterctl.runtime.trainer.guard import Guard
-from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
-from clusterctl.runtime.trainer.packing import Gradient, Packer
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch, given_values
+from clusterctl.runtime.trainer.packing import Gradient, Handle, Packer, initial_pieces
 from clusterctl.runtime.wire import messages as wire
 
 
@@ -59,6 +60,29 @@ class Parameters:
         self.client.settle()
         self._ahead.clear()
 
+    def begin(self, handle: Handle, unset: Collection[int]) -> None:
+        """Begin to use a table; the lanes in `unset` have no values yet. A dense table is pulled.
+
+        Trainer 0 sends them its values, and the others wait until they have them. The handle does not keep the array
+        that the program has given.
+        """
+        values, spec = given_values(handle.spec, self.rank), handle.spec
+        if spec.init.is_from_rank0:
+            handle.spec = replace(spec, init=Initial(spec.init.kind))
+        if values is not None and self.rank == 0:
+            self.client.set_values(initial_pieces(handle, values, unset))
+        if isinstance(handle, Dense):
+            self.client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
+            self.pull_dense(handle)
+        elif unset:
+            no_ids = wire.Part(wire.IDS, np.empty(0, np.int64), spec.key)
+            self._pull_all({lane: ([no_ids], None) for lane in unset}, lambda lane, reply: None)
+
+    def _pull_all(self, asks: Mapping[int, Ask], take: Callable[[int, wire.Message], None]) -> None:
+        pending = PendingReplies()
+        self.client.pull(pending, asks, take)
+        self.client.wait_for(pending)
+
     def pull_dense(self, handle: Dense) -> None:
         empty = np.empty(0, np.float32)
         asks = {lane: ([wire.Part(wire.DENSE, empty, handle.spec.key)], None) for lane, _, _ in handle.runs}
@@ -67,9 +91,7 @@ class Parameters:
             for part in reply.parts:
                 handle.refresh(part)
 
-        pending = PendingReplies()
-        self.client.pull(pending, asks, take)
-        self.client.wait_for(pending)
+        self._pull_all(asks, take)
 
     def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
         """Return the rows of the distinct ids of `batch`, (n, dim)."""

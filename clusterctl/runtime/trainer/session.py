@@ -33,7 +33,7 @@ from clusterctl.runtime.trainer.batches import (
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip, checked_clip
 from clusterctl.runtime.trainer.guard import Guard
-from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of, given_values
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, checked_rates
@@ -149,11 +149,10 @@ class Session:
     def dense(self, name: str, shape: int | Sequence[int], rule: Rule, init: Initial | None = None) -> Dense:
         """Make a dense float32 table of `shape`, zeros without `init`. Every trainer must declare it the same way."""
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        spec = self._spec(name, "dense", sizes, rule, init or zeros())
+        spec, unset = self._spec(name, "dense", sizes, rule, init or zeros())
         handle = Dense(self._parameters, spec)
         self._handles[spec.key] = handle
-        self._client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
-        handle.pull()
+        self._parameters.begin(handle, unset)
         return handle
 
     def embedding(
@@ -169,9 +168,10 @@ class Session:
 
         `retention` decides which ids get a row and which rows are removed; without it every pushed id has a row.
         """
-        spec = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
+        spec, unset = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
         handle = Embedding(self._parameters, spec)
         self._handles[spec.key] = handle
+        self._parameters.begin(handle, unset)
         return handle
 
     def _spec(
@@ -183,9 +183,11 @@ class Session:
         init: Initial,
         rows: int | None = None,
         retention: Retention | None = None,
-    ) -> TableSpec:
+    ) -> tuple[TableSpec, list[int]]:
+        """Return a table that all its lanes have, and the lanes that have no initial values of it."""
         self._guard.check(f"ps.{'dense' if kind == 'dense' else 'embedding'}")
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
+        given_values(spec, self.rank)  # raises
         lanes = self.layout.places(kind)
         self._parameters.settle()
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
@@ -197,7 +199,7 @@ class Session:
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
             print_line(f"table {name!r} is not in {self._load}; it starts from its initial values")
-        return spec
+        return spec, [lane for lane, reply in replies.items() if reply.json().get("unset")]
 
     # Steps
 

@@ -19,6 +19,10 @@ version of the values, samples, cut, held microseconds, parts, pieces. A request
 `ps.cursor` or the push has learning rates, a `JSON` part `{"cursor": VALUE, "rates": {"TABLE KEY": RATE}}`, each
 only if there is one. The JSON part of a `CREATE` has a cursor, too.
 
+While a lane has no values of a table, whose initial values come from trainer 0, its reply to a `CREATE` says
+`{"unset": true}`. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:
+each has one `DENSE` part, or `IDS` and `ROWS`. Once the lane has values it ignores them, but answers.
+
 Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending), `SAME`
 (the digest of a list of ids that the pserver has cached), each followed in a push or a reply by `ROWS`
 (float32[count][width]); `DENSE16` and `ROWS16` are the same in float16; `LATER` (no bytes; `offset` pieces follow),
@@ -54,9 +58,9 @@ MAX_POSITION_BYTES = 4_096
 INLINE_BYTES = 16_384
 
 # Kinds of a trainer's requests, and of the replies.
-HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE = 1, 2, 3, 4, 5, 6, 7
+HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET = 1, 2, 3, 4, 5, 6, 7, 9  # 8 was used by an older version
 OK, ERROR, STATE = 64, 65, 66
-REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE))
+REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET))
 REPLIES = frozenset((OK, ERROR, STATE))
 _KINDS = REQUESTS | REPLIES
 

@@ -1,0 +1,291 @@
+"""Initial values from trainer 0: all trainers get them, once, whatever is late, lost, killed or repeated."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, Adagrad, Retention, connect, constant, from_rank0, load_model, older_than
+from clusterctl.runtime.errors import RefusedError, UseError
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
+from tests.runtime.between import Between
+from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
+from tests.runtime.small import PART, cut_small
+from tests.runtime.test_exactly_once import replies
+from tests.support.processes import wait_until
+
+MODES = ["sync", "async", "half-async", "ssp(1)", "geo(2)"]
+LAYOUTS = [(1, {"ports_num": 2}), (2, {"ports_num": 2, "ports_num_for_sparse": 2}), (2, {"ports_num_for_sparse": 1})]
+SHAPES: dict[str, tuple[int, ...]] = {
+    "tiny": (1,),
+    "small": (7, 11),
+    "large": (90, 50),
+    "rows": (1_500, 3),
+    "few": (2, 3),
+}
+
+
+def array(name: str, salt: int) -> Any:
+    return np.random.default_rng([len(name), salt]).normal(size=SHAPES[name]).astype(np.float32)
+
+
+def declared(ps: Session, salt: int | None) -> dict[str, Any]:
+    """Make all tables, with the arrays of `salt` or without any; return their values."""
+    values: dict[str, Any] = {}
+    for name, shape in SHAPES.items():
+        init = from_rank0(None if salt is None else array(name, salt))
+        if name in ("rows", "few"):
+            table: Any = ps.embedding(name, 3, SGD(1.0), init, rows=shape[0])
+            values[name] = table.pull(np.arange(shape[0]))
+        else:
+            values[name] = ps.dense(name, shape, SGD(1.0), init).value.copy()
+    return values
+
+
+def assert_of(values: dict[str, Any], salt: int) -> None:
+    for name in SHAPES:
+        np.testing.assert_array_equal(values[name], array(name, salt), name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_trainer_gets_the_values_of_trainer_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, layout: tuple[int, dict[str, int]]
+) -> None:
+    cut_small(monkeypatch)
+    with thread_cluster(tmp_path, layout[0], 3, mode=mode, **layout[1]) as cluster:
+        for values in cluster.train(lambda ps: declared(ps, [5, 6, None][ps.rank])):
+            assert_of(values, 5)
+        assert not any(core.state.unset for core in cluster.cores)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_bad_network_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    cut_small(monkeypatch)
+
+    def program(ps: Session) -> dict[str, Any]:
+        values = declared(ps, 5 if ps.rank == 0 else None)
+        w = ps.dense("w", 9, SGD(1.0), from_rank0(np.ones(9)))
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
+            ps.push({w: -np.ones(9)}, samples=1)
+        return {**values, "w": w.pull()[0]}
+
+    with (
+        thread_cluster(tmp_path, 2, 2, mode=mode) as cluster,
+        Between(cluster, seed=3, lose=0.1, repeat=0.1, delay=0.1) as between,
+    ):
+        cluster.probe_every_s = 0.02
+        results = cluster.train(program)
+    assert between.fates["lose"] > 5
+    assert between.fates["repeat"] > 5
+    for values in results:
+        assert_of(values, 5)
+    assert max(values["w"] for values in results) == (4.0 if mode == "sync" else 7.0)
+
+
+class Beside:
+    """A trainer in a thread."""
+
+    def __init__(self, cluster: ThreadCluster, rank: int, program: Any) -> None:
+        self._results: list[Any] = []
+        self._thread = threading.Thread(target=self._run, args=(cluster, rank, program), daemon=True)
+        self._thread.start()
+
+    def _run(self, cluster: ThreadCluster, rank: int, program: Any) -> None:
+        try:
+            with cluster.session(rank) as ps:
+                self._results.append(program(ps))
+        except Exception as failure:  # noqa: BLE001 - `result` raises it
+            self._results.append(failure)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._results)
+
+    def result(self) -> Any:
+        self._thread.join(DEADLINE_S)
+        assert self._results, "a trainer hangs"
+        if isinstance(self._results[0], Exception):
+            raise self._results[0]
+        return self._results[0]
+
+
+def holds_a_pull(cluster: ThreadCluster, rank: int) -> bool:
+    return any(message.rank == rank for core in cluster.cores for message in core.policy.held(rank))
+
+
+def dense(ps: Session, value: float | None) -> float:
+    init = from_rank0(None if value is None else np.full(4, value, np.float32))
+    return float(ps.dense("w", 4, SGD(1.0), init).value.sum())
+
+
+def rows(ps: Session, value: float | None) -> float:
+    """Push without a pull."""
+    init = from_rank0(None if value is None else np.full((4, 1), value, np.float32))
+    e = ps.embedding("e", 1, SGD(1.0), init, rows=4)
+    for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+        ps.push({e: (np.arange(4), np.full((4, 1), -1.0))}, samples=1)
+    return float(e.pull(np.arange(4)).sum())
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("declare", [dense, rows])
+def test_the_others_wait_for_a_late_trainer_0(tmp_path: Path, declare: Any, mode: str, pservers: int) -> None:
+    with thread_cluster(tmp_path, pservers, 2, mode=mode, ports_num=2) as cluster:
+        other = Beside(cluster, 1, lambda ps: declare(ps, None))
+        assert wait_until(lambda: holds_a_pull(cluster, 1))
+        [core] = [core for core in cluster.cores if core.policy.held(1)][:1]
+        [state] = replies(core.handle(1, wire.Message(wire.PROBE, 1, 2**40)))
+        assert state.json()["waiting"] == [0]
+        assert not other.is_over
+        with cluster.session(0) as ps:
+            first = declare(ps, 2.5)
+        results = (first, other.result())
+    if declare is dense:
+        assert results == (10.0, 10.0)
+    else:
+        most = 14.0 if mode == "sync" else 18.0
+        assert max(results) == most
+        assert min(results) >= 14.0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("sent", [0, 1, 2, 3, 5, 8])
+def test_a_trainer_0_killed_between_its_messages_sends_its_values_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, sent: int
+) -> None:
+    """Its next attempt has other values. Those that a lane had are not replaced, and no lane has some of each."""
+    cut_small(monkeypatch)
+    size = 8 * PART
+
+    def program(ps: Session, value: float) -> Any:
+        own = None if ps.rank else np.full(size, value, np.float32)
+        w = ps.dense("w", size, SGD(1.0), from_rank0(own))
+        e = ps.embedding("e", 10, SGD(1.0), from_rank0(None if own is None else own.reshape(-1, 10)), rows=size // 10)
+        return w.value.copy(), e.pull(np.arange(size // 10))
+
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1) as cluster:
+        other = Beside(cluster, 1, lambda ps: program(ps, 0))
+        with pytest.raises(InterruptedError), cluster.session(0) as ps:
+            program(dying_after(ps, sent), 1)
+        with cluster.session(0, attempt=2) as ps:
+            mine = program(ps, 2)
+        for one, two in zip(mine, other.result(), strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert set(np.unique(np.concatenate([part.ravel() for part in mine]))) <= {1.0, 2.0}
+        for core in cluster.cores:
+            for table in core.tables.values():
+                values = table.current if hasattr(table, "current") else table.rows_at(table.live())
+                assert len(np.unique(values)) == 1
+
+
+def dying_after(ps: Session, sent: int) -> Session:
+    link: Any = ps._client._link
+    post, count = link.post, [0]
+
+    def counting(lane: int, message: wire.Message, *rest: Any) -> None:
+        if message.kind == wire.SET:
+            if count[0] == sent:
+                raise InterruptedError("killed")
+            count[0] += 1
+        post(lane, message, *rest)
+
+    link.post = counting
+    return ps
+
+
+def train(ps: Session, value: float) -> tuple[float, float]:
+    w = ps.dense("w", 4, Adagrad(1.0), from_rank0(np.full(4, value, np.float32)))
+    e = ps.embedding("e", 1, SGD(1.0), from_rank0(np.full((9, 1), value, np.float32)), rows=9)
+    for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
+        ps.push({w: np.zeros(4), e: ([3], [[0.0]])}, samples=1)
+    return float(w.value.sum()), float(e.pull(np.arange(9)).sum())
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_values_of_a_checkpoint_stay(tmp_path: Path, pservers: int) -> None:
+    facts: dict[str, Any] = {"checkpoints": True, "save_every": {"unit": "step", "n": 2}, "ports_num": 2}
+    with thread_cluster(tmp_path, pservers, 1, **facts) as cluster:
+        assert cluster.train(lambda ps: train(ps, 2.0)) == [(8.0, 18.0)]
+        assert wait_until(lambda: sum(bool(r.get("checkpoint")) for r in cluster.receipts) == pservers)
+        tag = next(receipt["tag"] for receipt in cluster.receipts if receipt.get("checkpoint"))
+    with thread_cluster(tmp_path, pservers, 1, **facts, recover={"tag": tag, "step": 2}) as again:
+        assert again.train(lambda ps: train(ps, 5.0)) == [(8.0, 18.0)]
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_values_of_a_loaded_model_stay_and_what_it_lacks_comes_from_trainer_0(tmp_path: Path, pservers: int) -> None:
+    def more(ps: Session) -> tuple[float, float, float]:
+        new = ps.dense("new", 3, SGD(1.0), from_rank0(np.ones(3) if ps.rank == 0 else None))
+        return (*train(ps, 5.0), float(new.value.sum()))
+
+    (tmp_path / "a").mkdir()
+    with connect_in(tmp_path / "a") as ps:
+        train(ps, 2.0)
+        ps.save("model")
+        model = ps.output_dir / "model"
+    with thread_cluster(tmp_path / "b", pservers, 2, ports_num=2) as cluster:
+        assert cluster.train(more, load=str(model)) == [(8.0, 18.0, 3.0)] * 2
+
+
+def connect_in(directory: Path) -> Session:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        return connect()
+
+
+def test_local_mode_has_the_values_at_once(tmp_path: Path) -> None:
+    with connect_in(tmp_path) as ps:
+        assert_of(declared(ps, 5), 5)
+
+
+def test_the_array_may_change_or_be_freed_afterwards(tmp_path: Path) -> None:
+    own = np.ones((4, 2), np.float32)
+    with connect_in(tmp_path) as ps:
+        e = ps.embedding("e", 2, SGD(1.0), from_rank0(own), rows=4)
+        own[:] = 7
+        assert not hasattr(e.spec.init, "values")
+        assert e.pull([0, 3]).sum() == 4.0
+        ps.save("model")
+        ids, saved = load_model(ps.output_dir / "model")["e"]
+    assert ids.tolist() == [0, 1, 2, 3]
+    np.testing.assert_array_equal(saved, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda ps: ps.dense("w", 4, SGD(1.0), from_rank0(None)), r"'w' from trainer 0 is None; .* shape \(4,\)"),
+        (lambda ps: ps.dense("w", 4, SGD(1.0), from_rank0(np.ones(5))), r"has shape \(5,\), expected \(4,\)"),
+        (lambda ps: ps.dense("w", 4, SGD(1.0), from_rank0(np.ones(4, int))), "has dtype int64; pass float32"),
+        (lambda ps: ps.embedding("e", 2, SGD(1.0), from_rank0(np.ones(2)), rows=3), r"expected \(3, 2\)"),
+        (lambda ps: ps.embedding("e", 2, SGD(1.0), from_rank0(np.ones((3, 2)))), "pass rows=, and no retention"),
+        (
+            lambda ps: ps.embedding(
+                "e", 2, SGD(1.0), from_rank0(np.ones((3, 2))), rows=3, retention=Retention(expire=older_than(3))
+            ),
+            "pass rows=, and no retention",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_are_errors(tmp_path: Path, declare: Any, message: str) -> None:
+    with connect_in(tmp_path) as ps:
+        with pytest.raises(UseError, match=message):
+            declare(ps)
+        ps.dense("w", 4, SGD(1.0), constant(1))  # nothing was declared
+
+
+def test_who_waits_for_values_fails_when_trainer_0_leaves_without_sending_them(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 2) as cluster:
+        other = Beside(cluster, 1, lambda ps: dense(ps, None))
+        assert wait_until(lambda: holds_a_pull(cluster, 1))
+        with cluster.session(0):
+            pass
+        with pytest.raises(RefusedError, match=r"trainer 0 left the run and had not sent .* of table 'w'"):
+            other.result()
