@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.runtime import connector
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer import session
-from clusterctl.runtime.trainer.batches import whole_number
+from clusterctl.runtime.trainer.batches import OnPass, whole_number
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
@@ -57,7 +57,7 @@ class Session(session.Session):
         *,
         shuffle: bool = False,
         shard: bool = True,
-        on_pass: Callable[[int], Any] | None = None,
+        on_pass: OnPass | None = None,
         num_workers: int = 0,
         **options: Any,
     ) -> Iterator[Any]:

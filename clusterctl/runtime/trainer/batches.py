@@ -17,6 +17,7 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.wire.messages import MAX_POSITION_BYTES
 
 Reader = Callable[[int, np.random.Generator], Iterable[Any]]
+OnPass = Callable[[int], Any]
 
 _SHARED = 2**32 - 1
 _AS_JSON = "use numbers, strings, lists, and dicts with strings as keys"
