@@ -288,9 +288,10 @@ class ServerCore:
         return out
 
     def _probe(self, message: wire.Message) -> list[Output]:
-        held = {m.request for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank}
-        waiting = [0] if self.state.unset else self.policy.waited_for()
-        facts = {"held": sorted(held), "waiting": waiting, "step": self.step}
+        held = [m for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank]
+        needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
+        waiting = [0] if needs_values else self.policy.waited_for()
+        facts = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
 
 

@@ -44,7 +44,7 @@ class LaneCut:
         self.moment, self.counts = moment, moment.counts
 
     def hold(self, message: wire.Message) -> bool:
-        """Hold a message back if it belongs after the cut: a push beyond its counts, a new table or its initial values."""
+        """Hold a message back if it belongs after the cut: a push beyond its counts, a table or its first values."""
         if message.kind == wire.PUSH and message.step < self.counts[message.rank]:
             self.moved = True
             return False

@@ -69,7 +69,7 @@ class Parameters:
         values, spec = given_values(handle.spec, self.rank), handle.spec
         if spec.init.is_from_rank0:
             handle.spec = replace(spec, init=Initial(spec.init.kind))
-        if values is not None and self.rank == 0:
+        if values is not None and unset and self.rank == 0:
             self.client.set_values(initial_pieces(handle, values, unset))
         if isinstance(handle, Dense):
             self.client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
