@@ -69,10 +69,11 @@ class Loading:
         """
         given = self.given
         if not self.is_ours:
-            for sampler in (given, *_samplers(given)):
-                if getattr(sampler, "generator", None) is not None:
-                    sampler.generator.manual_seed(seed)
-            return [*itertools.islice(given.batch_sampler or given.sampler, offset, None, every)]
+            for drawing in (given, *_samplers(given)):
+                if getattr(drawing, "generator", None) is not None:
+                    drawing.generator.manual_seed(seed)
+            sampler = given.batch_sampler if self.is_batched else given.sampler
+            return [*itertools.islice(sampler, offset, None, every)]
         size, count = given.batch_size, len(given.dataset)
         order = rng.permutation(count) if self.shuffle else np.arange(count)
         end = count // size * size if given.drop_last else count

@@ -174,6 +174,11 @@ def test_a_data_loader_without_batches_of_its_own() -> None:
     rows = torch.arange(12).reshape(4, 3)
     found = batches(DataLoader(TensorDataset(rows), batch_size=None), rank=1, trainers=2)
     assert [batch[0].tolist() for batch in found] == [[3, 4, 5], [9, 10, 11]]
+    assert sorted(batches(DataLoader(Stream(5), batch_size=None))) == [*range(5)]
+
+
+def test_a_data_loader_that_drops_all_it_has() -> None:
+    assert batches(DataLoader(range(2), 3, drop_last=True)) == []  # type: ignore[arg-type, var-annotated]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -102,12 +102,14 @@ def test_a_scheduler_sets_the_rate_of_each_step(tmp_path: Path, schedule: Make, 
 
 @pytest.mark.parametrize("pservers", [1, 2])
 def test_two_trainers_with_a_batch_each_equal_one_with_twice_the_batch(tmp_path: Path, pservers: int) -> None:
+    """In which the trainers have other values at first, and other rates: those of rank 0 count."""
+
     def program(ps: Any) -> Any:
         model = mlp()
-        if ps.rank:  # the values of rank 0 count
+        if ps.rank:
             torch.nn.init.zeros_(model[0].weight)
-        ps.distribute(model, optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-        optimizer = ps._distribution._optimizer
+        optimizer = optim.SGD(model.parameters(), lr=0.01 if ps.rank else 0.05, momentum=0.9)
+        ps.distribute(model, optimizer)
         return fit(model, optimizer, ps.loader(DATASET, SIZE // 2, PASSES))
 
     own = mlp()
