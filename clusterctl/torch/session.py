@@ -118,7 +118,7 @@ class Session(session.Session):
 
     def keep(self, name: str, thing: Any) -> None:
         """Raise UseError: the state of a trainer is not saved."""
-        raise UseError("ps.keep is not supported", remedy="see what is not there in docs/torch.md")
+        raise UseError("ps.keep is not supported", remedy="make it anew from ps.step; see docs/torch.md")
 
     def outer(self, *args: Any, **options: Any) -> None:
         """Raise UseError: there is no outer mode."""

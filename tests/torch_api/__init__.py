@@ -1,4 +1,4 @@
-"""Tests of clusterctl.torch; run by `make engines`."""
+"""Tests of clusterctl.torch, run by `make engines`. A folder `tests/torch` would hide torch."""
 
 import pytest
 

@@ -106,7 +106,7 @@ def test_several_backwards_are_one_step(with_rest: bool) -> None:
     pushed: list[int] = []
     with ct.connect() as ps:
         push = ps.push
-        ps.push = lambda gradients, samples, *rest: (pushed.append(samples), push(gradients, samples, *rest))  # type: ignore[method-assign]
+        ps.push = lambda gradients, samples, *rest: (pushed.append(samples), push(gradients, samples, *rest))
         ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
         train(model, optimizer, ps.loader(DATASET, size, PASSES))
     assert furthest(model, own) < 1e-5
@@ -147,7 +147,7 @@ def test_step_takes_samples_and_a_loss() -> None:
     model, pushed = mlp(), []
     with ct.connect() as ps:
         ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
-        ps.push = lambda gradients, samples, loss, rates: pushed.append((samples, loss))  # type: ignore[method-assign, assignment]
+        ps.push = lambda gradients, samples, loss, rates: pushed.append((samples, loss))
         for x, y in ps.loader(DATASET, SIZE, 1):
             loss = loss_of(model, x, y)
             loss.backward()

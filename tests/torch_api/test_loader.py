@@ -33,7 +33,7 @@ from torch_api.programs import DATASET, cluster_of, fit, mlp, values
 pytestmark = pytest.mark.engines
 
 
-class Numbers(Dataset):  # type: ignore[misc, type-arg]
+class Numbers(Dataset):
     """Counts how often each number was read."""
 
     def __init__(self, count: int) -> None:
@@ -55,7 +55,7 @@ class Noisy(Numbers):
         return torch.tensor([number, torch.rand(()), np.random.rand(), random.random()])
 
 
-class Stream(IterableDataset):  # type: ignore[misc, type-arg]
+class Stream(IterableDataset):
     """The numbers from 0, in buffers shuffled by the global generators; workers divide them."""
 
     def __init__(self, count: int) -> None:
@@ -140,10 +140,10 @@ def test_trainers_with_data_of_their_own_have_orders_of_their_own() -> None:
 
 
 SAMPLERS = {
-    "shuffle": lambda: DataLoader(range(20), 3, shuffle=True),  # type: ignore[arg-type, var-annotated]
-    "its own generator": lambda: DataLoader(range(20), 3, shuffle=True, generator=torch.Generator()),  # type: ignore[arg-type, var-annotated]
-    "a sampler": lambda: DataLoader(range(20), 3, sampler=RandomSampler(range(20), generator=torch.Generator())),  # type: ignore[arg-type, var-annotated]
-    "a batch sampler": lambda: DataLoader(range(20), batch_sampler=BatchSampler(RandomSampler(range(20)), 3, False)),  # type: ignore[arg-type, var-annotated]
+    "shuffle": lambda: DataLoader(range(20), 3, shuffle=True),
+    "its own generator": lambda: DataLoader(range(20), 3, shuffle=True, generator=torch.Generator()),
+    "a sampler": lambda: DataLoader(range(20), 3, sampler=RandomSampler(range(20), generator=torch.Generator())),
+    "a batch sampler": lambda: DataLoader(range(20), batch_sampler=BatchSampler(RandomSampler(range(20)), 3, False)),
 }
 
 
@@ -165,7 +165,7 @@ def test_the_samplers_of_a_data_loader_give_all_trainers_one_order(make: Any) ->
 
 def test_a_weighted_sampler_and_the_data_loaders_collate_fn() -> None:
     sampler = WeightedRandomSampler([0.0, 1.0, 0.0, 1.0], 12)
-    found = batches(DataLoader(range(4), 3, sampler=sampler, collate_fn=sorted))  # type: ignore[arg-type, var-annotated]
+    found = batches(DataLoader(range(4), 3, sampler=sampler, collate_fn=sorted))
     assert len(found) == 4
     assert set(itertools.chain(*found)) == {1, 3}
 
@@ -178,7 +178,7 @@ def test_a_data_loader_without_batches_of_its_own() -> None:
 
 
 def test_a_data_loader_that_drops_all_it_has() -> None:
-    assert batches(DataLoader(range(2), 3, drop_last=True)) == []  # type: ignore[arg-type, var-annotated]
+    assert batches(DataLoader(range(2), 3, drop_last=True)) == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -175,7 +175,7 @@ def test_geo_mode(tmp_path: Path) -> None:
         cluster.train(program)
 
 
-class Stream(IterableDataset):  # type: ignore[misc, type-arg]
+class Stream(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         yield from range(10)
 
