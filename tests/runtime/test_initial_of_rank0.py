@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from clusterctl.runtime.errors import RefusedError, UseError
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.between import Between
-from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
+from tests.runtime.cluster import DEADLINE_S, Process, ThreadCluster, process_cluster, thread_cluster
 from tests.runtime.small import PART, cut_small
 from tests.runtime.test_exactly_once import replies
 from tests.support.processes import wait_until
@@ -198,6 +199,46 @@ def dying_after(ps: Session, sent: int) -> Session:
 
     link.post = counting
     return ps
+
+
+KILLED = """
+import os, signal
+import numpy as np
+from clusterctl.runtime import SGD, connect, from_rank0
+from clusterctl.runtime.wire import messages as wire
+
+SIZE = 3_000_000
+with connect() as ps:
+    attempt, link, sent = int(os.environ["CLUSTERCTL_ATTEMPT"]), ps._client._link, []
+    post = link.post
+
+    def post_and_die(lane, message, *rest):
+        post(lane, message, *rest)
+        sent.extend([lane] if message.kind == wire.SET else [])
+        if attempt == 1 and len(sent) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    link.post = post_and_die
+    w = ps.dense("w", SIZE, SGD(1.0), from_rank0(np.full(SIZE, attempt, np.float32) if ps.rank == 0 else None))
+    for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
+        ps.push({w: -np.ones(SIZE, np.float32)}, samples=1)
+    w.pull()
+    print("values", w.value.min(), w.value.max(), len(sent), flush=True)
+"""
+
+
+def test_a_killed_process_of_trainer_0_is_succeeded_while_the_other_waits(tmp_path: Path) -> None:
+    with process_cluster(tmp_path, 2, 2, KILLED) as (servers, [first, other]):
+        assert first.process.wait(DEADLINE_S) == -signal.SIGKILL
+        addresses = tuple(f"127.0.0.1:{server.events[-1]['ports'][0]}" for server in servers)
+        second = Process(tmp_path, "trainer", 0, ["train.py"], addresses, attempt=2)
+        try:
+            for trainer, sent in ((second, 12), (other, 0)):
+                status, out, err = trainer.wait()
+                assert (status, err) == (0, "")
+                assert f"values 4.0 4.0 {sent}" in out
+        finally:
+            second.reap()
 
 
 def train(ps: Session, value: float) -> tuple[float, float]:
