@@ -13,7 +13,15 @@ from torch.utils import data as torch_data
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.batches import whole_number
 
-_OPTIONS = ("collate_fn", "drop_last", "pin_memory", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+_OPTIONS = (
+    "collate_fn",
+    "drop_last",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+)
 
 
 @dataclass(frozen=True)
