@@ -5,7 +5,7 @@
 # make faults   inject faults into machines made of kernel namespaces; needs root
 # make soak     inject random faults for SECONDS (60), drawn from SEED; a failure prints how to repeat it; needs root
 # make upgrade  upgrade a machine on which jobs of the version before run; needs the git history
-# make engines  run the examples of other engines and compare our rules with torch's; downloads packages
+# make engines  run the examples of other engines and everything that needs torch; downloads packages
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +56,7 @@ docker: $(VENV)/docker.stamp
 	.ci/docker
 
 engines: $(VENV)/engines.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime
+	$(IN_MEMORY) $(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime tests/torch_api
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 -m faults tests/faults

@@ -58,7 +58,7 @@ OTHER_NODES = "other nodes"
 PANELS = {
     "control": Panel(20, 20, 610, 746, "the control machine"),
     "agent": Panel(720, 20, 500, 382, "each node: agent/"),
-    "runtime": Panel(720, 424, 500, 342, "each node: runtime/"),
+    "runtime": Panel(720, 424, 500, 342, "each node: runtime/, torch/"),
     OTHER_NODES: Panel(1262, 20, 58, 746, ""),
     "common": Panel(20, 806, 1300, 66, "common/: used on both sides; transfer/: used on the nodes"),
 }
@@ -84,6 +84,7 @@ BOXES = {
         "config": Box(320, 604),
         "templates": Box(100, 716),
         "errors": Box(320, 716),
+        "torch": Box(1150, 478),  # beside the runtime, which it extends
     },
     "agent": {
         "boot": Box(790, 80),
@@ -137,6 +138,7 @@ DETOURS: dict[tuple[str, str], tuple[Point, ...]] = {
     ("fake", "common"): ((52, 604), (36, 604), (36, 806)),
     ("cluster", "common"): ((420, 407), (420, 806)),
     ("collect", "runtime"): ((614, 284), (656, 284), (656, 452), (720, 452)),
+    ("torch", "runtime"): ((1102, 478), (1028, 478)),
     ("trainer", "environment"): ((1126, 617), (1126, 713)),
     ("agent", "common"): ((720, 384), (704, 384), (704, 806)),
     ("runtime", "common"): ((970, 766), (970, 806)),

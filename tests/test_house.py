@@ -28,6 +28,7 @@ MAY_IMPORT: Table = {
     "transfer": ("common",),
     "agent": ("common", "transfer"),
     "runtime": ("common", "transfer"),
+    "torch": ("runtime",),
     "errors": (),
     "escape": (),
     "templates": (),
@@ -102,7 +103,8 @@ THIRD_PARTY = {
     "asyncssh": ("fake",),
     "rich": ("cli",),
     "typer": ("cli",),
-    "numpy": ("runtime",),
+    "numpy": ("runtime", "torch"),
+    "torch": ("torch",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
     "cryptography": ("certificates",),
     "tensorboardX": ("export.tensorboard",),

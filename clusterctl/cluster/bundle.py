@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-PARTS = ("common", "transfer", "agent", "runtime")
+PARTS = ("common", "transfer", "agent", "runtime", "torch")
 DIGEST_CHARS = 16
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+from typing import TypeVar
 
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
+
+Kind = TypeVar("Kind", bound=Session)
 
 
 def connect(load: str | None = None) -> Session:
@@ -21,6 +24,11 @@ def connect(load: str | None = None) -> Session:
     `load` is the directory (or file) of a saved model that tables start from, relative to the job directory, or to the
     current directory in local mode. Not thread-safe.
     """
+    return join(Session, load)
+
+
+def join(kind: type[Kind], load: str | None) -> Kind:
+    """Return a session of this class; see `connect`."""
     env = read_environment()
     if env.role == "pserver":
         raise ProcessError("connect() is for trainers; this process is a pserver")
@@ -28,7 +36,7 @@ def connect(load: str | None = None) -> Session:
     supervisor.register_stack_dump()
     link = _make_link(env, supervisor)
     try:
-        session = Session(env, link, supervisor, load if load is not None else env.spec.saving.load)
+        session = kind(env, link, supervisor, load if load is not None else env.spec.saving.load)
     except BaseException:
         link.close()
         raise

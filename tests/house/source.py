@@ -14,6 +14,7 @@ SHIPPED = (
     "transfer",
     "agent",
     "runtime",
+    "torch",
 )  # sent to the nodes, with the package's __init__
 
 

@@ -142,6 +142,7 @@ class ThreadCluster:
         self.root = make_job(root, pservers, trainers, **spec)
         self.trainers = trainers
         self.probe_every_s = 1.0
+        self.kind: type[Session] = Session
         self.receipts: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.pservers: list[PServer] = []
@@ -172,7 +173,7 @@ class ThreadCluster:
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
         link = RemoteLink(env, probe_every_s=self.probe_every_s)
-        return Session(env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load)
+        return self.kind(env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load)
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
         """Run `program(ps)` as every trainer at once; return the results by rank, or raise the first error."""

@@ -9,7 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.wire.messages import MAX_POSITION_BYTES
 
 Reader = Callable[[int, np.random.Generator], Iterable[Any]]
+OnPass = Callable[[int], Any]
 
 _SHARED = 2**32 - 1
 _AS_JSON = "use numbers, strings, lists, and dicts with strings as keys"
@@ -38,6 +39,18 @@ class StepContext:
     position: Any = None
     rates: Mapping[Any, float] = field(default_factory=dict)
     pushed: bool = False
+
+
+class Source(Protocol):
+    """What a loop over passes takes its batches from."""
+
+    def begin(self, pass_: int, batch: int) -> bool:
+        """Begin a pass at number `batch`. Return False if there is none."""
+        ...
+
+    def batches(self, pass_: int, batch: int) -> Iterator[tuple[Any, StepContext]]:
+        """Yield the batches of the pass from number `batch`, each with its context."""
+        ...
 
 
 def unpushed(context: StepContext | None) -> StepContext:

@@ -19,8 +19,10 @@ from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.accumulation import Accumulator
 from clusterctl.runtime.trainer.batches import (
     BatchSource,
+    OnPass,
     Reader,
     ReaderCursor,
+    Source,
     StepContext,
     checked_loss,
     checked_reader,
@@ -210,7 +212,7 @@ class Session:
         accumulate: int = 1,
         prefetch: int = 0,
         ids: IdsOf | None = None,
-        on_pass: Callable[[int], Any] | None = None,
+        on_pass: OnPass | None = None,
         clip: Clip | None = None,
         pass_batches: int | None = None,
     ) -> Iterator[Any]:
@@ -246,9 +248,7 @@ class Session:
         self._sharded = shard
         return self._run(lambda base: source(base, length, ahead if streams else max(1, ahead)), number, on_pass)
 
-    def _run(
-        self, source_from: Callable[[int], BatchSource], passes: int | None, on_pass: Callable[[int], Any] | None
-    ) -> Iterator[Any]:
+    def _run(self, source_from: Callable[[int], Source], passes: int | None, on_pass: OnPass | None) -> Iterator[Any]:
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
             self._save_pass(repeated=self._rejoins and self._pass_is_over)

@@ -1,0 +1,9 @@
+"""Torch models on the parameter servers: `connect`, whose session has `distribute` and `loader`.
+
+Shipped to the nodes. The only package that imports torch; it also imports numpy and `runtime`. Start reading at
+`session.py`.
+"""
+
+from clusterctl.torch.session import Embedding, Session, connect
+
+__all__ = ["Embedding", "Session", "connect"]

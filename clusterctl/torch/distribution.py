@@ -1,0 +1,134 @@
+"""`ps.distribute`: a model's parameters as dense tables, and an optimizer whose `step` pushes their gradients."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+
+from clusterctl.runtime import from_rank0
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.trainer.handles import Dense
+from clusterctl.runtime.trainer.packing import Handle
+from clusterctl.torch.rules import check_optimizer, check_unchanged, fixed_numbers, rule_of
+
+#: (gradients, samples, loss, rates): the push of a step.
+Push = Callable[[Mapping[Handle, Any], Optional[int], Any, Mapping[Handle, float]], None]
+
+
+class _Placed(NamedTuple):
+    """A parameter, its table and the number of its group."""
+
+    parameter: Any
+    table: Dense
+    group: int
+
+
+class Distribution:
+    """Makes tables by `dense`, which is `ps.dense`, and replaces `optimizer.step`; all else of the optimizer stays."""
+
+    def __init__(self, dense: Callable[..., Dense], push: Push, model: Any, optimizer: Any) -> None:
+        check_optimizer(optimizer)
+        named = _named(model, optimizer)
+        self._send = push
+        self._optimizer = optimizer
+        self._fixed = [fixed_numbers(optimizer, group) for group in optimizer.param_groups]
+        self._placed: list[_Placed] = []
+        rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
+        for number, (group, rule) in enumerate(zip(optimizer.param_groups, rules)):
+            for parameter in group["params"]:
+                value = parameter.detach().cpu().numpy()
+                table = dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
+                self._placed.append(_Placed(parameter, table, number))
+        self.refresh()
+        self._replace_methods()
+
+    def _replace_methods(self) -> None:
+        """Give the optimizer its methods, as a subclass would: a scheduler that is older than this calls them too."""
+
+        def step(optimizer: Any, closure: Any = None, *, samples: int | None = None, loss: Any = None) -> None:
+            optimizer._opt_called = True  # schedulers look for it
+            if closure is not None:
+                raise UseError("optimizer.step(closure)", remedy="compute the gradients before optimizer.step()")
+            self._push(samples, loss)
+
+        def add_param_group(optimizer: Any, group: Any) -> None:
+            raise UseError("a parameter group was added after ps.distribute", remedy="add it before")
+
+        optimizer, hooked = self._optimizer, torch.optim.Optimizer.profile_hook_step(step)
+        hooked._wrapped_by_lr_sched = True  # or a scheduler would wrap it to set `_opt_called`, or warn
+        optimizer.step = types.MethodType(hooked, optimizer)
+        optimizer.add_param_group = types.MethodType(add_param_group, optimizer)
+        optimizer._step_supports_amp_scaling = False  # that of `fused`: GradScaler is to unscale as for any other
+        optimizer.state.clear()
+
+    def _push(self, samples: int | None, loss: Any) -> None:
+        for number, (group, fixed) in enumerate(zip(self._optimizer.param_groups, self._fixed)):
+            check_unchanged(number, group, fixed)
+        if self._optimizer.state:
+            raise UseError(
+                "the state of an optimizer was loaded after ps.distribute",
+                remedy="resume the run: the servers keep the optimizer's state",
+            )
+        lr = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._send(
+            {table: _gradient(one, table) for one, table, _ in self._placed if one.grad is not None},
+            samples,
+            loss.detach() if isinstance(loss, torch.Tensor) else loss,
+            {table: lr[group] for _, table, group in self._placed},
+        )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy the newest values into the parameters."""
+        with torch.no_grad():
+            for parameter, table, _ in self._placed:
+                parameter.copy_(table.tensor())
+
+
+def _gradient(parameter: Any, table: Dense) -> Any:
+    if parameter.grad.layout != torch.strided:
+        raise UseError(f"the gradient of {table.name!r} is sparse", remedy="use sparse=False")
+    return parameter.grad
+
+
+def _named(model: Any, optimizer: Any) -> dict[int, str]:
+    """Return the name of each parameter of the model by its id. Raises UseError for one that cannot be a table."""
+    if not isinstance(model, torch.nn.Module):
+        raise UseError(f"model={type(model).__name__} is not a torch.nn.Module")
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            name = named.get(id(parameter))
+            if name is None:
+                raise UseError(
+                    f"parameter {place} of optimizer group {number} is not one of model.named_parameters()",
+                    remedy="register it in the model, or use an optimizer of its own without ps.distribute",
+                )
+            _check_parameter(name, parameter)
+    _check_embeddings(model, {id(one) for group in optimizer.param_groups for one in group["params"]})
+    return named
+
+
+def _check_parameter(name: str, parameter: Any) -> None:
+    if parameter.is_meta or parameter.layout != torch.strided:
+        raise UseError(
+            f"parameter {name!r} is a {parameter.device.type} tensor of layout {parameter.layout}",
+            remedy="make it a dense tensor with values",
+        )
+    if parameter.dtype != torch.float32:
+        raise UseError(
+            f"parameter {name!r} is {parameter.dtype}, not float32", remedy="use model.float(), and autocast"
+        )
+
+
+def _check_embeddings(model: Any, trained: set[int]) -> None:
+    for name, module in model.named_modules():
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        if isinstance(module, kinds) and module.sparse and id(module.weight) in trained:
+            raise UseError(
+                f"module {name!r} is a {type(module).__name__} with sparse=True, which ps.distribute does not support",
+                remedy="use sparse=False, or ps.embedding of clusterctl.runtime",
+            )

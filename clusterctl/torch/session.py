@@ -1,0 +1,135 @@
+"""`connect()`, and the session that it returns: that of the runtime with `distribute` and `loader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from clusterctl.runtime import connector
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.trainer import session
+from clusterctl.runtime.trainer.batches import OnPass, whole_number
+from clusterctl.runtime.trainer.packing import Handle
+from clusterctl.torch.distribution import Distribution
+from clusterctl.torch.loading import Loading
+from clusterctl.torch.sources import source_of
+
+Model = TypeVar("Model")
+Optimizer = TypeVar("Optimizer")
+
+
+def connect(load: str | None = None) -> Session:
+    """Join the run as `clusterctl.runtime.connect` does; the session also has `distribute` and `loader`."""
+    return connector.join(Session, load)
+
+
+class Session(session.Session):
+    """A session for torch models. Not thread-safe."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._distribution: Distribution | None = None
+        #: The samples of each batch of `loader` since the last push; None where the number is unknown.
+        self._counts: list[int | None] = []
+
+    def distribute(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
+        """Make a dense table of each parameter of the optimizer, change both objects in place, and return them.
+
+        `model` is a torch.nn.Module, `optimizer` a new SGD, Adagrad, Adam or AdamW of float32 parameters of the model.
+        Parameters start from the values of rank 0, or from those of a checkpoint or a loaded model. From then on
+        `optimizer.step(samples=None, loss=None)` ends the step of a batch: it pushes the gradients (means over the
+        samples) with the groups' current `lr`, and copies the new values into the parameters. Raises UseError for
+        anything that would give other numbers than torch; then both objects are as before.
+        """
+        self._guard.check("ps.distribute")
+        if self.mode == "geo":
+            raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
+        if self._distribution is not None:
+            raise UseError("a second ps.distribute", remedy="distribute one model with one optimizer")
+        self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        return model, optimizer
+
+    def loader(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        passes: int = 1,
+        *,
+        shuffle: bool = False,
+        shard: bool = True,
+        on_pass: OnPass | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Yield this trainer's batches of `passes` passes; end each with one `optimizer.step()`, or none.
+
+        `data` is a Dataset (anything with `len` and integer indices) or an IterableDataset, whose batches have
+        `batch_size` samples for each trainer, or a DataLoader. With `shard=True` all trainers read the same batches
+        in the same order, and each takes its share; with `shard=False` all are this trainer's own. `options` are those
+        of a DataLoader: collate_fn, drop_last, pin_memory, prefetch_factor, timeout, worker_init_fn and
+        multiprocessing_context.
+
+        The global generators of torch, numpy and python are seeded from SEED, rank, pass and batch, before a batch is
+        read and before the loop gets it. Batches of others, and those that count already, are not read from a Dataset;
+        an IterableDataset is read from its start. `on_pass` and passes are as in `steps`.
+        """
+        self._guard.check("ps.loader")
+        number = whole_number("passes", passes, 0)
+        loading = Loading.checked(data, batch_size, shuffle, num_workers, options)
+        share_of = self._client.share_of if shard else None
+        source = source_of(loading, self.seed, self.rank, share_of)
+        self._accumulate, self._clip, self._ids_of, self._sharded = 1, None, {}, shard
+
+        def at_end(pass_: int) -> None:
+            source.seed_end(pass_)
+            if on_pass is not None:
+                on_pass(pass_)
+
+        return self._counted(self._run(lambda base: source, number, at_end))
+
+    def _counted(self, batches: Iterator[tuple[int | None, Any]]) -> Iterator[Any]:
+        for samples, batch in batches:
+            self._counts.append(samples)
+            yield batch
+
+    def _push_batches(
+        self, gradients: Mapping[Handle, Any], samples: int | None, loss: Any, rates: Mapping[Handle, float]
+    ) -> None:
+        """Push for all batches of `loader` since the last push; without `samples`, theirs count."""
+        self._guard.check("optimizer.step")
+        context = self._context
+        if context is None:
+            raise UseError("optimizer.step() outside ps.loader(...)", remedy="call it once for a batch of ps.loader")
+        if context.pushed:
+            raise UseError(
+                f"a second optimizer.step() for batch {context.batch} of pass {context.pass_}",
+                remedy="call it once per batch",
+            )
+        known = [count for count in self._counts if count is not None]
+        if samples is None and (not known or len(known) < len(self._counts)):
+            raise UseError("the number of samples is unknown", remedy="call optimizer.step(samples=n)")
+        self.push(gradients, sum(known) if samples is None else samples, loss, rates)
+        self._counts.clear()
+
+    def _finish_pass(self, flagged: bool) -> None:
+        super()._finish_pass(flagged)  # others may have pushed since our last push
+        if self._distribution is not None:
+            self._distribution.refresh()
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Raise UseError: the state of a trainer is not saved."""
+        raise UseError("ps.keep is not supported", remedy="make it anew from ps.step; see docs/torch.md")
+
+    def outer(self, *args: Any, **options: Any) -> None:
+        """Raise UseError: there is no outer mode."""
+        raise UseError("ps.outer is not supported", remedy="use ps.distribute")
+
+
+class Embedding:
+    """Raises UseError: there is no distributed embedding for torch."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        raise UseError(
+            "clusterctl.torch.Embedding is not supported",
+            remedy="use torch.nn.Embedding, or ps.embedding of clusterctl.runtime",
+        )

@@ -1,0 +1,136 @@
+"""The batches of `ps.loader`, pass by pass, as the session's loop takes them: ((samples, batch), context)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from clusterctl.runtime.trainer.batches import StepContext, pass_rng
+from clusterctl.torch.loading import Loading
+from clusterctl.torch.seeds import END, ORDER, SHARED, Position
+
+Item = tuple[tuple["int | None", Any], StepContext]
+ShareOf = Callable[[int], tuple[int, int]]
+
+
+class LoaderSource:
+    """The batches of one `ps.loader`. `share_of(pass_)` returns (every, offset), and is None without sharding."""
+
+    def __init__(self, loading: Loading, seed: int, rank: int, share_of: ShareOf | None) -> None:
+        self._loading = loading
+        self._seed = seed
+        self._rank = rank
+        self._share_of = share_of or (lambda pass_: (1, 0))
+        self._sharded = share_of is not None
+        #: What all trainers read is drawn alike.
+        self._reader = SHARED if self._sharded else rank
+
+    def begin(self, pass_: int, batch: int) -> bool:
+        """Return True: there is always another pass."""
+        return True
+
+    def seed_end(self, pass_: int) -> None:
+        """Seed what follows the last batch of a pass."""
+        Position(self._seed, self._rank, pass_, END).seed_all()
+
+    def batches(self, pass_: int, batch: int) -> Iterator[Item]:
+        """Yield this trainer's batches of a pass from number `batch`, the generators seeded for each."""
+        for number, last, value in self._numbered(pass_, batch):
+            Position(self._seed, self._rank, pass_, number).seed_all()
+            yield value, StepContext(pass_, number, last, sharded=self._sharded)
+
+    def _numbered(self, pass_: int, batch: int) -> Iterator[tuple[int, bool, tuple[int | None, Any]]]:
+        """Yield (number, True for the last one, (samples, batch))."""
+        raise NotImplementedError
+
+
+class DatasetSource(LoaderSource):
+    """Batches of a Dataset: those of others, and those before `batch`, are not read."""
+
+    def _numbered(self, pass_: int, batch: int) -> Iterator[tuple[int, bool, tuple[int | None, Any]]]:
+        seed = Position(self._seed, self._reader, pass_, ORDER).seed_all()
+        rng = pass_rng(self._seed, self._rank, pass_, self._sharded)
+        own = self._loading.batches(rng, seed, *self._share_of(pass_))
+        wanted = [(Position(self._seed, self._rank, pass_, n), own[n]) for n in range(batch, len(own))]
+        given = self._loading.given
+        loader = self._loading.loader(_Batches(given.dataset, given.collate_fn, self._loading.is_batched), wanted)
+        for (position, indices), value in zip(wanted, loader):
+            samples = len(indices) if self._loading.is_batched else length_of(value)
+            yield position.batch, position.batch + 1 == len(own), (samples, value)
+
+
+class StreamSource(LoaderSource):
+    """Batches of an IterableDataset, which every trainer reads whole. One is read ahead, to know the last one."""
+
+    def _numbered(self, pass_: int, batch: int) -> Iterator[tuple[int, bool, tuple[int | None, Any]]]:
+        position = Position(self._seed, self._reader, pass_, ORDER)
+        position.seed_all()
+        every, offset = self._share_of(pass_)
+        loader = self._loading.loader(_Stream(self._loading, position))
+        own = itertools.islice(loader, offset + batch * every, None, every)
+        ahead = [*itertools.islice(own, 1)]
+        for number in itertools.count(batch):
+            if not ahead:
+                return
+            value, ahead = ahead[0], [*itertools.islice(own, 1)]
+            yield number, not ahead, (length_of(value), value)
+
+
+class _Batches:
+    """A Dataset of whole batches: its index is (position, indices)."""
+
+    def __init__(self, original: Any, collate: Any, is_batched: bool) -> None:
+        self.original = original
+        self._collate = collate
+        self._is_batched = is_batched
+
+    def __getitem__(self, key: tuple[Position, Any]) -> Any:
+        position, indices = key
+        position.seed_all()
+        if not self._is_batched:
+            return self._collate(self.original[indices])
+        numbers = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        if getattr(self.original, "__getitems__", None):
+            return self._collate(self.original.__getitems__(numbers))
+        return self._collate([self.original[number] for number in numbers])
+
+
+class _Stream(torch_data.IterableDataset):  # type: ignore[misc]
+    """An IterableDataset of whole batches; a worker makes those of its own copy."""
+
+    def __init__(self, loading: Loading, position: Position) -> None:
+        given = loading.given
+        self.original = given.dataset
+        self._collate = given.collate_fn
+        self._size = given.batch_size if loading.is_batched else None
+        self._least = self._size if self._size and given.drop_last else 1
+        self._position = position
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch_data.get_worker_info()
+        place = self._position._replace(worker=0 if info is None else info.id)
+        place.seed_all()
+        samples = iter(self.original)
+        for number in itertools.count():
+            place._replace(batch=number).seed_all()
+            batch = [*itertools.islice(samples, self._size or 1)]
+            if len(batch) < self._least:
+                return
+            yield self._collate(batch if self._size else batch[0])
+
+
+def source_of(loading: Loading, seed: int, rank: int, share_of: ShareOf | None) -> LoaderSource:
+    return (StreamSource if loading.is_stream else DatasetSource)(loading, seed, rank, share_of)
+
+
+def length_of(batch: Any) -> int | None:
+    """Return the length of the first tensor or array in a batch, None if there is none."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return len(batch) if batch.ndim else None
+    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((length for length in map(length_of, inside) if length is not None), None)

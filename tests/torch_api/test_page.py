@@ -1,0 +1,23 @@
+"""The programs of docs/torch.md work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.pages import REPOSITORY, Block, blocks
+
+pytestmark = pytest.mark.engines
+
+PROGRAMS = [*blocks(REPOSITORY / "docs" / "torch.md", "python")]
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: f"line {block.line}")
+def test_a_program_of_the_page_works(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(block.body)
+    command = [sys.executable, "-W", "error", "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
