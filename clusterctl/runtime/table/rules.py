@@ -151,6 +151,10 @@ class Adagrad(Rule):
     def starts(self) -> tuple[float, ...]:
         return (self.start,)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON, without `start` if it is 0: a pserver of an older version does not know it."""
+        return {name: value for name, value in super().to_json().items() if name != "start" or value}
+
     def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         history = state[0]
         scratch = grad * grad
