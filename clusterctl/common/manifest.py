@@ -148,6 +148,11 @@ def pass_of(tag: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def checkpoint_tag(step: int) -> str:
+    """Return the tag of the checkpoint of a step. No model has it."""
+    return f"step-{step:09d}"
+
+
 def step_tag(step: int) -> str:
     """Return the tag of a model that is saved between passes. No checkpoint has it."""
     return f"at-step-{step:09d}"

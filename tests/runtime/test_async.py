@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clusterctl.runtime import SGD, Adagrad, load_model
 from clusterctl.runtime.trainer.session import Session
@@ -45,7 +46,8 @@ def test_async_converges_and_counts_the_staleness_of_every_push(tmp_path: Path) 
     assert np.abs(model["w"] - TRUTH).max() < 0.05
 
 
-def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async", "half-async"])
+def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path, mode: str) -> None:
     others_done = threading.Semaphore(0)
 
     def program(ps: Session) -> int:
@@ -59,7 +61,7 @@ def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path) -> None:
                 others_done.release()
         return ps.step
 
-    with thread_cluster(tmp_path, 2, 3, mode="async") as cluster:
+    with thread_cluster(tmp_path, 2, 3, mode=mode) as cluster:
         assert cluster.train(program) == [40, 40, 40]
         assert cluster.cores[0].step == 120
         assert max(cluster.cores[0].policy.staleness) >= 70

@@ -1,4 +1,4 @@
-"""What an operation that takes over a second is doing, in one line below the output.
+"""The progress of an operation that takes over a second, in one line below the output.
 
 May import the rest of `cli`, which stages know nothing of: they report through callbacks. Start reading at `line.py`.
 """

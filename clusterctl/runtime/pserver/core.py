@@ -179,7 +179,6 @@ class ServerCore:
             "pass": trainer.cursor[0],
             "batch": trainer.cursor[1],
             "cut": self.policy.cuts,
-            "any_lane": True,
             "resized": self.trainers.resized,
         }
         if trainer.position is not None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from clusterctl.common.manifest import pass_of, pass_tag, step_tag
+from clusterctl.common.manifest import checkpoint_tag, pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL
@@ -161,7 +161,7 @@ class Saver:
                 cursors=trainers.cursors(),
                 at_cut=True,
             )
-            out.append(replace(own, tag=f"step-{save.step:09d}"))
+            out.append(replace(own, tag=checkpoint_tag(save.step)))
         return out
 
     def _is_model(self, tag: str) -> bool:

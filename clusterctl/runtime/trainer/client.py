@@ -75,7 +75,6 @@ class Client:
         self.position: Any = None
         self.positions: list[Any] = []
         self.resized = False
-        self.any_lane = False  # pservers of an older version want to hear only of tables on lanes in use
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
         self._reply_bytes = 0
@@ -255,7 +254,6 @@ class Client:
     def _continue_from(self, facts: dict[int, dict[str, Any]], first: list[int]) -> None:
         """Continue where the lanes are: take over their settings, and this trainer's step and position in the data."""
         self.used = first
-        self.any_lane = all(own.get("any_lane") for own in facts.values())
         used = {lane: own for lane, own in facts.items() if own["used"]}
         known = used or {lane: own for lane, own in facts.items() if own["restored"] or lane in first}
         self.left = any(own["left"] for own in facts.values())

@@ -194,7 +194,7 @@ class Session:
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         at = {"pass_": pass_, "batch": self._batch, "step": self._client.step}
         place = {"cursor": self._client.position}
-        if 0 not in lanes and self._client.any_lane and self.mode != "sync":  # it gets all pushes, and may be new
+        if 0 not in lanes and self.mode != "sync":  # it gets all pushes, and may be new
             self._client.ask(wire.CREATE, [0], **at, parts=[wire.json_part(place)])
         replies = self._client.ask(wire.CREATE, lanes, **at, parts=[wire.json_part({**spec.to_json(), **place})])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)

@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.messages import CutOrder, CutReport
 from clusterctl.common.events import CutDropped
-from clusterctl.common.manifest import step_tag
+from clusterctl.common.manifest import checkpoint_tag, step_tag
 
 CHECKPOINT, MODEL = 1, 2  # what a cut is for: either, or both added; see runtime.pserver.cuts
 MOST_NAMED = 4
@@ -104,7 +104,7 @@ class CutCoordinator:
         if any(own != sums[0] for own in sums):
             return self._drop("a table was being made", ())
         self.phase = "written"
-        checkpoint = {(True, f"step-{self._step:09d}")} if self._purpose & CHECKPOINT else set()
+        checkpoint = {(True, checkpoint_tag(self._step))} if self._purpose & CHECKPOINT else set()
         self._tags = checkpoint | ({(False, step_tag(self._step))} if self._purpose & MODEL else set())
         self._saved_at.update({one: self._step for one in self._saved_at if self._purpose & one})
         return self._order("write")

@@ -85,7 +85,7 @@ class _CutFacts(TypedDict, total=False):
 
 
 class CutReport(_CutFacts):
-    """What a pserver says about cuts; `cut` is the number of the one that the lead has ordered.
+    """A pserver's report about a cut; `cut` is the number that the lead gave it.
 
     By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer, its `step` and
     the `passes` that have ended, "made" with the `table_sums` of its lanes, "failed" because pushes of the trainers
@@ -154,7 +154,7 @@ class _CutOrderFacts(TypedDict, total=False):
 
 
 class CutOrder(_CutOrderFacts):
-    """What pservers do about the cut with the number `cut`, see `runtime.pserver.cut_part`.
+    """An order to the pservers about cut number `cut`, see `runtime.pserver.cut_part`.
 
     By `order`: "hold", "make" for a `purpose` with the `counts` of the pushes by rank, a `step` and `passes`, "write",
     "drop".
