@@ -1,4 +1,4 @@
-"""`connect()`, and the session that it returns: that of the runtime with `distribute` and `loader`."""
+"""`connect()`, and the session that it returns: that of the runtime with `distribute`, `outer` and `loader`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from clusterctl.runtime import connector
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import OnPass, whole_number
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
+from clusterctl.torch.outer import OuterSession
 from clusterctl.torch.sources import source_of
 
 Model = TypeVar("Model")
@@ -23,14 +23,12 @@ def connect(load: str | None = None) -> Session:
     return connector.join(Session, load)
 
 
-class Session(session.Session):
+class Session(OuterSession):
     """A session for torch models. Not thread-safe."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._distribution: Distribution | None = None
-        #: The samples of each batch of `loader` since the last push; None where the number is unknown.
-        self._counts: list[int | None] = []
 
     def distribute(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
         """Make a dense table of each parameter of the optimizer, change both objects in place, and return them.
@@ -44,9 +42,9 @@ class Session(session.Session):
         self._guard.check("ps.distribute")
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
-        if self._distribution is not None:
-            raise UseError("a second ps.distribute", remedy="distribute one model with one optimizer")
+        self._check_first("ps.distribute")
         self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        self._trained_by = "ps.distribute"
         return model, optimizer
 
     def loader(
@@ -87,11 +85,6 @@ class Session(session.Session):
 
         return self._counted(self._run(lambda base: source, number, at_end))
 
-    def _counted(self, batches: Iterator[tuple[int | None, Any]]) -> Iterator[Any]:
-        for samples, batch in batches:
-            self._counts.append(samples)
-            yield batch
-
     def _push_batches(
         self, gradients: Mapping[Handle, Any], samples: int | None, loss: Any, rates: Mapping[Handle, float]
     ) -> None:
@@ -105,10 +98,7 @@ class Session(session.Session):
                 f"a second optimizer.step() for batch {context.batch} of pass {context.pass_}",
                 remedy="call it once per batch",
             )
-        known = [count for count in self._counts if count is not None]
-        if samples is None and (not known or len(known) < len(self._counts)):
-            raise UseError("the number of samples is unknown", remedy="call optimizer.step(samples=n)")
-        self.push(gradients, sum(known) if samples is None else samples, loss, rates)
+        self.push(gradients, self._samples_of(samples, "optimizer.step"), loss, rates)
         self._counts.clear()
 
     def _finish_pass(self, flagged: bool) -> None:
@@ -119,10 +109,6 @@ class Session(session.Session):
     def keep(self, name: str, thing: Any) -> None:
         """Raise UseError: the state of a trainer is not saved."""
         raise UseError("ps.keep is not supported", remedy="make it anew from ps.step; see docs/torch.md")
-
-    def outer(self, *args: Any, **options: Any) -> None:
-        """Raise UseError: there is no outer mode."""
-        raise UseError("ps.outer is not supported", remedy="use ps.distribute")
 
 
 class Embedding:
