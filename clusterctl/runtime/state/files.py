@@ -65,11 +65,10 @@ class SavedState:
             raise ModelError(f"{path} is not the state of a trainer")
         try:
             self.tree: dict[str, Any] = json.loads(about["tree"])
-            numbers = [int(about[name]) for name in ("step", "pass", "batch", "rank", "trainers", "epoch")]
-            self.place = Place(*numbers[:3], json.loads(about["cursor"]))
+            self.place = Place(int(about["step"]), int(about["pass"]), int(about["batch"]), json.loads(about["cursor"]))
+            self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{path}: the metadata is damaged ({exc!r})") from exc
-        self.rank, self.trainers, self.epoch = numbers[3:]
         self.boot = about.get("boot")
         self.path = path
 

@@ -10,7 +10,6 @@ to the newest checkpoint. In the other modes the newest state is loaded, and the
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from clusterctl.common.manifest import checkpoint_tag
@@ -191,7 +190,7 @@ class StateKeeper:
             print_line(f"warning: {text}; it starts as the program made it")
         if not self._is_sync or step <= self._base:
             return
-        self._supervisor.send("state_lost", step=step)
+        self._supervisor.send("state_lost", step=step, message=text)
         if self._supervisor.is_connected:
             print_line(f"{text}; the run goes back to the newest checkpoint")
             threading.Event().wait(_PATIENCE_S)
