@@ -13,6 +13,16 @@ from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
 from clusterctl.torch.sources import source_of
+from clusterctl.torch.state import (
+    BUFFERS,
+    GRADIENTS,
+    RATES,
+    Thing,
+    buffers_of,
+    gradients_of,
+    rates_of,
+    unkept_scheduler,
+)
 
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
@@ -31,6 +41,8 @@ class Session(session.Session):
         self._distribution: Distribution | None = None
         #: The samples of each batch of `loader` since the last push; None where the number is unknown.
         self._counts: list[int | None] = []
+        self._things: list[Any] = []
+        self._lr: Mapping[Handle, float] | None = None  # of the first push, empty once they changed
 
     def distribute(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
         """Make a dense table of each parameter of the optimizer, change both objects in place, and return them.
@@ -47,7 +59,25 @@ class Session(session.Session):
         if self._distribution is not None:
             raise UseError("a second ps.distribute", remedy="distribute one model with one optimizer")
         self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        self._optimizer, buffers = optimizer, buffers_of(model)
+        if buffers is not None:
+            self._states.add(BUFFERS, buffers)
+        self._states.add(RATES, rates_of(optimizer), late=True)
+        self._states.add(GRADIENTS, gradients_of(optimizer, self._counts), late=True)
         return model, optimizer
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Make a thing part of this trainer's state, under a name of its own, and load its state if some was saved.
+
+        `thing` has `state_dict` and `load_state_dict`, or is a torch.Generator. Call it before the loop, for each
+        scheduler, GradScaler or average of weights. The state may have tensors, arrays, numbers, strings, None, and
+        lists, tuples and dicts of these. Raises UseError for anything else, or if the saved state does not fit.
+        """
+        self._guard.check("ps.keep")
+        if self._open_pass is not None and not self._rejoins:
+            raise UseError(f"ps.keep({name!r}, ...) in a loop", remedy="call it before the loop")
+        self._states.add(name, Thing(name, thing))
+        self._things.append(thing)
 
     def loader(
         self,
@@ -105,6 +135,7 @@ class Session(session.Session):
                 f"a second optimizer.step() for batch {context.batch} of pass {context.pass_}",
                 remedy="call it once per batch",
             )
+        self._look_for_schedulers(rates)
         known = [count for count in self._counts if count is not None]
         if samples is None and (not known or len(known) < len(self._counts)):
             raise UseError("the number of samples is unknown", remedy="call optimizer.step(samples=n)")
@@ -116,9 +147,15 @@ class Session(session.Session):
         if self._distribution is not None:
             self._distribution.refresh()
 
-    def keep(self, name: str, thing: Any) -> None:
-        """Raise UseError: the state of a trainer is not saved."""
-        raise UseError("ps.keep is not supported", remedy="make it anew from ps.step; see docs/torch.md")
+    def _look_for_schedulers(self, rates: Mapping[Handle, float]) -> None:
+        """Warn, when a rate changes for the first time, if a scheduler that is not kept may have changed it."""
+        if self._lr is None:
+            self._lr = rates
+        elif self._lr and self._lr != rates:
+            self._lr = {}
+            name = unkept_scheduler(self._optimizer, self._things)
+            if name is not None:
+                self._progress.warn(f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop")
 
     def outer(self, *args: Any, **options: Any) -> None:
         """Raise UseError: there is no outer mode."""
