@@ -183,6 +183,8 @@ class ServerCore:
         }
         if trainer.position is not None:
             facts["position"] = trainer.position
+        if trainer.state:
+            facts["state"] = True
         parts = [wire.json_part(facts), *(wire.json_part({"position": at}) for at in self.trainers.positions)]
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=parts))]
 
