@@ -6,7 +6,7 @@ DiLoCo: Douillard et al. 2023, arXiv 2311.08105. A round ends with one push of s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +82,19 @@ class OuterSession(session.Session):
         can_undo = self._nan_policy.policy == "skip"
         self._replica = Replica(self.dense, model, optimizer, rule, can_undo=can_undo)
         self._trained_by = "ps.outer"
+        for name, value, late in self._replica.state():
+            self._states.add(name, value, late=late)
+        self._states.always = True
+        self._keep_state_of(model, optimizer)
         return Outer(self._end_inner_step)
+
+    def _keep_state_of(self, model: Any, optimizer: Any) -> None:
+        """Make the buffers of a model, and gradients that are not used yet, part of this trainer's state."""
+        raise NotImplementedError
+
+    def _look_for_schedulers(self, rates: Mapping[Any, float]) -> None:
+        """Warn of a scheduler of the model's optimizer that is not kept."""
+        raise NotImplementedError
 
     def _check_first(self, call: str) -> None:
         """Raise UseError if the session trains a model already."""
@@ -141,6 +153,7 @@ class OuterSession(session.Session):
         if not self._nan_policy.admits(self.step, gradient, batches=done.batches):
             self._replica.undo()
             gradient, samples = Gradient(), 0
+        self._look_for_schedulers(self._replica.rates())
         context.pushed = True
         self._batch, self._position = context.batch + 1, context.position
         self._parameters.push(gradient, context, samples)

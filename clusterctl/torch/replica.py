@@ -13,6 +13,7 @@ from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.torch.distribution import check_parameter
+from clusterctl.torch.state import GROUPS, INNER, Value
 
 
 class _Placed(NamedTuple):
@@ -41,6 +42,25 @@ class Replica:
             table = dense(name, value.shape, rule, init=from_rank0(value))
             self._placed.append(_Placed(parameter, table, torch.empty_like(table.tensor())))
         self.refresh()
+
+    def state(self) -> list[tuple[str, Value, bool]]:
+        """Return what is part of a trainer's state: name, value, and if it is loaded when the loop begins.
+
+        The groups of the inner optimizer are, as schedulers set their rates when they are made.
+        """
+        inner = self._optimizer
+
+        def put_groups(groups: list[dict[str, Any]]) -> None:
+            inner.load_state_dict({**inner.state_dict(), "param_groups": groups})
+
+        return [
+            (INNER, Value(INNER, inner.state_dict, inner.load_state_dict), False),
+            (GROUPS, Value(GROUPS, lambda: inner.state_dict()["param_groups"], put_groups), True),
+        ]
+
+    def rates(self) -> dict[int, float]:
+        """Return the learning rates of the inner optimizer by group."""
+        return {number: float(group.get("lr", 0)) for number, group in enumerate(self._optimizer.param_groups)}
 
     def begin_round(self) -> None:
         """Keep what `undo` needs, unless this was done since the last `refresh`."""
