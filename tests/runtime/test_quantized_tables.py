@@ -1,4 +1,4 @@
-"""Tables with `wire`: the same bits as a reference in plain numpy, over sockets, after deaths, and from a checkpoint."""
+"""Tables with `wire`: the bits of a reference in plain numpy, over sockets, after deaths, and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -112,7 +112,14 @@ def assert_same(results: dict[str, Any], expected: dict[str, np.ndarray]) -> Non
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     ("pservers", "more"),
-    [(1, {}), (1, {"shm": "off"}), (2, LANES), (4, {"shm": "off"}), (4, LANES), (2, {"security": "curve", "shm": "off"})],
+    [
+        (1, {}),
+        (1, {"shm": "off"}),
+        (2, LANES),
+        (4, {"shm": "off"}),
+        (4, LANES),
+        (2, {"security": "curve", "shm": "off"}),
+    ],
 )
 def test_any_number_of_pservers_and_lanes_gives_the_bits_of_the_formulas(
     tmp_path: Path, pservers: int, more: dict[str, Any], form: str
@@ -126,9 +133,7 @@ def test_any_number_of_pservers_and_lanes_gives_the_bits_of_the_formulas(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_tables_of_full_pieces_give_the_same_bits(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_full_pieces_give_the_same_bits(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual blocks and pieces: a table of several of each, and memory that processes share."""
     monkeypatch.undo()
 
@@ -146,9 +151,7 @@ def test_tables_of_full_pieces_give_the_same_bits(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_local_mode_gives_the_bits_of_the_formulas(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_mode_gives_the_bits_of_the_formulas(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLUSTERCTL_ROLE", raising=False)
     monkeypatch.setenv("CLUSTERCTL_SEED", "7")

@@ -44,7 +44,7 @@ def by_definition(x: np.ndarray, name: str) -> tuple[bytes, np.ndarray]:
             packed += struct.pack(f"{len(steps)}b", *steps)
         else:
             codes = [step + 8 for step in steps] + [8] * (len(steps) % 2)
-            packed += bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2]))
+            packed += bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
     return packed, np.array(out, np.float32)
 
 
