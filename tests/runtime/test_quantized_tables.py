@@ -423,6 +423,23 @@ def test_a_state_of_another_table_is_refused(tmp_path: Path) -> None:
         cluster.train(train)
 
 
+def test_a_step_that_only_a_lost_trainer_pushed_changes_nothing(tmp_path: Path) -> None:
+    core, spec = (
+        ServerCore(LaneState(0, Layout(1), 2)),
+        TableSpec("w", "dense", (5,), SGD(1.0), normal(1.0), wire="int4"),
+    )
+    for rank in (0, 1):
+        core.handle(rank, wire.Message(wire.HELLO, rank, 1, parts=[wire.json_part({"trainers": 2})]))
+        core.handle(rank, wire.Message(wire.CREATE, rank, 2, parts=[wire.json_part(spec.to_json())]))
+    core.handle(0, wire.Message(wire.PUSH, 0, 3, samples=1))
+    core.handle(1, wire.Message(wire.PUSH, 1, 3, samples=1, pieces=2, parts=[wire.later_part(spec.key, 1)]))
+    [reply] = core.drop([1])
+    assert isinstance(reply, Reply)
+    [part] = reply.message.parts
+    assert (core.step, part.kind) == (1, wire.DENSE)
+    np.testing.assert_array_equal(part.array, normal(1.0).dense(stream_key(0, spec.key), 0, 5))
+
+
 GRADIENT = QUANTIZERS["int8"].pack(np.ones(5, np.float32))[0]
 
 
