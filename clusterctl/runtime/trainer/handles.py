@@ -100,12 +100,11 @@ class Dense:
 
     def load_wire_state(self, state: Mapping[str, Any]) -> None:
         """Continue with a state of `wire_state`. Raises UseError for that of another table."""
-        if state.keys() != self.wire_state().keys():
-            raise UseError(f"the state of table {self.name!r} has {sorted(state)}, not {sorted(self.wire_state())}")
-        for array in state.values():
-            self._error[:] = checked_floats(f"the state of table {self.name!r}", as_array(array), self.shape).reshape(
-                -1
-            )
+        what, names = f"the state of table {self.name!r}", ["error"] if self.spec.wire else []
+        if sorted(state) != names:
+            raise UseError(f"{what} has {sorted(state)}, not {names}")
+        for name in names:
+            self._error[:] = checked_floats(what, as_array(state[name]), self.shape).reshape(-1)
 
     def checked(self, gradient: Any) -> Floats:
         """Return the flattened gradient, a view where possible. Raises UseError for a wrong shape or dtype."""
