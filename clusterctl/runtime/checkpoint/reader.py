@@ -98,6 +98,11 @@ class Checkpoint:
         values, *state = [self._run(spec.name, suffix, start, stop) for suffix in suffixes]
         return values, state
 
+    def base(self, spec: TableSpec, start: int, stop: int) -> Floats | None:
+        """Return the base of these elements: a new array; None for a table that was saved without one."""
+        saved = self._tables.get(spec.name, {}).get("wire")
+        return None if saved is None else self._run(spec.name, "/base", start, stop)
+
     def _run(self, name: str, suffix: str, start: int, stop: int) -> Floats:
         out = np.empty(stop - start, np.float32)
         for block in range(start // BLOCK_ELEMENTS, block_count(stop)):

@@ -2,8 +2,9 @@
 
 A model has `NAME/block/K` (float32, the K-th block of the flattened table), `NAME/slot/K/ids` (int64, ascending) and
 `NAME/slot/K/rows` (float32, one row per id). A checkpoint also has, with the arrays of a rule's state numbered
-from 0, `NAME/block/K/state/S`, `NAME/slot/K/state/S`, the other columns of an embedding as `NAME/slot/K/COLUMN`, and
-the ids not admitted yet as `NAME/slot/K/candidates/ids` and `/counts` (int64). Empty slots are omitted.
+from 0, `NAME/block/K/state/S`, `NAME/slot/K/state/S`, `NAME/block/K/base` of a table with `wire`, the other columns of
+an embedding as `NAME/slot/K/COLUMN`, and the ids not admitted yet as `NAME/slot/K/candidates/ids` and `/counts`
+(int64). Empty slots are omitted.
 
 The metadata, strings only: `format`, `job`, `run`, `tag`, `pass`, `step`, `mode`, `seed`, `pserver`, `pservers`,
 `block_elements`, `slots`, and `tables`, a JSON object `NAME -> kind, shape, rows, rule, init, held` with the elements
@@ -59,6 +60,8 @@ class DenseRun(Protocol):
     count: int
     current: npt.NDArray[np.float32]
 
+    @property
+    def base(self) -> npt.NDArray[np.float32] | None: ...
     @property
     def state(self) -> Sequence[npt.NDArray[np.float32]]: ...
 
@@ -215,6 +218,8 @@ def _entries(part: Part, places: tuple[int, int, int] | None) -> list[Entry]:
 
 def _blocks(run: DenseRun, *, whole: bool) -> list[Entry]:
     arrays = {"": run.current, **({f"/state/{s}": array for s, array in enumerate(run.state)} if whole else {})}
+    if whole and run.base is not None:
+        arrays["/base"] = run.base
     out = []
     for a in range(0, run.count, BLOCK_ELEMENTS):
         number = (run.start + a) // BLOCK_ELEMENTS

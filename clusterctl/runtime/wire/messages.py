@@ -29,6 +29,10 @@ Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64
 (float32[count][width]); `DENSE16` and `ROWS16` are the same in float16; `LATER` (no bytes; `offset` pieces follow),
 `JSON` (bytes). In a pull a DENSE part of count 0 requests all that the lane owns.
 
+The gradients of a table with `wire` come as `CHANGE` (bytes, in the format of `table.quantization`, from the element at
+`offset`). So do its new values in a reply, as what is to be added to the values before the step; a reply with the flag
+`REPEATED`, or to a pull, has `DENSE` instead, and so has one to a trainer that shares memory.
+
 Nothing is unpickled, and no memory is allocated for a size that a message merely claims: a frame is read after it has
 arrived whole, and libzmq refuses frames above `MAX_FRAME_BYTES` (ZMQ_MAXMSGSIZE).
 """
@@ -65,7 +69,7 @@ REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET))
 REPLIES = frozenset((OK, ERROR, STATE))
 _KINDS = REQUESTS | REPLIES
 
-DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
+DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME, CHANGE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
@@ -85,11 +89,12 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     DENSE16: np.dtype("<f2"),
     ROWS16: np.dtype("<f2"),
     SAME: np.dtype("<u1"),
+    CHANGE: np.dtype("<u1"),
 }
 _WIDE = frozenset((ROWS, ROWS16))
 _NOTHING = np.empty(0, np.uint8)
 #: The kinds that may be in shared memory. Never ids, which could change between their check and their use.
-_SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16))
+_SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16, CHANGE))
 
 Buffer = Union[bytes, memoryview]
 #: (table, position, bytes) -> those bytes of shared memory; raises WireError if they do not exist.
