@@ -14,7 +14,9 @@ from clusterctl.runtime.state.files import SavedState, State
 from clusterctl.torch.packing import Packer, unpack
 
 #: Names of things that are kept without a call; `ps.keep` accepts none that begins with `_`.
-BUFFERS, RATES, GRADIENTS, INNER, GROUPS = "_buffers", "_rates", "_gradients", "_inner", "_groups"
+BUFFERS, RATES, GRADIENTS = "_buffers", "_rates", "_gradients"
+#: In the outer mode: the inner optimizer, the numbers of its groups, and what rounding has left for the next push.
+INNER, GROUPS, ERRORS = "_inner", "_groups", "_errors"
 
 
 class Value:

@@ -67,10 +67,16 @@ def model_of() -> Any:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 1))
 
 
-def train(ps: Any, every: int = 1, workers: int = 2) -> dict[str, Any]:
-    """Train with one push for `every` batches; return everything that the trainer has."""
+def train(ps: Any, every: int = 1, workers: int = 2, rounds: int = 0) -> dict[str, Any]:
+    """Train with a step for `every` batches; return everything that the trainer has.
+
+    With `rounds` in the outer mode, whose rounds have so many batches.
+    """
     model = model_of()
-    _, optimizer = ps.distribute(model, optim.Adam(model.parameters(), lr=0.01))
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    outer = ps.outer(model, optimizer, every=rounds) if rounds else None
+    if outer is None:
+        ps.distribute(model, optimizer)
     scheduler, noise, seen = optim.lr_scheduler.StepLR(optimizer, 2, 0.8), torch.Generator(), Seen()
     noise.manual_seed(8 + ps.rank)
     for name, thing in (("scheduler", scheduler), ("noise", noise), ("seen", seen)):
@@ -85,12 +91,17 @@ def train(ps: Any, every: int = 1, workers: int = 2) -> dict[str, Any]:
         loss = (model(x * torch.rand((), generator=noise)) ** 2 - x[:, :1]).square().mean()
         loss.backward()
         if number % every == every - 1 or every == 1:
-            optimizer.step(loss=loss)
+            if outer is None:
+                optimizer.step(loss=loss)
+            else:
+                optimizer.step()
+                outer.step(loss=loss)
             optimizer.zero_grad()
             scheduler.step()
             seen.losses.append(loss.item())
             seen.scale *= 1.01
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    state.update({f"inner.{n}": one["exp_avg"] for n, one in optimizer.state_dict()["state"].items()})
     return {**state, "lr": optimizer.param_groups[0]["lr"], "noise": noise.get_state(), **seen.state_dict()}
 
 
@@ -105,6 +116,7 @@ def die(point: str, number: int) -> None:
 def _plant() -> None:
     """Make the points at which this process may die."""
     take, write, end_pass, forward = StateKeeper.take, safetensors._write, Client.end_pass, nn.Sequential.forward
+    settle = Client.settle
     calls = {"forward": 0, "write": 0}
 
     def counted(point: str) -> None:
@@ -115,6 +127,11 @@ def _plant() -> None:
         die("answered", self._client.step)
         take(self, *given, **more)
         die("taken", self._client.step)
+
+    def dying_settle(self: Any, *given: Any) -> None:
+        if self._pushes:
+            die("sent", self.step)
+        settle(self, *given)
 
     def dying_write(file: Any, *given: Any) -> str:
         digest = write(file, *given)
@@ -133,7 +150,7 @@ def _plant() -> None:
         counted("forward")
         return forward(self, *given)
 
-    StateKeeper.take, Client.end_pass = dying_take, dying_end  # type: ignore[method-assign]
+    StateKeeper.take, Client.end_pass, Client.settle = dying_take, dying_end, dying_settle  # type: ignore[method-assign]
     safetensors._write, nn.Sequential.forward = dying_write, dying_forward
 
 

@@ -133,6 +133,25 @@ def test_two_trainers_train_as_by_hand(tmp_path: Path, pservers: int) -> None:
     assert all(np.array_equal(saved[name], value) for name, value in reference.value.items())
 
 
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_fewer_bits_on_the_wire_give_the_same_bits_on_any_number_of_pservers(tmp_path: Path, wire: str) -> None:
+    """All trainers have the base, which is near the values; a saved model has the values."""
+    found = {}
+    for pservers in (1, 2, 4):
+        root = tmp_path / str(pservers)
+        with cluster_of(root, pservers, 2, wire=wire) as cluster:
+            (first, _), (second, _) = cluster.train(outer_program(36, 2))
+        found[pservers] = {
+            **values(first),
+            **{f"saved {n}": v for n, v in load_model(root / "output/pass-00001").items()},
+        }
+        assert furthest(first, second) == 0
+    own = found[1]
+    assert all(np.array_equal(other[name], own[name]) for other in found.values() for name in own)
+    apart = [np.abs(own[f"saved {name}"] - own[name].numpy()).max() for name in values(mlp())]
+    assert 0 < max(apart) < 0.1
+
+
 def test_a_parameter_without_gradient_and_a_frozen_one() -> None:
     """Momentum goes on where the delta is zero; what is frozen is no table."""
     model = mlp()
