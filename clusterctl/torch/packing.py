@@ -61,7 +61,7 @@ class Packer:
             return {"$tensor": self._tensor(value, path)}
         if isinstance(value, (np.ndarray, np.generic)):
             return {"$array" if kind is np.ndarray else "$scalar": self._array(value, path)}
-        if kind is list or isinstance(value, (tuple, torch.Size)) and kind in (tuple, torch.Size):
+        if kind is list or (isinstance(value, (tuple, torch.Size)) and kind in (tuple, torch.Size)):
             items = [self.pack(item, f"{path}[{number}]") for number, item in enumerate(value)]
             return items if kind is list else {"$tuple": items}
         if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):

@@ -155,7 +155,9 @@ class Session(session.Session):
             self._lr = {}
             name = unkept_scheduler(self._optimizer, self._things)
             if name is not None:
-                self._progress.warn(f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop")
+                self._progress.warn(
+                    f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"
+                )
 
     def outer(self, *args: Any, **options: Any) -> None:
         """Raise UseError: there is no outer mode."""

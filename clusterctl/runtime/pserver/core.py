@@ -13,9 +13,9 @@ from typing import Any, Callable
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
-from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply, Unset
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates

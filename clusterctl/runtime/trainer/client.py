@@ -55,8 +55,8 @@ class Client:
 
     `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
     of the trainers of an earlier run that had another number of them. `has_state` means that the trainer has state of
-    its own, which pushes say; `cut` is the number of the newest cut of which a reply told. `refresh(part)` is called
-    with the new values in replies to pushes.
+    its own, which pushes say, and `had_state` that its newest push before a restart said so; `cut` is the number of the
+    newest cut of which a reply told. `refresh(part)` is called with the new values in replies to pushes.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Client:
         self.epoch = 0
         self._pushes: deque[PendingReplies] = deque()
         self.cut = 0  # in sync: the next one that was announced
-        self.has_state = False
+        self.has_state = self.had_state = False
         self.position: Any = None
         self.positions: list[Any] = []
         self.resized = False
@@ -271,6 +271,7 @@ class Client:
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
         self.cut = max(int(own["cut"]) for own in facts.values())
         self.position = earliest.get("position")
+        self.had_state = any(own.get("state") for own in facts.values())
 
     def end_pass(self, tag: str, *, repeated: bool = False) -> None:
         """Request the save at the end of a pass; the replies name the trainers that are gone for good.
