@@ -67,11 +67,10 @@ class SavedState:
             raise ModelError(f"{self.path} is not the state of a trainer")
         try:
             self.tree: dict[str, Any] = json.loads(about["tree"])
-            numbers = [int(about[name]) for name in ("step", "pass", "batch", "rank", "trainers", "epoch")]
-            self.place = Place(numbers[0], numbers[1], numbers[2], json.loads(about["cursor"]))
+            self.place = Place(int(about["step"]), int(about["pass"]), int(about["batch"]), json.loads(about["cursor"]))
+            self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: the metadata is damaged ({exc!r})") from exc
-        self.rank, self.trainers, self.epoch = numbers[3:]
         self.boot = about.get("boot")
 
     def tensor(self, name: str) -> tuple[str, Array]:
