@@ -16,8 +16,8 @@ QUICK = {"PSERVERS": 2, "TRAINERS": 2, "SAVE_EVERY": 7, "KEEP": 9, "RESTARTS": 3
 STEPS = 34
 # The gradients are made of a state that only the trainer has, so the bits of the model depend on it. With the arguments
 # HOW, STEP and RANK, that trainer of the first run dies at that step, once. "loses": its state is gone then; "writing":
-# it dies when it has half written its state for a checkpoint; "fails": all of its attempts die; "copied": the same, when
-# the state of trainer 1 in the newest checkpoint is on node 2.
+# it dies when it has half written its state for a checkpoint; "fails": all of its attempts die; "copied": the same,
+# when the state of trainer 1 in the newest checkpoint is on node 2.
 TRAIN = """
 import glob, os, pathlib, signal, sys, time
 import numpy as np
@@ -25,7 +25,8 @@ from clusterctl.runtime import connect, SGD, zeros
 from clusterctl.runtime.state.files import State, entry_of
 
 how, at, rank = sys.argv[1:4] if len(sys.argv) > 3 else ("", "99999", "0")
-once = how and os.environ["CLUSTERCTL_RUN"] == "0001" and (os.environ["CLUSTERCTL_ATTEMPT"] == "1" or how in ("fails", "copied"))
+is_first = os.environ["CLUSTERCTL_ATTEMPT"] == "1" or how in ("fails", "copied")
+once = how and os.environ["CLUSTERCTL_RUN"] == "0001" and is_first
 lead = os.getcwd()
 for node in range(1, 3):
     lead = lead.replace(f"/node{node}/", "/node0/")
