@@ -65,8 +65,8 @@ class StateKeeper:
         self._supervisor = supervisor
         self._files = StateFiles(env, client.epoch)
         self._is_sync = client.mode.name == "sync"
-        self._cuts = _schedule(env)
-        self._every = self._cuts.by_purpose().get(CHECKPOINT)
+        self.cuts = _schedule(env)
+        self._every = self.cuts.by_purpose().get(CHECKPOINT)
         self._kept: dict[str, Kept] = {}
         self._late: dict[str, Kept] = {}
         self._base = _restored_step(env)
@@ -174,7 +174,7 @@ class StateKeeper:
 
     def _due_cut(self, step: int) -> str | None:
         """Return the tag of the checkpoint that is due at this step, None if it is written."""
-        number, purpose = self._cuts.decode(self._client.cut)
+        number, purpose = self.cuts.decode(self._client.cut)
         if purpose & CHECKPOINT and number:
             self._announced.add(number)
         if self._is_sync:

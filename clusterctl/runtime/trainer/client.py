@@ -289,6 +289,15 @@ class Client:
         active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
         return len(active), active.index(self.rank)
 
+    @property
+    def is_lowest(self) -> bool:
+        """True for the lowest rank that the run still has."""
+        return all(rank in self._gone for rank in range(self.rank))
+
+    def send_buffers(self, data: bytes, step: int) -> None:
+        """Send the buffers of a model, as they are after so many pushes, for models that are saved then."""
+        self.ask(wire.BUFFERS, [0], step=step, parts=wire.bytes_parts(data))
+
     def use(self, lanes: list[int], reply_bytes: int = 0) -> None:
         """Take lanes into use for a new table. Before the first table, one lane of each pserver is in use.
 
