@@ -118,7 +118,7 @@ def _plant() -> None:
 
     def dying_write(file: Any, *given: Any) -> str:
         digest = write(file, *given)
-        if _kill and calls["write"] + 1 == _kill[0].number:
+        if _kill and _kill[0][1:] == ("write", calls["write"] + 1):
             file.truncate(file.tell() // 2)
             file.flush()
         counted("write")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.cluster import thread_cluster
+from tests.runtime.cluster import DEADLINE_S, thread_cluster
 from tests.torch_api.stateful import BATCHES, PASSES, TRAINERS, Job, Kill, assert_same, processes
 
 pytestmark = pytest.mark.engines
@@ -58,3 +58,38 @@ def test_a_killed_trainer_does_not_change_the_bits(
         job = Job(context, cluster, kill)
         job.restart(kill.rank)
         assert_same(job.results(), expected[1])
+
+
+@pytest.mark.parametrize(("point", "number"), [("on_pass", 0), ("taken", 3), ("answered", 4), ("end", 1)])
+@pytest.mark.parametrize("rank", range(TRAINERS))
+def test_gradients_that_a_pass_leaves_for_the_next_push_survive(
+    tmp_path: Path, context: Any, expected: Any, point: str, number: int, rank: int
+) -> None:
+    """With one push for two batches, the last batch of trainer 0 in a pass goes with the first one of the next."""
+    with thread_cluster(tmp_path, 2, TRAINERS) as cluster:
+        job = Job(context, cluster, Kill(rank, point, number), every=2, workers=0)
+        job.restart(rank)
+        assert_same(job.results(), expected[2])
+
+
+def test_a_trainer_that_is_killed_twice_in_a_row(tmp_path: Path, context: Any, expected: Any) -> None:
+    with thread_cluster(tmp_path, 2, TRAINERS) as cluster:
+        job = Job(context, cluster, Kill(0, "answered", 7), workers=0)
+        job.restart(0, 2, Kill(0, "forward", 1))
+        job.restart(0, 3)
+        assert_same(job.results(), expected[1])
+
+
+@pytest.mark.parametrize(("step", "pservers"), [(4, 1), (5, 2), (8, 4), (10, 2)])
+def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(
+    tmp_path: Path, context: Any, expected: Any, step: int, pservers: int
+) -> None:
+    unit = "pass" if step % STEPS == 0 else "step"
+    saves = {"checkpoints": True, "save_every": {"unit": unit, "n": 1 if unit == "pass" else 4}}
+    with thread_cluster(tmp_path, 2, TRAINERS, **saves) as cluster:
+        job = Job(context, cluster, Kill(1, "answered", step + 1), workers=0)
+        job.trainers[1].join(DEADLINE_S)
+        job.kill()
+    recover = {"tag": f"step-{step:09d}", "step": step}
+    with thread_cluster(tmp_path, pservers, TRAINERS, epoch=1, recover=recover, **saves) as cluster:
+        assert_same(Job(context, cluster).results(), expected[1])

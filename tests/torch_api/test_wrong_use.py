@@ -211,8 +211,6 @@ def test_batches_without_a_tensor_need_a_number_of_samples(ps: Any) -> None:
 
 
 def test_what_is_not_supported(ps: Any) -> None:
-    with pytest.raises(UseError, match=r"ps\.keep is not supported"):
-        ps.keep("scheduler", object())
     with pytest.raises(UseError, match=r"ps\.outer is not supported; use ps\.distribute"):
         ps.outer(mlp(), None, every=50)
     with pytest.raises(UseError, match=r"clusterctl\.torch\.Embedding is not supported"):

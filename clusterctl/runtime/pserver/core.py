@@ -95,7 +95,7 @@ class ServerCore:
 
     def saved(self, tag: str) -> list[Output]:
         """Answer the requests that waited for the file of `tag`, which is in place."""
-        return [Reply(m.rank, m.answer(wire.OK)) for m in self._book.finish(tag)]
+        return [self._farewell(m) for m in self._book.finish(tag)]
 
     def begin_epoch(self, epoch: int) -> list[Output]:
         """Start a new epoch, as other processes restart: messages of earlier epochs are refused from now on."""
@@ -277,7 +277,11 @@ class ServerCore:
         if self._book.writing:
             self._book.wait(self._book.writing[-1], message)
             return out
-        return [*out, Reply(message.rank, message.answer(wire.OK))]
+        return [*out, self._farewell(message)]
+
+    def _farewell(self, message: wire.Message) -> Reply:
+        """Answer a trainer that leaves, or waited for a save. It has to know of the newest cut."""
+        return Reply(message.rank, message.answer(wire.OK, version=self.step, cut=self.policy.cuts))
 
     def _leave(self, trainer: TrainerState) -> list[Output]:
         """Record that a trainer left; when the last one leaves, save all unsaved values."""

@@ -110,7 +110,6 @@ class Session:
         try:
             if say is not None:
                 self._parameters.settle()
-                self._states.leave(self._next_pass, self._batch)
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 say()
@@ -121,6 +120,7 @@ class Session:
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)
+        self._states.leave(self._next_pass, self._batch)
         self._progress.done(self._client.step)
 
     def _announce_exit(self) -> None:
