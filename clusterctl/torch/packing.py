@@ -56,7 +56,7 @@ def array_of(tensor: Any) -> tuple[str, Array]:
 
 
 class Packer:
-    """Packs one value; its tensors become `entries`, whose names begin with `name`/."""
+    """Packs one value; its tensors become `entries`, whose names are `name`/PATH."""
 
     def __init__(self, name: str) -> None:
         self.entries: list[Entry] = []
@@ -100,7 +100,7 @@ class Packer:
         return self._add(path, dtype, array)
 
     def _add(self, path: str, dtype: str, array: Array) -> str:
-        first = name = f"{self._name}/{path.lstrip('.')}"
+        first = name = f"{self._name}/{path.lstrip('.')}" if path else self._name
         while name in self._used:  # as a dict may have both "a.b" and "a": {"b"}
             name = f"{first}#{len(self._used)}"
         self._used.add(name)

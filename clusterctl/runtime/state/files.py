@@ -3,7 +3,7 @@
 Each is a safetensors file. Its metadata has, as strings, `format`, `job`, `run`, `rank`, `trainers`, `epoch`, `mode`,
 `seed`, the place (`step`, the pushes before it; `pass` and `batch`, the batch after it; `cursor`, JSON), `boot`, which
 changes when the machine restarts, and `tree`: a JSON object with an entry for each thing that was kept. The tensors of
-a thing have names that begin with its own and `/`.
+a thing are `NAME/PATH`, or `NAME` if it is one.
 
 The newest ones are in `runs/RUN/state/`. They are not durable, and one that an earlier boot has written is not used.
 That of a checkpoint is `checkpoints/TAG/trainer-00000.safetensors`, beside the pieces of pservers. It also has `tag`.
