@@ -44,6 +44,17 @@ _PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$co
 _REMEDY = "keep tensors, arrays, numbers, strings, None, and lists, tuples and dicts of these"
 
 
+def is_plain(tensor: Any) -> bool:
+    """Return True for a tensor that can be saved."""
+    return tensor.dtype in _TENSORS and tensor.layout == torch.strided and not tensor.is_meta
+
+
+def array_of(tensor: Any) -> tuple[str, Array]:
+    """Return the type of a plain tensor in files, and its values as an array."""
+    dtype, plain = _TENSORS[tensor.dtype], tensor.detach().cpu().contiguous()
+    return dtype, plain.view(_BITS[dtype]).numpy().view(DTYPES[dtype]) if dtype in _BITS else plain.numpy()
+
+
 class Packer:
     """Packs one value; its tensors become `entries`, whose names are `name`/PATH."""
 
@@ -77,12 +88,9 @@ class Packer:
         return [self.pack(key), self.pack(item, inner)]
 
     def _tensor(self, value: Any, path: str) -> str:
-        dtype = _TENSORS.get(value.dtype)
-        if dtype is None or value.layout != torch.strided or value.is_meta:
+        if not is_plain(value):
             raise self._error(path, f"is a {value.layout} tensor of {value.dtype} on {value.device}")
-        plain = value.detach().cpu().contiguous()
-        array = plain.view(_BITS[dtype]).numpy().view(DTYPES[dtype]) if dtype in _BITS else plain.numpy()
-        return self._add(path, dtype, array)
+        return self._add(path, *array_of(value))
 
     def _array(self, value: Any, path: str) -> str:
         array = np.asarray(value)

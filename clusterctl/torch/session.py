@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Callable, TypeVar
 
 from clusterctl.runtime import connector
+from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.state.buffers import BufferSender
 from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import OnPass, whole_number
 from clusterctl.runtime.trainer.packing import Handle
@@ -19,6 +21,7 @@ from clusterctl.torch.state import (
     RATES,
     Thing,
     buffers_of,
+    entries_of,
     gradients_of,
     rates_of,
     unkept_scheduler,
@@ -41,6 +44,7 @@ class Session(session.Session):
         self._distribution: Distribution | None = None
         #: The samples of each batch of `loader` since the last push; None where the number is unknown.
         self._counts: list[int | None] = []
+        self._sender: BufferSender | None = None  # of a model that has buffers
         self._things: list[Any] = []
         self._lr: Mapping[Handle, float] | None = None  # of the first push, empty once they changed
 
@@ -62,6 +66,7 @@ class Session(session.Session):
         self._optimizer, buffers = optimizer, buffers_of(model)
         if buffers is not None:
             self._states.add(BUFFERS, buffers)
+            self._sender = BufferSender(self._client, self._states.cuts, lambda: self._buffers_of(model))
         self._states.add(RATES, rates_of(optimizer), late=True)
         self._states.add(GRADIENTS, gradients_of(optimizer, self._counts), late=True)
         return model, optimizer
@@ -139,10 +144,37 @@ class Session(session.Session):
         known = [count for count in self._counts if count is not None]
         if samples is None and (not known or len(known) < len(self._counts)):
             raise UseError("the number of samples is unknown", remedy="call optimizer.step(samples=n)")
+        if self._sender is not None:
+            self._sender.before_push()
         self.push(gradients, sum(known) if samples is None else samples, loss, rates)
         self._counts.clear()
 
+    def _buffers_of(self, model: Any) -> list[Entry]:
+        entries = entries_of(model)
+        taken = {handle.name for handle in self._handles.values()}.intersection(entry.name for entry in entries)
+        if taken:
+            raise UseError(f"{min(taken)!r} is a table and a buffer of the model", remedy="rename one of them")
+        return entries
+
+    def _save_pass(self, *, repeated: bool = False) -> None:
+        if self._sender is not None:
+            self._sender.send()
+        super()._save_pass(repeated=repeated)
+
+    def save(self, tag: str) -> None:
+        self._guard.check("ps.save")
+        if self._sender is not None:
+            self._sender.send()
+        super().save(tag)
+
+    def _leave(self, say: Callable[[], None] | None) -> None:
+        if self._sender is not None and say is not None and self._guard.is_of_this_process:
+            self._sender.send()
+        super()._leave(say)
+
     def _finish_pass(self, flagged: bool) -> None:
+        if self._sender is not None:
+            self._sender.before_empty_pushes()
         super()._finish_pass(flagged)  # others may have pushed since our last push
         if self._distribution is not None:
             self._distribution.refresh()
