@@ -96,8 +96,8 @@ class OuterSession(session.Session):
         """Make the buffers of a model, and gradients that are not used yet, part of this trainer's state."""
         raise NotImplementedError
 
-    def _look_for_schedulers(self, rates: Mapping[Any, float]) -> None:
-        """Warn of a scheduler of the model's optimizer that is not kept."""
+    def _before_push(self, rates: Mapping[Any, float]) -> None:
+        """Do what a push needs: `rates` are the learning rates of the model's optimizer."""
         raise NotImplementedError
 
     def _check_first(self, call: str) -> None:
@@ -157,7 +157,7 @@ class OuterSession(session.Session):
         if not self._nan_policy.admits(self.step, gradient, batches=done.batches):
             self._replica.undo()
             gradient, samples = Gradient(), 0
-        self._look_for_schedulers(self._replica.rates())
+        self._before_push(self._replica.rates())
         context.pushed = True
         self._batch, self._position = context.batch + 1, context.position
         self._parameters.push(gradient, context, samples)
@@ -175,16 +175,7 @@ class OuterSession(session.Session):
         if self._replica is not None:
             self._replica.refresh()  # others may have ended rounds since our last one
 
-    def _leave(self, say: Callable[[], None] | None) -> None:
-        def end_round_and_say() -> None:
-            self._end_open_round()
-            assert say is not None
-            say()
-
-        super()._leave(None if say is None else end_round_and_say)
-
-    def save(self, tag: str) -> None:
-        """Save all tables as `Session.save` of the runtime does; a loop that ended by `break` has ended its round."""
+    def _end_broken_round(self) -> None:
+        """End the round of a loop that ended by `break`."""
         if not self._is_looping:
             self._end_open_round()
-        super().save(tag)

@@ -171,7 +171,7 @@ def test_a_file_of_state_names_its_things(tmp_path: Path) -> None:
     newest = TensorFile(max(tmp_path.rglob("trainer-*")))
     assert newest.names == [
         *("_buffers/1.running_mean", "_buffers/1.running_var", "_buffers/1.num_batches_tracked"),
-        "noise/",
+        "noise",
     ]
     tree = json.loads(newest.metadata["tree"])
     assert [*tree] == ["_buffers", "scheduler", "noise", "_rates"]

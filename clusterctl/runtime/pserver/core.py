@@ -71,6 +71,7 @@ class ServerCore:
             wire.PROBE: self._probe,
             wire.SAVE: self._save,
             wire.BYE: self._bye,
+            wire.BUFFERS: self._buffers,
         }
 
     def handle(self, rank: int, message: wire.Message) -> list[Output]:
@@ -264,6 +265,10 @@ class ServerCore:
         self._book.wait(tag, message)
         return out
 
+    def _buffers(self, message: wire.Message) -> list[Output]:
+        self.state.buffers.take(message)
+        return [Reply(message.rank, message.answer(wire.OK))]
+
     def _gone(self) -> list[tuple[int, int]]:
         return sorted(self.trainers.gone_from.items())
 
@@ -284,7 +289,7 @@ class ServerCore:
         out = self.policy.trainers_changed() + (self.policy.answer_held() if self.state.unset else [])
         out += self._saver.due(force=False)
         if not self.trainers.active():
-            unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.tables else None
+            unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.state.has_values else None
             if unsaved is not None:
                 self._book.ask_for_all(unsaved)
             out += self._saver.due(force=True)

@@ -12,6 +12,7 @@ from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable
@@ -87,6 +88,7 @@ class LaneState:
     step: int = 0
     tables: Tables = field(default_factory=dict)
     unset: dict[int, Unset] = field(default_factory=dict)
+    buffers: BufferBook = field(default_factory=BufferBook)
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
@@ -96,6 +98,11 @@ class LaneState:
         self.validator = RequestValidator(
             self.tables, self.unset, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync"
         )
+
+    @property
+    def has_values(self) -> bool:
+        """True if the lane has something to save."""
+        return bool(self.tables) or bool(self.buffers)
 
     def set_tables(self) -> Tables:
         """Return the tables that have values, by ascending key."""
