@@ -82,6 +82,8 @@ class Rows:
         self._module = module
         self._parameters = parameters
         self._leaves: list[_Leaf] = []
+        #: `_pull`, which torch.compile leaves as it is.
+        self.pull = torch.compiler.disable(self._pull)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rows:
         return self  # a copy of the model has the same rows
@@ -92,11 +94,10 @@ class Rows:
         module.weight.data = module.weight.new_empty(0, self.table.dim)
         module.weight.grad = None
         module.rows_on_servers = self
-        forward = next(forward for kind, forward in _FORWARD.items() if isinstance(module, kind))
-        module.forward = types.MethodType(forward, module)
+        module.forward = types.MethodType(_FORWARD[_kind(module)], module)
         module.register_state_dict_post_hook(_without_leaves)
 
-    def pull(self, ids: Any) -> tuple[Any, Any, int | None]:
+    def _pull(self, ids: Any) -> tuple[Any, Any, int | None]:
         """Return the positions of `ids` in the pulled rows, these rows, and the position of the padding, if any."""
         groups, rows = self.table.pull_distinct(ids)
         positions = torch.from_numpy(groups.inverse).reshape(ids.shape).to(ids.device, ids.dtype)
@@ -177,6 +178,11 @@ def _embed_ids(module: Any, ids: Any) -> Any:
 _FORWARD: dict[Any, Callable[..., Any]] = {nn.Embedding: _embed, nn.EmbeddingBag: _embed_bags, Embedding: _embed_ids}
 
 
+def _kind(module: Any) -> Any:
+    """Return the class that a module is of, None for one that is no embedding."""
+    return next((kind for kind in _FORWARD if isinstance(module, kind)), None)
+
+
 def _without_leaves(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}{_LEAF}")]:
         del state[name]
@@ -190,11 +196,12 @@ def sparse_modules(model: Any, trained: set[int]) -> dict[int, tuple[str, Any]]:
     """
     found: dict[int, tuple[str, Any]] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, tuple(_FORWARD)):
+        kind = _kind(module)
+        if kind is None:
             continue
         is_trained = id(module.weight) in trained
-        if isinstance(module, Embedding) or (module.sparse and is_trained):
-            _check(name, module, is_trained)
+        if kind is Embedding or (module.sparse and is_trained):
+            _check(name, module, kind, is_trained)
             found.setdefault(id(module.weight), (name, module))
     for name, module in model.named_modules():
         for own, parameter in module._parameters.items():
@@ -207,8 +214,7 @@ def sparse_modules(model: Any, trained: set[int]) -> dict[int, tuple[str, Any]]:
     return found
 
 
-def _check(name: str, module: Any, is_trained: bool) -> None:
-    kind = next(kind for kind in _FORWARD if isinstance(module, kind))
+def _check(name: str, module: Any, kind: Any, is_trained: bool) -> None:
     what, remedy = f"{kind.__name__} module {name!r}", "or use sparse=False"
     if type(module).forward is not kind.forward:
         raise UseError(f"{what} has a forward of its own", remedy=f"use {kind.__name__} itself, {remedy}")
