@@ -13,6 +13,7 @@ from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.torch.distribution import check_parameter
+from clusterctl.torch.embeddings import Embedding
 from clusterctl.torch.state import ERRORS, GROUPS, INNER, Value
 
 
@@ -111,6 +112,9 @@ def _trainable(model: Any, optimizer: Any) -> dict[str, Any]:
         raise UseError(f"model={type(model).__name__} is not a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UseError(f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer")
+    for name, module in model.named_modules():
+        if isinstance(module, Embedding):
+            raise UseError(f"module {name!r} is a clusterctl.torch.Embedding", remedy="use torch.nn.Embedding")
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not named:
         raise UseError("the model has no trainable parameters", remedy="set requires_grad before ps.outer")

@@ -59,7 +59,7 @@ class Session(OuterSession):
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         self._check_first("ps.distribute")
-        self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        self._distribution = Distribution(self.dense, self.embedding, self._push_batches, model, optimizer)
         self._trained_by = "ps.distribute"
         self._states.add(RATES, rates_of(optimizer), late=True)
         self._keep_state_of(model, optimizer)
@@ -194,13 +194,3 @@ class Session(OuterSession):
                 self._progress.warn(
                     f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"
                 )
-
-
-class Embedding:
-    """Raises UseError: there is no distributed embedding for torch."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        raise UseError(
-            "clusterctl.torch.Embedding is not supported",
-            remedy="use torch.nn.Embedding, or ps.embedding of clusterctl.runtime",
-        )
