@@ -174,6 +174,7 @@ def test_a_round_that_is_not_finite_is_undone(tmp_path: Path, capsys: pytest.Cap
         model[0].eval()
         states = []
         optimizer = adam(model)
+        scheduler = optim.lr_scheduler.StepLR(optimizer, 1, gamma=1.0 - 1e-12)
         outer = ps.outer(model, optimizer, every=3)
         for number, (x, y) in enumerate(ps.loader(DATASET, SIZE // 2, 1)):
             states.append([state["exp_avg"].clone() for state in optimizer.state.values()])
@@ -183,7 +184,9 @@ def test_a_round_that_is_not_finite_is_undone(tmp_path: Path, capsys: pytest.Cap
             loss.backward()
             model[0].running_mean.add_(math.inf if bad else 1)
             optimizer.step()
+            scheduler.step()
             outer.step(loss=loss)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 1e-12) ** 10, rel=1e-13)  # no step undone
         if ps.rank == 0:
             assert all(torch.equal(one, other) for one, other in zip(states[3], states[6], strict=True))
             assert model[0].running_mean.tolist() == [7.0] * 8  # of 10 batches, without 3 that are undone

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn, optim
 
 import clusterctl.torch as ct
 from clusterctl.runtime import load_model
@@ -165,3 +166,35 @@ def test_an_error_in_the_loop_pushes_nothing(tmp_path: Path) -> None:
         with pytest.raises(InterruptedError):
             cluster.train(program)
         assert [core.step for core in cluster.cores] == [1]
+
+
+def test_a_saved_model_has_buffers_as_they_are_after_the_round_that_break_ended(tmp_path: Path) -> None:
+    def program(ps: Any) -> Any:
+        model = nn.Sequential(nn.BatchNorm1d(8), mlp())
+        outer = ps.outer(model, optimizer := adam(model), every=3)
+        for number, batch in enumerate(ps.loader(DATASET, SIZE, 1)):
+            inner_step(model, optimizer, batch)
+            outer.step()
+            if number == 3:
+                break
+        if ps.rank == 0:
+            ps.save("mine")
+        return model.state_dict()
+
+    with cluster_of(tmp_path, 2, 2) as cluster:
+        first, _ = cluster.train(program)
+    saved = nn.Sequential(nn.BatchNorm1d(8), mlp())
+    ct.load_model(str(tmp_path / "output/mine"), saved)
+    assert [name for name, value in saved.state_dict().items() if not torch.equal(value, first[name])] == []
+
+
+def test_a_scheduler_that_is_not_kept_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    model = mlp()
+    with ct.connect() as ps:
+        outer = ps.outer(model, optimizer := adam(model), every=5)
+        scheduler = optim.lr_scheduler.StepLR(optimizer, 4)
+        for batch in ps.loader(DATASET, SIZE, 1):
+            inner_step(model, optimizer, batch)
+            scheduler.step()
+            outer.step()
+    assert capsys.readouterr().out.count("StepLR is not kept, and starts anew after a restart; call ps.keep") == 1
