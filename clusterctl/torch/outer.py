@@ -7,6 +7,7 @@ DiLoCo: Douillard et al. 2023, arXiv 2311.08105. A round ends with one push of s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,6 +80,8 @@ class OuterSession(session.Session):
         if self.mode != "sync":
             raise UseError(f"ps.outer does not work in {self.mode} mode", remedy='set MODE to "sync"')
         self._check_first("ps.outer")
+        if self._is_looping:
+            raise UseError("ps.outer in a loop over ps.loader", remedy="call it before the loop")
         if type(rule) not in (SGD, Momentum):
             raise UseError(f"the outer rule is {type(rule).__name__}", remedy="use SGD or Momentum")
         self._every = whole_number("every", every, 1)
@@ -140,8 +143,10 @@ class OuterSession(session.Session):
             raise UseError("outer.step() without a new batch of ps.loader", remedy="call it once for each batch")
         count = checked_samples(self._samples_of(samples, "outer.step"), self.rank, self.step)
         value = checked_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        if self._nan_policy.policy != "skip":  # which undoes whole rounds
+        if self._nan_policy.policy != "skip":
             self._nan_policy.admits(self.step, Gradient(), value)
+        elif value is not None and not math.isfinite(value):
+            value = None  # its round will be undone
         batches = self._round.batches + len(self._counts)
         self._round = _Round(batches, self._round.samples + count, context)
         self._counts.clear()

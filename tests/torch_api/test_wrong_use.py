@@ -254,6 +254,14 @@ def test_the_outer_mode_after_distribute(ps: Any) -> None:
         ps.outer(model, trained(model))
 
 
+def test_the_outer_mode_begins_before_the_loop(ps: Any) -> None:
+    model = mlp()
+    for _ in ps.loader(DATASET, SIZE, 1):
+        with pytest.raises(UseError, match=r"ps\.outer in a loop over ps\.loader; call it before the loop"):
+            ps.outer(model, trained(model))
+        break
+
+
 def test_an_outer_step_is_for_a_batch_of_ps_loader(ps: Any) -> None:
     model = mlp()
     outer, message = ps.outer(model, trained(model)), r"outer\.step\(\) without a new batch of ps\.loader; call it once"
