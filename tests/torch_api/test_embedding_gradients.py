@@ -169,6 +169,17 @@ def test_hooks_and_modules_that_are_used_twice() -> None:
     assert_same(train)
 
 
+def test_a_compiled_model() -> None:
+    def train(model: Any, optimizer: Any, batches: Any) -> None:
+        compiled = torch.compile(model, backend="eager")
+        for ids, y in batches:
+            optimizer.zero_grad()
+            loss_of(compiled, ids, y).backward()
+            optimizer.step()
+
+    assert_same(train)
+
+
 def test_an_empty_list_of_ids() -> None:
     model = nn.ModuleList([nn.EmbeddingBag(4, 2, sparse=True), Users()])
     with ct.connect() as ps:
