@@ -362,6 +362,29 @@ def test_outside_sync_the_newest_state_is_loaded(tmp_path: Path, mode: str) -> N
     assert calls > 2 * 3
 
 
+def test_outside_sync_a_large_state_comes_from_the_newest_cut(tmp_path: Path) -> None:
+    size = keeper.LARGEST // 8 + 1
+    with thread_cluster(tmp_path, 1, 1, mode="half-async", **BY_STEP) as cluster:
+
+        def run(ps: Session) -> Any:
+            push = ps.push
+
+            def settled(*given: Any, **more: Any) -> None:
+                push(*given, **more)
+                cluster.lead.wait_for_cut()
+
+            ps.push = settled  # type: ignore[method-assign]
+            return program(ps, size=size)
+
+        killed_at(cluster, 0, 5, run)
+        assert steps_on_node(tmp_path) == []
+        newest = max(cuts(tmp_path).values())
+        with session(cluster, 0, attempt=2) as ps:
+            assert ps._states._found is not None
+            assert ps._states._found.place.step == newest
+            program(ps, size=size)
+
+
 @pytest.mark.parametrize("mode", ["async", "half-async", "ssp(1)", "geo(2)"])
 def test_outside_sync_each_checkpoint_has_states(tmp_path: Path, mode: str) -> None:
     with thread_cluster(tmp_path, 2, 2, mode=mode, **BY_STEP) as cluster:
