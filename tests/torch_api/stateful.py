@@ -104,7 +104,7 @@ def die(point: str, number: int) -> None:
 
 def _plant() -> None:
     """Make the points at which this process may die."""
-    take, write, end_pass, forward = StateKeeper.take, safetensors._write, Client.end_pass, nn.Sequential.forward
+    take, write, end_pass, forward = StateKeeper.take, safetensors.write_to, Client.end_pass, nn.Sequential.forward
     calls = {"forward": 0, "write": 0}
 
     def counted(point: str) -> None:
@@ -134,7 +134,7 @@ def _plant() -> None:
         return forward(self, *given)
 
     StateKeeper.take, Client.end_pass = dying_take, dying_end  # type: ignore[method-assign]
-    safetensors._write, nn.Sequential.forward = dying_write, dying_forward
+    safetensors.write_to, nn.Sequential.forward = dying_write, dying_forward
 
 
 class Reports(SupervisorSocket):
