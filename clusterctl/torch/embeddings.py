@@ -46,10 +46,25 @@ class Embedding(nn.Module):  # type: ignore[misc]
         self.init = init
         self.retention = retention
         self.weight = nn.Parameter(torch.empty(0, self.dim))
+        self.loaded: tuple[Any, Any] | None = None
 
     def forward(self, ids: Any) -> Any:
-        """Return the rows of `ids`, float32 of shape `ids.shape + (dim,)`. Raises UseError before `ps.distribute`."""
-        raise UseError("clusterctl.torch.Embedding has no rows before ps.distribute", remedy="distribute the model")
+        """Return the rows of `ids`, float32 of shape `ids.shape + (dim,)`; zeros for an id without a loaded row.
+
+        Raises UseError before `ps.distribute` and `load_model`.
+        """
+        if self.loaded is None:
+            raise UseError("clusterctl.torch.Embedding has no rows before ps.distribute", remedy="distribute the model")
+        known, rows = self.loaded
+        flat = ids.reshape(-1).cpu().numpy()
+        found = np.flatnonzero(np.isin(flat, known))
+        out = np.zeros((len(flat), self.dim), np.float32)
+        out[found] = rows[np.searchsorted(known, flat[found])]
+        return torch.from_numpy(out).to(self.weight.device).reshape(*ids.shape, self.dim)
+
+    def load_rows(self, ids: Any, rows: Any) -> None:
+        """Take the rows of a saved model, for use without servers: ids ascending, rows of shape (len(ids), dim)."""
+        self.loaded = ids, rows
 
     def extra_repr(self) -> str:
         return str(self.dim)
@@ -71,6 +86,11 @@ class Rows:
         self, name: str, module: Any, embedding: Callable[..., handles.Embedding], rule: Rule | None, parameters: Any
     ) -> None:
         if isinstance(module, Embedding):
+            if module.loaded is not None:
+                raise UseError(
+                    f"module {name!r} has rows of ct.load_model, which ps.distribute does not send",
+                    remedy="use start --load or connect(load=...) instead of ct.load_model",
+                )
             self.has_rule_of_group = module.rule is None
             given = {"init": module.init, "retention": module.retention}
             self.table = embedding(name or "embedding", module.dim, module.rule or rule, **given)
