@@ -123,7 +123,7 @@ def test_a_piece_server_that_is_killed_is_replaced_when_it_is_needed_again(site:
         server = [p for p in agent_processes(str(site.job_dir(job, node))) if " piece-server " in p.command]
         os.kill(server[0].pid, signal.SIGKILL)
     go(site, job, 1)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     assert has_copied(site, job, "pass-00001")
     assert site.status(job)["state"] == "succeeded"
     site.assert_nothing_left(job)
@@ -136,7 +136,7 @@ def test_a_supervisor_that_is_killed_takes_its_piece_server_with_it(site: Site) 
     go(site, job, 0)
     assert wait_until(lambda: has_copied(site, job, "pass-00000"), 30)
     os.kill(site.supervisor(job, 1), signal.SIGKILL)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     site.assert_nothing_left(job)
 
 
@@ -161,7 +161,7 @@ def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -
     job = site.dispatch(early)
     site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "1")
     go(site, job, 0)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     path = site.job_dir(job, 0) / "output/pass-00000/model.safetensors"
     assert path.read_text() == "mine"
     warned = [e["message"] for e in events(site, job) if e.get("level") == "warning"]
@@ -190,7 +190,7 @@ def test_a_run_resumes_on_the_nodes_that_are_left(site: Site) -> None:
     go(site, job, 0)
     assert wait_until(lambda: has_copied(site, job, "step-000000005"), 30)
     os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     site.assert_nothing_left(job)
     shutil.rmtree(site.job_dir(job, 2))
     site.conf(HOSTS=[*site.hosts[:2], NOBODY])

@@ -93,11 +93,11 @@ def test_a_dead_guardian_is_replaced(site: Site) -> None:
         pids = [p.pid for p in agent_processes(str(site.job_dir(job, 1))) if " guardian " in p.command]
         return pids[0] if pids else 0
 
-    first = guardian()
+    supervisor, first = site.agents(job, 1)
     os.kill(first, signal.SIGKILL)
     assert wait_until(lambda: guardian() not in (0, first))
     mine = [p["pid"] for p in site.status(job)["processes"] if p["node"] == 1]
-    os.kill(site.supervisor(job, 1), signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     assert wait_until(lambda: guardian() == 0 and not any(is_alive(pid) for pid in mine))
     assert mine
     site.assert_nothing_left(job, 30)
@@ -185,9 +185,7 @@ def test_supervisors_stay_small(site: Site) -> None:
     """Supervisor and guardian of a node take under 30 MB, with the pages they share counted once."""
     job = site.start(SLEEP)
     for node in range(len(site.hosts)):
-        processes = agent_processes(str(site.job_dir(job, node)))
-        (supervisor,) = [p.pid for p in processes if " supervisor " in p.command]
-        (guardian,) = [p.pid for p in processes if " guardian " in p.command]
+        supervisor, guardian = site.agents(job, node)
         taken_kb = memory_kb(supervisor, "Rss") + memory_kb(guardian, "Private_Clean", "Private_Dirty")
         assert taken_kb < 30_000
     site.ok("stop", job)

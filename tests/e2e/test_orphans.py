@@ -19,7 +19,7 @@ import pytest
 
 from e2e.programs import SLEEP
 from support.processes import assert_none_left, is_alive, wait_until
-from support.site import Site, agent_processes
+from support.site import Site
 
 NODES = 3
 pytestmark = pytest.mark.nodes(NODES)
@@ -59,8 +59,7 @@ def daemons(site: Site, job: str) -> list[int]:
 
 def kill_ours(site: Site, job: str, nodes: Sequence[int] = range(NODES)) -> None:
     """Kill supervisors and guardians with SIGKILL, stopped first so that neither notices the death of the other."""
-    pids = [proc.pid for proc in agent_processes(*(str(site.job_dir(job, node)) for node in nodes))]
-    assert len(pids) == 2 * len(nodes)
+    pids = [pid for node in nodes for pid in site.agents(job, node)]
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, signum)
