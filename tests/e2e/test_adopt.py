@@ -45,6 +45,7 @@ def listed(site: Site) -> dict[str, Any]:
     return {job["job"]: job for job in site.ok("jobs", "--json").json()["jobs"]}
 
 
+@pytest.mark.slow
 def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: Deploy) -> None:
     deploy(REGRESSION)
     before = [look(site.job_dir(NAME, node)) for node in range(2)]

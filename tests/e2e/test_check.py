@@ -103,6 +103,7 @@ def test_version_mismatches_and_leftovers_are_warnings_of_check_and_start(site: 
     assert "succeeded" in started.out
 
 
+@pytest.mark.slow
 @needs_ipv6
 @pytest.mark.nodes(2)
 def test_a_job_runs_over_ipv6(site: Site) -> None:

@@ -73,6 +73,7 @@ def test_a_detached_start_ends_when_the_lead_is_lost_before_all_processes_are_ru
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_when_every_supervisor_dies_nothing_is_left_and_the_state_is_lost(site: Site) -> None:
     job = site.start(REGRESSION, "--num_passes=1000000")
     for node in range(len(site.hosts)):
@@ -150,6 +151,7 @@ def test_any_number_of_ctrl_c_leaves_nothing_half_stopped(site: Site, presses: i
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_resumes(site: Site) -> None:
     workspace = site.workspace("")
     (workspace / "big").write_bytes(os.urandom(200 << 20))
@@ -202,6 +204,7 @@ def has_socket(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
     """Try eight moments from the first connection to the running job."""
     job = site.dispatch(SLEEP)

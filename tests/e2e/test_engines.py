@@ -199,6 +199,7 @@ def test_mpi_programs_get_their_ranks(site: Site) -> None:
     assert [f"rank {rank} of 4 local {rank % 2}" in output for rank in range(4)] == [True] * 4
 
 
+@pytest.mark.slow
 def test_two_jobs_on_the_same_nodes_have_separate_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
     jobs = [site.start(program(PADDLE, wait=True)) for _ in range(2)]

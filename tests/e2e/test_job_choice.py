@@ -40,6 +40,7 @@ def test_a_stop_of_an_ended_job_says_when_it_ended(site: Site) -> None:
     assert f"it had already ended: succeeded at {today} " in site.ok("stop").out
 
 
+@pytest.mark.slow
 def test_of_two_running_jobs_one_has_to_be_named_and_status_shows_both(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     jobs = [site.start(SLEEP) for _ in range(2)]
@@ -70,6 +71,7 @@ def test_if_none_runs_the_one_that_ran_last_is_meant_whatever_a_node_that_is_awa
     assert "node1" in away.err
 
 
+@pytest.mark.slow
 def test_resume_means_the_one_that_ran_last_even_if_a_node_has_another_in_mind(site: Site) -> None:
     site.conf(SAVE_EVERY=5)
     job = site.start(REGRESSION, "--", "--num_passes", "2")

@@ -140,6 +140,7 @@ def test_a_running_job_is_not_started_again(site: Site) -> None:
     site.ok("stop", job)
 
 
+@pytest.mark.slow
 def test_two_jobs_run_side_by_side_on_the_same_nodes(site: Site) -> None:
     first, second = site.start(SLEEP), site.start(SLEEP)
     assert first != second

@@ -23,6 +23,7 @@ from support.site import Site
 
 NODES = 3
 pytestmark = pytest.mark.nodes(NODES)
+SLOW = pytest.mark.slow
 # A process in its own session whose parent has exited. It writes its pid to a file and ignores TERM.
 DAEMON = """
 import os, signal, subprocess, sys, time
@@ -156,6 +157,7 @@ def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
     assert "KILL was needed" not in site.ok("stop", job).out, "it is continued so that TERM can end it"
 
 
+@pytest.mark.slow
 def test_stop_does_not_report_a_busy_port_as_free(site: Site) -> None:
     """The port of a pserver was taken by an unknown program; by one of another job would be fine."""
     site.conf(PSERVERS=1, TRAINERS=1)
@@ -193,7 +195,9 @@ def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
-@pytest.mark.parametrize("victim", ["trainer", "pserver", "supervisor", "supervisor and guardian"])
+@pytest.mark.parametrize(
+    "victim", ["supervisor", *(pytest.param(v, marks=SLOW) for v in ("trainer", "pserver", "supervisor and guardian"))]
+)
 def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_period_ends(
     site: Site, victim: str
 ) -> None:

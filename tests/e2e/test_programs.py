@@ -84,6 +84,7 @@ def test_a_missing_module_on_a_node_has_its_own_error(site: Site) -> None:
     assert "run clusterctl setup: it makes an environment" in result.err
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_of_output_are_kept_completely(site: Site) -> None:
     lines = 1_000_000
     train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"

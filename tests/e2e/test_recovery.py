@@ -84,7 +84,7 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     return model_of(site, job)
 
 
-@pytest.mark.parametrize("models", ["1 pass", "9 steps"])
+@pytest.mark.parametrize("models", ["1 pass", pytest.param("9 steps", marks=pytest.mark.slow)])
 def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any], models: str
 ) -> None:
@@ -98,6 +98,7 @@ def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undistur
     assert site.status(job)["state"] == "succeeded", done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "every"), [("async", "9 passes"), ("half-async", 7), ("ssp(3)", 7), ("geo(5)", "1 pass")]
 )
@@ -149,6 +150,7 @@ def release_and_finish(site: Site, job: str) -> None:
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Site, expected: dict[str, Any]) -> None:
     """Node 2 has only a trainer, node 1 a pserver as well."""
     site.conf(**QUICK, ON_TRAINER_LOSS="wait")
@@ -172,6 +174,7 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
     assert after.count("its supervisor was killed, and its processes with it") == 2
 
 
+@pytest.mark.slow
 def test_outside_sync_a_node_rejoins_unless_an_older_version_leads_the_run(site: Site) -> None:
     """In the spec of an older version, `server_cuts` is missing."""
     site.conf(**QUICK, ON_TRAINER_LOSS="wait", MODE="ssp(2)")
@@ -194,6 +197,7 @@ def test_outside_sync_a_node_rejoins_unless_an_older_version_leads_the_run(site:
     release_and_finish(site, job)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:

@@ -50,6 +50,7 @@ def test_collect_brings_a_report_along(site: Site) -> None:
     site.ok("collect", job, "-o", "home")
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_only_a_warning(site: Site) -> None:
     site.conf(REPORT=True)
     job = site.dispatch(REGRESSION)
@@ -67,6 +68,7 @@ def test_a_report_that_cannot_be_written_is_only_a_warning(site: Site) -> None:
     assert "no report was written: " in done.err
 
 
+@pytest.mark.slow
 def test_a_report_goes_where_it_should_and_replaces_only_reports(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job)

@@ -72,6 +72,7 @@ def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its
     site.conf(**QUICK)
     job = site.start(TRAIN)
     hangs = {"pserver0": "ready", "trainer0": "running", "trainer1": "stalled"}
+    assert wait_until(lambda: bool(stalls(site, job)))
     assert wait_until(lambda: states(site, job) == hangs), states(site, job)
     output = site.ok("logs", job, "--role", "trainer").out
     assert "trainer1 has made no step for 2 s: stalled; the stacks of its threads follow" in output
@@ -80,6 +81,7 @@ def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its
     os.kill(pserver, signal.SIGSTOP)
     (site.job_dir(job, 1) / "go_on").touch()
     hangs = {"pserver0": "stalled", "trainer0": "running", "trainer1": "running"}
+    assert wait_until(lambda: any(stall["role"] == "pserver" for stall in stalls(site, job)))
     assert wait_until(lambda: states(site, job) == hangs), states(site, job)
     os.kill(pserver, signal.SIGCONT)
     assert wait_until(lambda: site.has_ended(job), 30)
