@@ -52,6 +52,7 @@ def test_keep_models_limits_the_nodes_and_collect_brings_the_newest_unless_asked
     assert set(load_model(site.directory / named["model"])) == {"w", "e"}
 
 
+@pytest.mark.slow
 def test_models_may_be_saved_between_passes_or_only_at_the_end(site: Site) -> None:
     site.conf(KEEP_MODELS=3, SAVE_MODEL_EVERY="4 steps")
     program = REGRESSION.replace('print("end of pass"', 'pass_ == 1 and ps.save("mine"); print("end of pass"')

@@ -162,6 +162,7 @@ def test_an_attached_start_that_gets_a_term_detaches_and_says_so(site: Site) -> 
     site.ok("stop", job)
 
 
+@pytest.mark.slow
 def test_any_other_machine_can_take_over_from_a_killed_control_machine(site: Site, tmp_path: Path) -> None:
     site.conf(**ONE_EACH)
     with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:

@@ -17,6 +17,7 @@ from support.site import Site, agent_processes
 pytestmark = pytest.mark.nodes(2)
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(3)
 def test_the_processes_of_a_dead_supervisor_die_with_it_and_the_run_fails(site: Site) -> None:
     job = site.start(SLEEP)

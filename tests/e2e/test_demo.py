@@ -61,6 +61,7 @@ def test_a_demo_makes_four_passes_by_default() -> None:
     assert inspect.signature(commands.demo).parameters["passes"].default == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["embedded", pytest.param("ssh", marks=pytest.mark.slow)])
 def test_a_killed_demo_leaves_no_process_and_the_next_two_train_concurrently_and_leave_nothing(
     tmp_path: Path, backend: str

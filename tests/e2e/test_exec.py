@@ -136,6 +136,7 @@ def test_an_unreachable_node_and_a_failing_command_are_both_reported(site: Site)
     assert "exited with code 7" in result.err
 
 
+@pytest.mark.slow
 def test_in_job_runs_in_the_directory_of_the_job_on_every_node(any_site: Site) -> None:
     site = any_site
     site.conf(ROOT_DIR="~/my jobs", ENGINE="none")

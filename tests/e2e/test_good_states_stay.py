@@ -133,6 +133,7 @@ def test_code_in_a_directory_writable_by_others_is_not_run(site: Site) -> None:
     assert "can be written by others" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_malformed_events_from_a_program_harm_neither_supervisor_nor_status(site: Site) -> None:
     train = """

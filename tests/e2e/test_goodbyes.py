@@ -30,6 +30,7 @@ def explained(site: Site) -> tuple[str, str]:
     return f"{cause['role']}{cause['rank']}@node{cause['node']}", cause["reason"]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_exits_before_it_connects_fails_the_run(site: Site) -> None:
     train = f"{TRAIN}\nif RANK == '1': sys.exit(0)\nwith connect() as ps: train(ps, 2)"
     result = start_and_fail(site, train)
@@ -73,7 +74,8 @@ def test_an_exception_behind_a_pipe_fails_the_run_and_is_named(site: Site) -> No
     assert explained(site)[1] == "exception"
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site, mode: str) -> None:
     """Trainer 1 makes one pass, trainer 0 three: from the second on it waits for nobody."""
     site.conf(MODE=mode)

@@ -57,6 +57,7 @@ def test_of_two_running_jobs_one_has_to_be_named_and_status_shows_both(site: Sit
         site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_if_none_runs_the_one_that_ran_last_is_meant_whatever_a_node_that_is_away_knows(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     first, older = site.start(DONE), site.start(DONE + "\n")

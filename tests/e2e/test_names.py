@@ -95,6 +95,7 @@ def test_a_name_that_could_be_something_else_is_a_usage_error(site: Site, name: 
     refused(site.run("start", f"--name={name}", "JOB20261121-081530"), "cannot be the name of a run", "letters")
 
 
+@pytest.mark.slow
 def test_start_takes_a_directory_for_a_workspace_and_anything_else_for_a_job(site: Site) -> None:
     workspace = site.workspace(SLEEP, "train-me")
     site.conf(ENGINE="none", PSERVERS=0)

@@ -78,6 +78,7 @@ def running(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_without_supervisor_and_guardian_stop_finds_and_ends_all_processes_but_no_others(
     site: Site, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     assert "there is no job" in again.err
 
 
+@pytest.mark.slow
 def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(CLEARS)

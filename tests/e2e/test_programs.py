@@ -146,6 +146,7 @@ def test_a_program_killed_by_a_signal_is_reported_with_its_name(site: Site) -> N
     assert "signal 11 (segmentation fault)" in result.err
 
 
+@pytest.mark.slow
 def test_a_pserver_that_dies_fails_the_run(site: Site) -> None:
     job = site.start(SLEEP)
     pserver = next(p for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("pserver", 1))

@@ -31,6 +31,7 @@ def test_an_earlier_job_directory_starts_again_and_equal_contents_are_recognised
     assert "the first" in site.ok("logs", first, "--role=trainer").out
 
 
+@pytest.mark.slow
 def test_prune_shows_asks_removes_and_keeps_running_jobs(site: Site) -> None:
     site.conf(ENGINE="none")
     done = site.start("print('done')", "--quiet")

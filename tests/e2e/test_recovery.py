@@ -121,6 +121,7 @@ def test_outside_sync_mode_only_the_pserver_is_rolled_back_and_the_loss_is_repor
     assert all(np.isfinite(model_of(site, job)["w"]))
 
 
+@pytest.mark.slow
 def test_the_others_continue_without_a_trainer_that_was_given_up_and_share_its_batches(site: Site) -> None:
     site.conf(**{**QUICK, "RESTARTS": {"trainer": 1}}, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(TRAIN)

@@ -166,6 +166,7 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_sa
     assert_same(model_of(site, job), expected)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_settings_that_were_set_for_the_run_before(site: Site) -> None:
     quick(site)
     job = site.dispatch(TRAIN)

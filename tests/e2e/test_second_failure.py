@@ -53,6 +53,7 @@ def test_a_stop_during_a_restart_reaches_every_node(site: Site) -> None:
     site.assert_nothing_left(job, 1)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_during_a_restart_does_not_silence_the_others(site: Site) -> None:
     job = begin(site)
     os.kill(site.supervisor(job, 2), signal.SIGKILL)

@@ -105,6 +105,7 @@ def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_a_deadlock_of_responsive_trainers_is_reported_with_all_stacks_and_fails_with_on_stall_fail(
     site: Site,
 ) -> None:

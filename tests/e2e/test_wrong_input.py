@@ -55,6 +55,7 @@ def test_an_unreachable_host_is_named_the_others_have_the_job_and_it_can_be_comp
     assert [node["kept"] for node in site.ok("dispatch", workspace, "--json").json()["nodes"]] == [True] * 4
 
 
+@pytest.mark.slow
 def test_status_shows_what_is_known_when_a_node_is_unreachable(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(SLEEP)
