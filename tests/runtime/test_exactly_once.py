@@ -241,7 +241,7 @@ def test_a_silent_pserver_is_an_error_after_the_grace_period(tmp_path: Path) -> 
 def test_a_long_wait_names_the_missing_trainers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.2, 0.5))
+    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.5, 2.0))
     printed = threading.Event()
 
     def note(line: str) -> None:
@@ -250,7 +250,7 @@ def test_a_long_wait_names_the_missing_trainers(
 
     monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.print_line", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
-        cluster.probe_every_s = 0.05
+        cluster.probe_every_s = 0.2
 
         def program(ps: Session) -> None:
             w = ps.dense("w", 4, SGD(1.0))
