@@ -26,7 +26,7 @@ def wait_for(path: Path) -> str:
 
 
 def test_identical_output_is_shown_once_and_failures_are_counted(any_site: Site) -> None:
-    result = any_site.run("exec", "--", f"echo same; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
+    result = any_site.run("exec", "--fold", "--", f"echo same; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
     assert result.code == 3
     assert result.out == "--- node[0,1,3]\nsame\nerr\n--- node2 (exit code 7)\nsame\nerr\n"
     assert "the command exited with code 7" in result.err
@@ -148,13 +148,15 @@ def test_in_job_runs_in_the_directory_of_the_job_on_every_node(any_site: Site) -
         assert document["job"] == job
         directories = [str(site.home(node) / "my jobs" / job) for node in range(4)]
         assert [node["stdout"] for node in document["nodes"]] == [f"{where}\n{program}" for where in directories]
-    assert site.ok("exec", newest, "--in-job", "--only", "node1", "--", "ls", "train.py").out == "--- node1\ntrain.py\n"
+    listed = site.ok("exec", newest, "--in-job", "--fold", "--only", "node1", "--", "ls", "train.py").out
+    assert listed == "--- node1\ntrain.py\n"
 
 
 def test_in_job_passes_arguments_and_the_exit_code_on(site: Site) -> None:
     job = site.dispatch("")
-    assert site.ok("exec", "--in-job", job, "--", "echo", "a  b", "$HOME", ";").out == "--- node[0-3]\na  b $HOME ;\n"
-    failed = site.run("exec", "--in-job", job[:-1], "--", "exit 7")
+    echoed = site.ok("exec", "--fold", "--in-job", job, "--", "echo", "a  b", "$HOME", ";").out
+    assert echoed == "--- node[0-3]\na  b $HOME ;\n"
+    failed = site.run("exec", "--fold", "--in-job", job[:-1], "--", "exit 7")
     assert (failed.code, failed.out) == (3, "--- node[0-3] (exit code 7)\n")
 
 
@@ -177,11 +179,11 @@ def test_a_job_without_in_job_is_refused_with_a_command_that_works(site: Site) -
     refused = site.run("exec", job, "--", "ls", "train.py")
     assert refused.code == 2
     hint = refused.err.splitlines()[-1].partition("clusterctl ")[2]
-    assert site.ok(*shlex.split(hint)).out == "--- node0\ntrain.py\n"
+    assert site.ok("--json", *shlex.split(hint)).json()["nodes"][0]["stdout"] == "train.py\n"
     forgotten = site.run("exec", "--in-job", "ls", "train.py")
     assert forgotten.code == 2
     hint = forgotten.err.splitlines()[-1].partition("clusterctl ")[2]
-    assert site.ok(*shlex.split(hint)).out == "--- node0\ntrain.py\n"
+    assert site.ok("--json", *shlex.split(hint)).json()["nodes"][0]["stdout"] == "train.py\n"
 
 
 @pytest.mark.nodes(1)

@@ -37,7 +37,7 @@ def deploy(c, word, count=1):
     c.run("echo end")
 """,
     )
-    result = any_site.run("task", "d", "--", "you", "--count=3")
+    result = any_site.run("task", "d", "--fold", "--", "you", "--count=3")
     assert result.code == 3
     begin = "hello you 3\nfrom the node\n"
     assert result.out == f"--- node[0,3]\n{begin}end\nerr\n--- node[1,2] (failed)\n{begin}err\n"
@@ -73,7 +73,7 @@ def deploy(c, fail=False):
     return "returned"
 """,
     )
-    done = site.ok("task", "deploy")
+    done = site.ok("task", "deploy", "--fold")
     assert done.out == "before Context\n--- node[0-3]\n42\nreturned\nafter Context\n"
     failed = site.run("task", "deploy", "--", "--fail")
     assert failed.code == 3
@@ -208,7 +208,7 @@ def test_other_commands_do_not_import_fabric(site: Site, words: tuple[str, ...])
 @pytest.mark.nodes(1)
 def test_other_commands_work_without_fabric(site: Site) -> None:
     program = (sys.executable, "-c", WITHOUT)
-    assert site.ok("exec", "--", "echo fine", program=program).out == "--- node0\nfine\n"
+    assert site.ok("exec", "--fold", "--", "echo fine", program=program).out == "--- node0\nfine\n"
 
 
 @pytest.mark.nodes(1)
@@ -229,4 +229,4 @@ def go(c):
 """,
         "fabfile.py",
     )
-    assert site.ok("task", "go", stdin=subprocess.DEVNULL).out == "--- node0\nbeside node0 ~/clusterctl\n/\n"
+    assert site.ok("task", "go", "--fold", stdin=subprocess.DEVNULL).out == "--- node0\nbeside node0 ~/clusterctl\n/\n"
