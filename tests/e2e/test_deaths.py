@@ -24,7 +24,7 @@ def test_the_processes_of_a_dead_supervisor_die_with_it_and_the_run_fails(site: 
     mine = [p["pid"] for p in site.status(job)["processes"] if p["node"] == 2]
     with site.popen("logs", "-f", job) as following:
         os.kill(site.supervisor(job, 2), signal.SIGKILL)
-        assert wait_until(lambda: not any(is_alive(pid) for pid in mine), 10)
+        assert wait_until(lambda: not any(is_alive(pid) for pid in mine))
         _, err = following.communicate(timeout=30)
     assert following.returncode == 1, err
     status = site.status(job)
@@ -111,9 +111,9 @@ def test_a_stopped_node_is_suspected_and_the_run_continues_when_it_wakes(site: S
     supervisor = site.supervisor(job, 1)
     events = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     os.kill(supervisor, signal.SIGSTOP)
-    assert wait_until(lambda: '"suspect"' in events.read_text(), 15)
+    assert wait_until(lambda: '"suspect"' in events.read_text())
     os.kill(supervisor, signal.SIGCONT)
-    assert wait_until(lambda: '"rejoined"' in events.read_text(), 15)
+    assert wait_until(lambda: '"rejoined"' in events.read_text())
     assert site.status(job)["state"] == "running"
     site.ok("stop", job)
 
@@ -124,7 +124,7 @@ def test_a_node_silent_for_longer_than_the_grace_period_fails_the_run(site: Site
     supervisor = site.supervisor(job, 1)
     os.kill(supervisor, signal.SIGSTOP)
     try:
-        assert wait_until(lambda: site.has_ended(job), 30)
+        assert wait_until(lambda: site.has_ended(job))
         assert site.status(job)["state"] == "failed"
     finally:
         os.kill(supervisor, signal.SIGCONT)
@@ -159,7 +159,7 @@ def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_resumes(site: 
     before = {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]}
     incoming = [site.home(node) / "clusterctl/.clusterctl/incoming" for node in range(len(site.hosts))]
     with site.popen("dispatch", str(workspace)) as sending:
-        assert wait_until(lambda: all(arrived(place) > 1 << 20 for place in incoming), 30)
+        assert wait_until(lambda: all(arrived(place) > 1 << 20 for place in incoming))
         sending.send_signal(signal.SIGINT)
         sending.communicate(timeout=30)
     assert sending.returncode == 130
@@ -211,7 +211,7 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
     job = site.dispatch(SLEEP)
     for moment in range(8):
         with site.popen("start", "--job_workspace", job) as starting:
-            assert wait_until(lambda: has_socket(starting.pid), 30)
+            assert wait_until(lambda: has_socket(starting.pid))
             time.sleep(0.12 * moment)  # no synchronisation: it must work at any moment
             starting.send_signal(signal.SIGINT)
             _, err = starting.communicate(timeout=60)

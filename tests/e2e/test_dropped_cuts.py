@@ -66,7 +66,7 @@ def test_status_shows_a_dropped_checkpoint_until_one_is_complete(site: Site) -> 
     assert wait_until(lambda: dropped() is None)
     assert site.status(job)["state"] == "running"
     touch(site, job, "end")
-    assert wait_until(lambda: site.has_ended(job), 30)
+    assert wait_until(lambda: site.has_ended(job))
     assert site.status(job)["state"] == "succeeded"
     events = [json.loads(line) for line in (lead / "events.jsonl").read_text().splitlines()]
     assert {event["message"] for event in events if event["event"] == "cut_dropped"} == {REASON}

@@ -212,7 +212,7 @@ def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_pe
     else:
         os.kill(site.supervisor(job, 2) if victim == "supervisor" else at[victim, 2], signal.SIGKILL)
     for node in (0, 1):
-        assert wait_until(lambda: any(event["event"] == "ended" for event in events_of(site, job, node)), 30)  # noqa: B023
+        assert wait_until(lambda: any(event["event"] == "ended" for event in events_of(site, job, node)))  # noqa: B023
     (stopping,) = [event for event in events_of(site, job, 0) if event.get("phase") == "stopping"]
     kind = "node_lost" if victim.startswith("supervisor") else "exit"
     assert (stopping["cause"]["kind"], stopping["cause"]["node"]) == (kind, 2)

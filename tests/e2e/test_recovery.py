@@ -140,7 +140,7 @@ def test_the_others_continue_without_a_trainer_that_was_given_up_and_share_its_b
 def start_and_hold(site: Site, job: str) -> None:
     """Start the job and return once trainer 0 is waiting in its second pass."""
     site.ok("start", "--job_workspace", job, "--detach", "--", "hold:25")
-    assert wait_until((site.job_dir(job, 0) / "held").exists, 30)
+    assert wait_until((site.job_dir(job, 0) / "held").exists)
 
 
 def release_and_finish(site: Site, job: str) -> None:
@@ -160,7 +160,7 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     for count, node in enumerate((2, 1), 1):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
-        assert wait_until(lambda count=count: lead.read_text().count('"event":"lost"') == count, 20)
+        assert wait_until(lambda count=count: lead.read_text().count('"event":"lost"') == count)
         waiting = f"the run is waiting for node{node}; once it is fixed: clusterctl start --rejoin"
         assert waiting in site.ok("status", job).out
         waits = site.ok("why", job).out
@@ -183,7 +183,7 @@ def test_outside_sync_a_node_rejoins_unless_an_older_version_leads_the_run(site:
     start_and_hold(site, job)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    assert wait_until(lambda: '"event":"lost"' in lead.read_text(), 20)
+    assert wait_until(lambda: '"event":"lost"' in lead.read_text())
     path = site.job_dir(job, 2) / ".clusterctl/runs/0001/spec.json"
     spec = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in spec.items() if name != "server_cuts"}))
@@ -208,7 +208,7 @@ def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     (pid,) = [p["pid"] for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]
     os.kill(pid, signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
-    assert wait_until(lambda: "the run is waiting for start --rejoin" in lead.read_text(), 20)
+    assert wait_until(lambda: "the run is waiting for start --rejoin" in lead.read_text())
     assert "the run is waiting for trainer1; once it is fixed" in site.ok("status", job).out
     rejoined = site.ok("start", "--rejoin").out
     assert "node1 is already in run 1; restarting any trainer that failed there" in rejoined

@@ -36,7 +36,7 @@ def begin(site: Site) -> str:
     """Start the job, kill its pserver, and return when trainers are being replaced."""
     site.conf(**SETTINGS)
     job = site.start(SLOW_TO_END)
-    assert wait_until(lambda: all(p["state"] in ("running", "ready") for p in site.status(job)["processes"]), 30)
+    assert wait_until(lambda: all(p["state"] in ("running", "ready") for p in site.status(job)["processes"]))
     [pserver] = [p["pid"] for p in site.status(job)["processes"] if p["role"] == "pserver"]
     os.kill(pserver, signal.SIGKILL)
     # Not by `status`: on a busy machine one call takes longer than the restart.

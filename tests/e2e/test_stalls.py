@@ -84,7 +84,7 @@ def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its
     assert wait_until(lambda: any(stall["role"] == "pserver" for stall in stalls(site, job)))
     assert wait_until(lambda: states(site, job) == hangs), states(site, job)
     os.kill(pserver, signal.SIGCONT)
-    assert wait_until(lambda: site.has_ended(job), 30)
+    assert wait_until(lambda: site.has_ended(job))
     assert site.status(job)["state"] == "succeeded"
     reported = {(e["role"], e.get("over", False)): e["message"] for e in stalls(site, job)}
     assert reported == {

@@ -54,13 +54,13 @@ def test_status_names_the_trainer_that_all_others_wait_for_until_it_goes_on(site
     assert waits(site, job)[0]["awaits_s"] >= 3
     shown = WAITS.search(site.ok("status", job).out)
     assert shown is not None
-    assert wait_until(lambda: waits(site, job)[0]["awaits_s"] > int(shown[1]) + 1, 20), "it grows"
+    assert wait_until(lambda: waits(site, job)[0]["awaits_s"] > int(shown[1]) + 1), "it grows"
     for node in range(2):
         (site.job_dir(job, node) / "go_on").touch()
-    assert wait_until(lambda: not waits(site, job), 20), "it is over, though no message reaches the pservers any more"
+    assert wait_until(lambda: not waits(site, job)), "it is over, though no message reaches the pservers any more"
     assert "waiting" not in site.ok("status", job).out
     for node in range(2):
         (site.job_dir(job, node) / "end").touch()
-    assert wait_until(lambda: site.has_ended(job), 30)
+    assert wait_until(lambda: site.has_ended(job))
     assert site.status(job)["state"] == "succeeded"
     site.assert_nothing_left(job)

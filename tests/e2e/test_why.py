@@ -104,7 +104,7 @@ def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> N
     job = site.start(SLEEP)
     os.kill(site.supervisor(job, node), signal.SIGKILL)
     site.assert_nothing_left(job, 30)
-    assert wait_until(lambda: site.status(job)["state"] in ("failed", "lost"), 20)
+    assert wait_until(lambda: site.status(job)["state"] in ("failed", "lost"))
     cause = why(site, job)["cause"]
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
 
