@@ -19,7 +19,11 @@ from tests.support.processes import wait_until
 PSERVERS = TRAINERS = 2
 PASSES, BATCHES = 5, 20
 PHASES = ["hold", "make", "write", "written"]
-CASES = [*((phase, "async") for phase in PHASES), ("hold", "half-async"), ("make", "ssp(99)"), ("write", "geo(2)")]
+OTHER_MODES = [("hold", "half-async"), ("make", "ssp(99)"), ("write", "geo(2)")]
+CASES = [
+    *((phase, "async") for phase in PHASES),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_MODES),
+]
 KILLED_AT_CUT = 3
 # Trainers wait for the files `pass-1` ... `pass-5`: on a busy machine they would have left before a cut is made.
 SCRIPT = f"""
