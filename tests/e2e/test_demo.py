@@ -97,6 +97,6 @@ def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path: Path) -> None:
             if "all processes are running" in line:
                 break
         os.kill(demo.pid, signal.SIGINT)
-        demo.communicate(timeout=40)
+        demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert_none_left(MARK, str(tmp_path / "it/cluster"))

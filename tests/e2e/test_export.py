@@ -242,7 +242,7 @@ class Served:
     def interrupt(self) -> tuple[int, str, str]:
         """Send Ctrl-C; return the exit code, the output after the first line, and the errors."""
         self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         return code, self.process.stdout.read(), self.process.stderr.read()

@@ -73,7 +73,7 @@ class Following:
         return any(re.search(pattern, line) for line in list(self.lines))
 
     def end(self) -> int:
-        code = self._process.wait(30)
+        code = self._process.wait(60)
         self._thread.join()
         return code
 

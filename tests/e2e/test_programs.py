@@ -152,7 +152,7 @@ def test_a_pserver_that_dies_fails_the_run(site: Site) -> None:
     pserver = next(p for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("pserver", 1))
     with site.popen("logs", "-f", job) as following:
         os.kill(pserver["pid"], signal.SIGKILL)
-        _, err = following.communicate(timeout=30)
+        _, err = following.communicate(timeout=60)
     assert following.returncode == 1
     assert "failed" in err
     status = site.status(job)
