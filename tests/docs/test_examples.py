@@ -18,7 +18,7 @@ from clusterctl import config, fake
 from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, examples, missing_words
 from support.processes import processes_with_environment
 
-LONG = ("commands.md",)
+LONG = ("README.md", "commands.md")
 
 
 def named(pages: list[Path]) -> list[object]:

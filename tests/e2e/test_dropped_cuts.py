@@ -48,6 +48,7 @@ def touch(site: Site, job: str, name: str) -> None:
         (site.job_dir(job, node) / name).touch()
 
 
+@pytest.mark.slow
 def test_status_shows_a_dropped_checkpoint_until_one_is_complete(site: Site) -> None:
     site.conf(PSERVERS=2, TRAINERS=2, MODE="async", SAVE_EVERY=50, SAVE_MODEL_EVERY=None)
     job = site.start(TRAIN)

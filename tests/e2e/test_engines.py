@@ -145,6 +145,7 @@ def test_a_program_that_does_not_share_its_port_gets_it_on_the_second_attempt(si
     assert "Address already in use" in output
 
 
+@pytest.mark.slow
 def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_taken(site: Site) -> None:
     with socket.socket() as sock:
         sock.bind(("", 0))
@@ -178,6 +179,7 @@ def test_ranks_meet_at_the_address_of_rank_0(site: Site) -> None:
     assert [f"rank {rank} of 6" in output for rank in range(6)] == [True] * 6
 
 
+@pytest.mark.slow
 def test_a_master_that_does_not_share_its_port_is_restarted_with_all_ranks(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="torch")
     output = train_and_read_logs(site, program(TORCH, reuse=False))
@@ -185,6 +187,7 @@ def test_a_master_that_does_not_share_its_port_is_restarted_with_all_ranks(site:
     assert "rank 1 of 2" in output
 
 
+@pytest.mark.slow
 def test_a_scheduler_runs_alongside_servers_and_workers(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="dmlc", ENV={"MEET": str(site.directory / "met")})
     output = train_and_read_logs(site, program(DMLC))
@@ -193,6 +196,7 @@ def test_a_scheduler_runs_alongside_servers_and_workers(site: Site) -> None:
     assert "scheduler0" in output
 
 
+@pytest.mark.slow
 def test_mpi_programs_get_their_ranks(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="mpi", TRAINERS_PER_NODE=2)
     output = train_and_read_logs(site, MPI)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.nodes(2)
 DONE = "print('done')\n"
 
 
+@pytest.mark.slow
 def test_the_running_job_is_meant_though_a_newer_one_was_dispatched(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     running = site.start(SLEEP)

@@ -93,6 +93,7 @@ def times_of(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines]
 
 
+@pytest.mark.slow
 def test_following_shows_the_past_in_time_order_and_then_folds_new_lines(site: Site) -> None:
     talk, losses = Talk(site), list[str]()
 

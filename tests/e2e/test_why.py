@@ -98,7 +98,8 @@ def test_a_crash_of_a_pserver_during_training_is_the_cause(site: Site) -> None:
         assert f"clusterctl start --job_workspace {job} --resume" in output
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, 2])
 def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> None:
     """It works for the lead too, which leaves no final event."""
     job = site.start(SLEEP)
