@@ -131,7 +131,7 @@ def test_a_node_silent_for_longer_than_the_grace_period_fails_the_run(site: Site
     site.assert_nothing_left(job, 30)
 
 
-@pytest.mark.parametrize("presses", [1, 3])
+@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_any_number_of_ctrl_c_leaves_nothing_half_stopped(site: Site, presses: int) -> None:
     site.conf(ENGINE="none")
     with site.popen("start", "--job_dispatch_package", str(site.workspace(DEAF))) as starting:

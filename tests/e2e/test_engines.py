@@ -158,6 +158,7 @@ def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_tak
     assert f"serves on {port} " not in result
 
 
+@pytest.mark.slow
 def test_start_warns_of_pservers_of_the_users_that_must_have_different_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], PSERVER_COMMAND="python train.py")
     show = "print(*(os.environ[name] for name in ('PADDLE_INIT_PORT', 'CLUSTERCTL_PSERVERS')), flush=True)"

@@ -149,6 +149,7 @@ def test_a_trace_has_the_states_and_the_marks_of_the_run(site: Site, job: str) -
     assert any(one["name"] == "trainer1 samples/s" for one in trace["traceEvents"] if one["ph"] == "C")
 
 
+@pytest.mark.slow
 def test_an_export_replaces_an_earlier_one_and_nothing_else(site: Site, job: str) -> None:
     (site.directory / "mine").mkdir()
     (site.directory / "mine" / "thesis.tex").write_text("years of work")

@@ -189,6 +189,7 @@ def test_exec_folds_identical_output_and_names_the_failed_nodes(site: Site) -> N
     assert [(n["node"], n["exit_code"], n["stdout"]) for n in document["nodes"]] == [(1, 0, "1\n"), (2, 0, "2\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(3)
 def test_every_process_gets_the_promised_environment(site: Site) -> None:
     site.conf(ENV={"MINE": "a b'c$d"}, LD_LIBRARY_PATH="/opt/lib", PADDLE_USE_GPU="False")

@@ -116,6 +116,7 @@ def is_removed(directory: Path) -> bool:
     return not directory.exists()
 
 
+@pytest.mark.slow
 def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(KEEPS)

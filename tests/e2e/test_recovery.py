@@ -218,6 +218,7 @@ def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     assert_same(model_of(site, job), expected)
 
 
+@pytest.mark.slow
 def test_all_processes_of_other_engines_restart_up_to_the_restarts_limit(site: Site) -> None:
     train = """
 import os, sys, time

@@ -66,6 +66,7 @@ def states(site: Site, job: str) -> dict[str, str]:
     return {f"{p['role']}{p['rank']}": p["state"] for p in site.status(job)["processes"]}
 
 
+@pytest.mark.slow
 def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its_waiting_peers_are_not(
     site: Site,
 ) -> None:

@@ -45,6 +45,7 @@ def waits(site: Site, job: str) -> list[dict[str, Any]]:
     return [one for one in found if one]
 
 
+@pytest.mark.slow
 def test_status_names_the_trainer_that_all_others_wait_for_until_it_goes_on(site: Site) -> None:
     site.conf(PSERVERS=1, TRAINERS_PER_NODE=2)
     job = site.start(TRAIN)

@@ -242,6 +242,7 @@ def test_a_mistake_on_this_machine_is_reported_once_and_not_for_every_node(site:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(3)
 def test_logs_of_a_process_that_does_not_exist_are_a_usage_error(site: Site) -> None:
     site.conf(TRAINERS=site.hosts[:2])
