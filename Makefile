@@ -1,5 +1,6 @@
 # make demo     from a fresh clone to a trained model
-# make test     from a fresh clone to a tested program
+# make test     from a fresh clone to a tested program, in a few minutes
+# make slow     the tests that take longer: most runs of whole jobs, and everything in more variants
 # make check    run the linter, the type checker and the tests
 # make docker   build and test the images of docker/; needs a Docker daemon
 # make faults   inject faults into machines made of kernel namespaces; needs root

@@ -198,7 +198,7 @@ def test_a_run_succeeds_in_the_oldest_and_in_the_newest_python(
 ) -> None:
     cluster = cluster_of(tmp_path, needs(version))
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch)
-    assert wait_until(lambda: status(cluster, job).state == "succeeded", 20), status(cluster, job)
+    assert wait_until(lambda: status(cluster, job).state == "succeeded"), status(cluster, job)
     for node in range(2):
         directory = cluster.home(node) / "clusterctl" / job
         output = (directory / "log/train.log").read_text()
@@ -207,7 +207,7 @@ def test_a_run_succeeds_in_the_oldest_and_in_the_newest_python(
         assert ports[1] != ports[2]  # both nodes are on this machine
         assert (directory / "nodefile").read_text() == f"{node}\n"
         assert crash(cluster, node, job) == ""
-    assert wait_until(lambda: not cluster.left(), 10), cluster.left()
+    assert wait_until(lambda: not cluster.left()), cluster.left()
 
 
 def nodes_of(cluster: PipeCluster, job: str) -> list[dict[str, Any]]:
@@ -224,15 +224,15 @@ def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
 ) -> None:
     cluster = cluster_of(tmp_path, needs(version))
     job = begin(cluster, tmp_path / "workspace", SERVER, monkeypatch)
-    assert wait_until(lambda: status(cluster, job).state == "running", 20)
+    assert wait_until(lambda: status(cluster, job).state == "running")
     with pytest.raises(RefusedError, match="already running"):
         start(cluster, plan(cluster.settings, cluster.inventory), job, lambda job: None)
     stopped = [outcome.get() for outcome in cluster.ask({"op": "stop", "ref": job})]
     assert stopped[0]["was"] == "running"
     assert [answer["survivors"] for answer in stopped] == [0, 0]
-    assert wait_until(lambda: [n["state"] for n in nodes_of(cluster, job)] == ["stopped", "stopped"], 10)
+    assert wait_until(lambda: [n["state"] for n in nodes_of(cluster, job)] == ["stopped", "stopped"])
     assert [crash(cluster, node, job) for node in range(2)] == ["", ""]
-    assert wait_until(lambda: not cluster.left(), 10), cluster.left()
+    assert wait_until(lambda: not cluster.left()), cluster.left()
 
 
 def test_nodes_that_wait_long_for_the_others_get_keepalives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_nodes_that_wait_long_for_the_others_get_keepalives(tmp_path: Path, monk
 
     monkeypatch.setattr(AgentCall, "send", send)
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)
-    assert wait_until(lambda: status(cluster, job).state == "succeeded", 20), status(cluster, job)
+    assert wait_until(lambda: status(cluster, job).state == "succeeded"), status(cluster, job)
 
 
 def test_a_lead_whose_answer_was_lost_is_not_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_a_lead_whose_answer_was_lost_is_not_left_running(tmp_path: Path, monkey
         with pytest.raises(NodeError, match="the connection broke"):
             begin(cluster, tmp_path / "workspace", SERVER, monkeypatch)
     assert [node["state"] for node in nodes_of(cluster, "JOB20261121-081530")] == ["stopped", "dispatched"]
-    assert wait_until(lambda: not cluster.left(), 10), cluster.left()
+    assert wait_until(lambda: not cluster.left()), cluster.left()
 
 
 def test_a_supervisor_killed_with_its_processes_leaves_nothing_and_is_reported_lost(
@@ -281,7 +281,7 @@ def test_a_supervisor_killed_with_its_processes_leaves_nothing_and_is_reported_l
     supervisors = [outcomes[node].get()["supervisor"][0] for node in (1, 0)]
     for pid in supervisors:  # at once: a lead that outlives another supervisor ends the run as failed
         os.kill(pid, 9)
-    assert wait_until(lambda: not cluster.left(), 15), cluster.left()
+    assert wait_until(lambda: not cluster.left()), cluster.left()
     assert status(cluster, job).state == "lost"
     assert [outcome.get()["survivors"] for outcome in cluster.ask({"op": "stop", "ref": job})] == [0, 0]
     assert status(cluster, job).state == "stopped"

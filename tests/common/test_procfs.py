@@ -92,7 +92,7 @@ def test_a_signal_reaches_only_the_intended_process(tmp_path: Path) -> None:
 
 def test_a_zombie_is_not_alive(tmp_path: Path) -> None:
     with running(tmp_path, "print('up')") as process:
-        assert wait_until(lambda: identify(process.pid) is None, 10)
+        assert wait_until(lambda: identify(process.pid) is None, 60)
         os.kill(process.pid, 0)  # it still exists
         assert pids_of(tmp_path) == []
 
@@ -197,7 +197,7 @@ def test_a_process_that_reuses_a_pid_during_the_search_is_not_taken_for_the_old_
 def test_hundreds_of_processes_end_together(tmp_path: Path) -> None:
     code = f"import os, time\nfor _ in range(9):\n    os.fork()\n{SLEEPS}"
     with running(tmp_path, code):
-        assert wait_until(lambda: len(pids_of(tmp_path)) == 512, 30)
+        assert wait_until(lambda: len(pids_of(tmp_path)) == 512, 60)
         count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 30.0)
     assert (count, survivors) == (512, 0)
 
@@ -246,7 +246,7 @@ def test_processes_of_other_accounts_are_ignored(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], **run_environment(tmp_path)}
     with subprocess.Popen(["/bin/sleep", "600"], env=env, user=65534, cwd="/") as process:
         try:
-            assert wait_until(lambda: identify(process.pid) is not None, 5)
+            assert wait_until(lambda: identify(process.pid) is not None, 60)
             assert pids_of(tmp_path) == []
         finally:
             process.kill()
@@ -278,7 +278,7 @@ def test_a_process_that_is_executing_another_program_is_checked_again(
 def test_a_process_without_any_environment_does_not_delay_the_search(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], env={}) as bare, running(tmp_path) as program:
         try:
-            assert wait_until(lambda: procfs.environment_of(bare.pid) == procfs.NO_ENVIRONMENT, 5)
+            assert wait_until(lambda: procfs.environment_of(bare.pid) == procfs.NO_ENVIRONMENT, 60)
             assert [identity.pid for identity in find_by_environment(run_environment(tmp_path))] == [program.pid]
         finally:
             bare.kill()

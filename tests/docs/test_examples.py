@@ -18,9 +18,17 @@ from clusterctl import config, fake
 from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, examples, missing_words
 from support.processes import processes_with_environment
 
+LONG = ("README.md", "commands.md")
+
 
 def named(pages: list[Path]) -> list[object]:
     return [pytest.param(page, id=page.name) for page in pages]
+
+
+def with_commands() -> list[object]:
+    """Return the pages that show commands; `make slow` runs the long ones."""
+    pages = [page for page in PAGES if any(blocks(page, "console"))]
+    return [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in LONG else ()) for page in pages]
 
 
 def programs() -> list[object]:
@@ -39,12 +47,12 @@ def test_a_python_example_works(block: Block, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(block.body)
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == block.exit_code, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", named([page for page in PAGES if any(blocks(page, "console"))]))
+@pytest.mark.parametrize("page", with_commands())
 def test_the_commands_of_a_page_work_in_order(page: Path, tmp_path: Path) -> None:
     shell, training = Shell.make(tmp_path), set[str]()
     try:

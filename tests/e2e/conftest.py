@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.clusters import KINDS
 from support.site import Site, fresh, make_site
 
 
@@ -28,7 +27,7 @@ def site(embedded_site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
         yield made
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["embedded", pytest.param("openssh", marks=pytest.mark.slow)])
 def any_site(request: pytest.FixtureRequest) -> Iterator[Site]:
     with fresh(request.getfixturevalue(f"{request.param}_site"), request) as made:
         yield made

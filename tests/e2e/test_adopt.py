@@ -45,6 +45,7 @@ def listed(site: Site) -> dict[str, Any]:
     return {job["job"]: job for job in site.ok("jobs", "--json").json()["jobs"]}
 
 
+@pytest.mark.slow
 def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: Deploy) -> None:
     deploy(REGRESSION)
     before = [look(site.job_dir(NAME, node)) for node in range(2)]
@@ -73,6 +74,7 @@ def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: D
     site.assert_nothing_left(NAME)
 
 
+@pytest.mark.slow
 def test_an_adopted_directory_is_stopped_and_is_neither_pruned_nor_replaced(site: Site, deploy: Deploy) -> None:
     site.conf(ENGINE="none")
     deploy(SLEEP)

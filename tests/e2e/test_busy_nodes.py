@@ -13,6 +13,7 @@ from support.site import Site
 pytestmark = pytest.mark.nodes(2)
 
 
+@pytest.mark.slow
 def test_another_running_job_is_a_warning_and_with_exclusive_a_refusal(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     first = site.start(SLEEP)

@@ -76,6 +76,7 @@ def test_a_port_in_use_by_another_program_is_a_warning(site: Site) -> None:
             assert done.json()["nodes"][0]["busy"][0]["pid"] == os.getpid()
 
 
+@pytest.mark.slow
 def test_version_mismatches_and_leftovers_are_warnings_of_check_and_start(site: Site, tmp_path: Path) -> None:
     # A python that reports another version on one node, which it recognizes by its home.
     python = tmp_path / "python"
@@ -103,6 +104,7 @@ def test_version_mismatches_and_leftovers_are_warnings_of_check_and_start(site: 
     assert "succeeded" in started.out
 
 
+@pytest.mark.slow
 @needs_ipv6
 @pytest.mark.nodes(2)
 def test_a_job_runs_over_ipv6(site: Site) -> None:

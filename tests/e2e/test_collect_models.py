@@ -25,6 +25,7 @@ def collect(site: Site, *args: str) -> Any:
     return site.ok("collect", *args, "--json").json()
 
 
+@pytest.mark.slow
 def test_keep_models_limits_the_nodes_and_collect_brings_the_newest_unless_asked_for_more(site: Site) -> None:
     site.conf(KEEP_MODELS=3)
     program = REGRESSION.replace('print("end of pass"', 'pass_ == 1 and ps.save("mine"); print("end of pass"')
@@ -51,6 +52,7 @@ def test_keep_models_limits_the_nodes_and_collect_brings_the_newest_unless_asked
     assert set(load_model(site.directory / named["model"])) == {"w", "e"}
 
 
+@pytest.mark.slow
 def test_models_may_be_saved_between_passes_or_only_at_the_end(site: Site) -> None:
     site.conf(KEEP_MODELS=3, SAVE_MODEL_EVERY="4 steps")
     program = REGRESSION.replace('print("end of pass"', 'pass_ == 1 and ps.save("mine"); print("end of pass"')
@@ -71,6 +73,7 @@ def test_models_may_be_saved_between_passes_or_only_at_the_end(site: Site) -> No
     assert np.array_equal(load_model(site.directory / only["model"])["w"], whole)
 
 
+@pytest.mark.slow
 def test_a_model_of_an_earlier_run_can_be_collected_after_a_later_one_failed(site: Site) -> None:
     job = site.dispatch(FAIL)
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
@@ -98,6 +101,7 @@ def test_a_model_of_an_earlier_run_can_be_collected_after_a_later_one_failed(sit
         assert (refused.code, words in refused.err) == (2, True), refused
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_models_of_the_run_before(site: Site) -> None:
     site.conf(KEEP_MODELS=4, SAVE_EVERY="1 pass")
     job = site.dispatch(FAIL)

@@ -64,6 +64,7 @@ def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_th
 NOBODY = "root@127.0.0.1:1"  # where no node answers any more
 
 
+@pytest.mark.slow
 def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) -> None:
     """Collect without it, and without the lead's node; the model is the same."""
     site.conf()
@@ -80,6 +81,7 @@ def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) ->
         assert all(np.array_equal(a, b) for a, b in zip(model["e"], whole["e"], strict=True))
 
 
+@pytest.mark.slow
 def test_collect_takes_a_copy_in_place_of_a_damaged_piece_and_else_the_merged_model(site: Site) -> None:
     site.conf()
     job = site.dispatch(REGRESSION)
@@ -113,33 +115,36 @@ def has_copied(site: Site, job: str, tag: str) -> bool:
     return any(event["event"] == "copied" and event["tag"] == tag for event in events(site, job))
 
 
+@pytest.mark.slow
 def test_a_piece_server_that_is_killed_is_replaced_when_it_is_needed_again(site: Site) -> None:
     site.conf()
     job = site.dispatch(GATED)
     site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
     go(site, job, 0)
-    assert wait_until(lambda: has_copied(site, job, "pass-00000"), 30)
+    assert wait_until(lambda: has_copied(site, job, "pass-00000"))
     for node in range(3):
         server = [p for p in agent_processes(str(site.job_dir(job, node))) if " piece-server " in p.command]
         os.kill(server[0].pid, signal.SIGKILL)
     go(site, job, 1)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     assert has_copied(site, job, "pass-00001")
     assert site.status(job)["state"] == "succeeded"
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_takes_its_piece_server_with_it(site: Site) -> None:
     site.conf(NODE_GRACE_S=2)
     job = site.dispatch(GATED)
     site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
     go(site, job, 0)
-    assert wait_until(lambda: has_copied(site, job, "pass-00000"), 30)
+    assert wait_until(lambda: has_copied(site, job, "pass-00000"))
     os.kill(site.supervisor(job, 1), signal.SIGKILL)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_nothing_is_copied_or_merged_if_the_settings_say_so(site: Site) -> None:
     site.conf(COPIES=1, MODEL_ON_LEAD_MB=0)
     job = site.dispatch(REGRESSION)
@@ -149,6 +154,7 @@ def test_nothing_is_copied_or_merged_if_the_settings_say_so(site: Site) -> None:
     assert copied(site, job, 1)["pass-00001"] == ["manifest.json"], "which every node has"
 
 
+@pytest.mark.slow
 def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -> None:
     site.conf()
     early = GATED.replace("        import os, time\n", "        import os, time\n        write_own()\n").replace(
@@ -161,7 +167,7 @@ def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -
     job = site.dispatch(early)
     site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "1")
     go(site, job, 0)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     path = site.job_dir(job, 0) / "output/pass-00000/model.safetensors"
     assert path.read_text() == "mine"
     warned = [e["message"] for e in events(site, job) if e.get("level") == "warning"]
@@ -171,6 +177,7 @@ def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -
     assert (site.directory / "home/node-0/output/pass-00000/model.safetensors").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large_is_not_merged_and_that_is_said(site: Site) -> None:
     site.conf(MODEL_ON_LEAD_MB=1)
     big = REGRESSION.replace("shape=(4,), rule=Adagrad(0.5)", "shape=(400_004,), rule=Adagrad(0.5)")
@@ -182,15 +189,16 @@ def test_a_model_that_is_too_large_is_not_merged_and_that_is_said(site: Site) ->
     assert warned == ["model pass-00000 was not merged on node0: it has 2 MB, and MODEL_ON_LEAD_MB is 1"]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_the_nodes_that_are_left(site: Site) -> None:
     """Node 2 is gone with its disk, and with its pserver: the others have copies of its pieces."""
     site.conf(NODE_GRACE_S=2)
     job = site.dispatch(GATED)
     site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
     go(site, job, 0)
-    assert wait_until(lambda: has_copied(site, job, "step-000000005"), 30)
+    assert wait_until(lambda: has_copied(site, job, "step-000000005"))
     os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     site.assert_nothing_left(job)
     shutil.rmtree(site.job_dir(job, 2))
     site.conf(HOSTS=[*site.hosts[:2], NOBODY])

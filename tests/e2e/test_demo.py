@@ -61,6 +61,7 @@ def test_a_demo_makes_four_passes_by_default() -> None:
     assert inspect.signature(commands.demo).parameters["passes"].default == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["embedded", pytest.param("ssh", marks=pytest.mark.slow)])
 def test_a_killed_demo_leaves_no_process_and_the_next_two_train_concurrently_and_leave_nothing(
     tmp_path: Path, backend: str
@@ -96,6 +97,6 @@ def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path: Path) -> None:
             if "all processes are running" in line:
                 break
         os.kill(demo.pid, signal.SIGINT)
-        demo.communicate(timeout=40)
+        demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert_none_left(MARK, str(tmp_path / "it/cluster"))

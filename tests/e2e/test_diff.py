@@ -59,6 +59,7 @@ def test_two_runs_differ_in_what_was_changed(site: Site, jobs: list[str]) -> Non
     assert "score" not in by_name(found, "metrics")
 
 
+@pytest.mark.slow
 def test_people_see_only_differences_and_no_secrets(site: Site, jobs: list[str]) -> None:
     done = site.ok("diff", jobs[0], f"{jobs[1]}/1", env={"COLUMNS": "80"})
     lines = done.out.splitlines()

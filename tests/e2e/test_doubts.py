@@ -29,10 +29,10 @@ BAD_MODEL = STEPS.format(gradient="np.inf", loss="x")
 @pytest.mark.parametrize(
     ("body", "kinds"),
     [
-        (LEARNS, []),
+        pytest.param(LEARNS, [], marks=pytest.mark.slow),
         (NO_PUSH, ["no_push"]),
-        (BAD_LOSS, ["loss_not_finite"]),
-        (BAD_MODEL, ["model_not_finite"]),
+        pytest.param(BAD_LOSS, ["loss_not_finite"], marks=pytest.mark.slow),
+        pytest.param(BAD_MODEL, ["model_not_finite"], marks=pytest.mark.slow),
     ],
     ids=["learns", "no push", "no finite loss", "a model that is not finite"],
 )
@@ -57,6 +57,7 @@ def test_a_run_that_learned_nothing_succeeds_with_a_warning_that_every_command_s
     assert ("succeeded (warning)" in site.ok("jobs").out.split(job)[1].splitlines()[0]) == bool(kinds)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_nothing_left_to_do_is_not_doubted(site: Site) -> None:
     site.conf(SAVE_EVERY=1)
     job = site.dispatch(TRAIN.format(body=LEARNS))

@@ -145,6 +145,7 @@ def test_a_program_that_does_not_share_its_port_gets_it_on_the_second_attempt(si
     assert "Address already in use" in output
 
 
+@pytest.mark.slow
 def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_taken(site: Site) -> None:
     with socket.socket() as sock:
         sock.bind(("", 0))
@@ -157,6 +158,7 @@ def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_tak
     assert f"serves on {port} " not in result
 
 
+@pytest.mark.slow
 def test_start_warns_of_pservers_of_the_users_that_must_have_different_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], PSERVER_COMMAND="python train.py")
     show = "print(*(os.environ[name] for name in ('PADDLE_INIT_PORT', 'CLUSTERCTL_PSERVERS')), flush=True)"
@@ -178,6 +180,7 @@ def test_ranks_meet_at_the_address_of_rank_0(site: Site) -> None:
     assert [f"rank {rank} of 6" in output for rank in range(6)] == [True] * 6
 
 
+@pytest.mark.slow
 def test_a_master_that_does_not_share_its_port_is_restarted_with_all_ranks(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="torch")
     output = train_and_read_logs(site, program(TORCH, reuse=False))
@@ -185,6 +188,7 @@ def test_a_master_that_does_not_share_its_port_is_restarted_with_all_ranks(site:
     assert "rank 1 of 2" in output
 
 
+@pytest.mark.slow
 def test_a_scheduler_runs_alongside_servers_and_workers(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="dmlc", ENV={"MEET": str(site.directory / "met")})
     output = train_and_read_logs(site, program(DMLC))
@@ -193,12 +197,14 @@ def test_a_scheduler_runs_alongside_servers_and_workers(site: Site) -> None:
     assert "scheduler0" in output
 
 
+@pytest.mark.slow
 def test_mpi_programs_get_their_ranks(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="mpi", TRAINERS_PER_NODE=2)
     output = train_and_read_logs(site, MPI)
     assert [f"rank {rank} of 4 local {rank % 2}" in output for rank in range(4)] == [True] * 4
 
 
+@pytest.mark.slow
 def test_two_jobs_on_the_same_nodes_have_separate_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
     jobs = [site.start(program(PADDLE, wait=True)) for _ in range(2)]

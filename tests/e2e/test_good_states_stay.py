@@ -22,6 +22,7 @@ from support.site import Site
 pytestmark = pytest.mark.copies
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> None:
     job = site.dispatch(REGRESSION)
@@ -38,6 +39,7 @@ def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> Non
     assert site.ok("logs", job, "--role=trainer").out
 
 
+@pytest.mark.slow
 def test_collecting_again_fetches_the_model_of_the_newest_run(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2])
     job = site.dispatch(REGRESSION)
@@ -53,6 +55,7 @@ def test_collecting_again_fetches_the_model_of_the_newest_run(site: Site) -> Non
     )
 
 
+@pytest.mark.slow
 def test_collect_fetches_the_files_of_the_reachable_nodes(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
@@ -130,6 +133,7 @@ def test_code_in_a_directory_writable_by_others_is_not_run(site: Site) -> None:
     assert "can be written by others" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_malformed_events_from_a_program_harm_neither_supervisor_nor_status(site: Site) -> None:
     train = """

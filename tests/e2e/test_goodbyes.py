@@ -30,6 +30,7 @@ def explained(site: Site) -> tuple[str, str]:
     return f"{cause['role']}{cause['rank']}@node{cause['node']}", cause["reason"]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_exits_before_it_connects_fails_the_run(site: Site) -> None:
     train = f"{TRAIN}\nif RANK == '1': sys.exit(0)\nwith connect() as ps: train(ps, 2)"
     result = start_and_fail(site, train)
@@ -37,7 +38,13 @@ def test_a_trainer_that_exits_before_it_connects_fails_the_run(site: Site) -> No
     assert explained(site) == ("trainer1@node1", "not_connected")
 
 
-@pytest.mark.parametrize("begins", ["with connect() as ps:\n    train(ps, 2, until=3)", "train(connect(), 2, until=3)"])
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "with connect() as ps:\n    train(ps, 2, until=3)",
+        pytest.param("train(connect(), 2, until=3)", marks=pytest.mark.slow),
+    ],
+)
 def test_a_trainer_that_skips_its_goodbye_in_the_middle_of_a_pass_is_restarted(site: Site, begins: str) -> None:
     site.conf(RESTARTS=1)
     leaves = "if RANK == ATTEMPT == '1': os._exit(0)"
@@ -47,6 +54,7 @@ def test_a_trainer_that_skips_its_goodbye_in_the_middle_of_a_pass_is_restarted(s
     assert (status["state"], sum(process["restarts"] for process in status["processes"])) == ("succeeded", 1)
 
 
+@pytest.mark.slow
 def test_without_restarts_it_fails_the_run_and_is_named(site: Site) -> None:
     result = start_and_fail(
         site, f"{TRAIN}\nwith connect() as ps:\n    train(ps, 2, until=3 if RANK == '1' else 99)\n    os._exit(0)"
@@ -55,6 +63,7 @@ def test_without_restarts_it_fails_the_run_and_is_named(site: Site) -> None:
     assert explained(site)[1] == "left_early"
 
 
+@pytest.mark.slow
 def test_an_exception_behind_a_pipe_fails_the_run_and_is_named(site: Site) -> None:
     site.conf(TRAINER_COMMAND="sh run.sh")
     train = f"{TRAIN}\nwith connect() as ps:\n    train(ps, 2, until=3)\n    raise ValueError('bad shard')"
@@ -65,6 +74,7 @@ def test_an_exception_behind_a_pipe_fails_the_run_and_is_named(site: Site) -> No
     assert explained(site)[1] == "exception"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site, mode: str) -> None:
     """Trainer 1 makes one pass, trainer 0 three: from the second on it waits for nobody."""
@@ -77,6 +87,7 @@ def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site, mode: st
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_an_exit_code_other_than_0_is_no_goodbye(site: Site) -> None:
     """The other trainer waits for its next attempt, which trains on from the next batch."""
     site.conf(RESTARTS=1)
@@ -87,6 +98,7 @@ def test_an_exit_code_other_than_0_is_no_goodbye(site: Site) -> None:
     assert model_of(site, job)["w"] == pytest.approx(1 - 0.9**10), "all ten steps, each once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "files"),
     [("python train.py", {}), ("sh run.sh", {"run.sh": "python3 -c 'import time; time.sleep(600)' &"})],

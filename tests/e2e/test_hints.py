@@ -65,7 +65,7 @@ def test_a_wrong_command_line_keeps_the_conf_too(elsewhere: Site) -> None:
 
 def test_output_of_commands_and_logs_is_not_rewritten(elsewhere: Site) -> None:
     site, words = elsewhere, "clusterctl stop JOB1"
-    assert site.ok("--conf", CONF, "exec", "--", "echo", words).out == f"--- node0\n{words}\n"
+    assert site.ok("--conf", CONF, "exec", "--fold", "--", "echo", words).out == f"--- node0\n{words}\n"
     workspace = str(site.workspace(f"import sys\nprint({words!r}, file=sys.stderr)\nsys.exit(3)\n"))
     failed = site.run("--conf", CONF, "start", "--job_dispatch_package", workspace)
     assert failed.code == 1

@@ -86,6 +86,7 @@ def test_the_record_of_a_failed_run_tells_its_story(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_a_silent_node_is_named_and_the_rest_is_there(site: Site) -> None:
     job = site.dispatch(TRAIN.replace("and at == 2", "and False").replace('os.environ["WANDB"]', '"x"'))
     site.ok("start", "--job_workspace", job)

@@ -88,6 +88,7 @@ def test_ctrl_c_stops_the_run_and_the_outcome_says_so(hooked: Site) -> None:
     assert (announced[1], announced[-1]) == ("stopped", "130")
 
 
+@pytest.mark.slow
 def test_a_start_that_does_not_see_the_end_says_that_nothing_ran_then(hooked: Site) -> None:
     job = hooked.dispatch(SLEEP)
     detached = hooked.ok("start", job, "--detach")

@@ -37,7 +37,7 @@ def assert_arrives(site: Site, top: Path) -> None:
     ("any_site", "relay"),
     [
         ("embedded", "always"),
-        ("openssh", "never"),
+        pytest.param("openssh", "never", marks=pytest.mark.slow),
         pytest.param("embedded", "never", marks=pytest.mark.slow),
         pytest.param("openssh", "always", marks=pytest.mark.slow),
     ],

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from e2e.programs import REGRESSION, SLEEP
-from support.processes import wait_until
 from support.site import Site
 
 pytestmark = pytest.mark.nodes(2)
 DONE = "print('done')\n"
 
 
+@pytest.mark.slow
 def test_the_running_job_is_meant_though_a_newer_one_was_dispatched(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     running = site.start(SLEEP)
@@ -36,11 +36,12 @@ def test_a_stop_of_an_ended_job_says_when_it_ended(site: Site) -> None:
     never = site.dispatch(DONE)
     assert "it was not running" in site.ok("stop", never).out
     job = site.start(DONE)
-    assert wait_until(lambda: site.has_ended(job))
+    site.wait_for_end(job)
     today = time.strftime("%Y-%m-%d", time.localtime((site.job_dir(job, 0) / ".clusterctl/lock").stat().st_mtime))
     assert f"it had already ended: succeeded at {today} " in site.ok("stop").out
 
 
+@pytest.mark.slow
 def test_of_two_running_jobs_one_has_to_be_named_and_status_shows_both(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     jobs = [site.start(SLEEP) for _ in range(2)]
@@ -57,10 +58,12 @@ def test_of_two_running_jobs_one_has_to_be_named_and_status_shows_both(site: Sit
         site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_if_none_runs_the_one_that_ran_last_is_meant_whatever_a_node_that_is_away_knows(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     first, older = site.start(DONE), site.start(DONE + "\n")
-    assert wait_until(lambda: site.has_ended(first) and site.has_ended(older))
+    site.wait_for_end(first)
+    site.wait_for_end(older)
     site.dispatch(DONE)
     assert site.ok("status", "--json").json()["job"] == older
     site.conf(ENGINE="none", PSERVERS=0, HOSTS=[site.hosts[0], "127.0.0.1:1"])
@@ -70,21 +73,22 @@ def test_if_none_runs_the_one_that_ran_last_is_meant_whatever_a_node_that_is_awa
     assert "node1" in away.err
 
 
+@pytest.mark.slow
 def test_resume_means_the_one_that_ran_last_even_if_a_node_has_another_in_mind(site: Site) -> None:
     site.conf(SAVE_EVERY=5)
     job = site.start(REGRESSION, "--", "--num_passes", "2")
-    assert wait_until(lambda: site.has_ended(job), 60)
+    site.wait_for_end(job)
     other = site.start(REGRESSION, "--", "--num_passes", "1")
-    assert wait_until(lambda: site.has_ended(other), 60)
+    site.wait_for_end(other)
     last = site.dispatch(REGRESSION)
-    now = time.time() + 1_000  # later than the jobs of other tests, also with the slow clock
+    later = time.time() + 1000  # than all jobs of other tests on these nodes
     for name, node, age_s in (
         (job, 0, 0),
         (job, 1, 100),
         (other, 0, 90),
         (other, 1, 90),
     ):  # the clock of node 1 is slow
-        os.utime(site.job_dir(name, node) / ".clusterctl/runs/0001/spec.json", (now - age_s, now - age_s))
+        os.utime(site.job_dir(name, node) / ".clusterctl/runs/0001/spec.json", (later - age_s, later - age_s))
     planned = site.ok("start", "--resume", "--plan", "--json").json()
     assert (planned["job"], planned["resume"]["run"]) == (job, "0001")
     resumed = site.ok("start", "--resume")

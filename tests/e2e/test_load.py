@@ -49,6 +49,7 @@ def pieces(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("pserver-*"))
 
 
+@pytest.mark.slow
 def test_two_pservers_with_more_lanes_load_what_three_saved(site: Site, trained: tuple[str, dict[str, Any]]) -> None:
     old, expected = trained
     site.conf(HOSTS=site.hosts[:3], PSERVERS=2, PORTS_NUM_FOR_SPARSE=2, COPIES=1)
@@ -68,6 +69,7 @@ def test_two_pservers_with_more_lanes_load_what_three_saved(site: Site, trained:
     assert site.status(job)["run"] == "0002"
 
 
+@pytest.mark.slow
 def test_a_program_loads_a_model_of_an_earlier_run_by_its_path(site: Site, trained: tuple[str, dict[str, Any]]) -> None:
     """A fresh start has moved the outputs of the run before; its manifest is on all nodes."""
     old, expected = trained
@@ -79,6 +81,7 @@ def test_a_program_loads_a_model_of_an_earlier_run_by_its_path(site: Site, train
     assert_same(copy_of(site, job), expected)
 
 
+@pytest.mark.slow
 def test_a_mended_program_takes_the_checkpoint_of_the_job_before_and_survives_a_killed_pserver(
     site: Site, trained: tuple[str, dict[str, Any]]
 ) -> None:

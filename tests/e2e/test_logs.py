@@ -73,7 +73,7 @@ class Following:
         return any(re.search(pattern, line) for line in list(self.lines))
 
     def end(self) -> int:
-        code = self._process.wait(30)
+        code = self._process.wait(60)
         self._thread.join()
         return code
 
@@ -93,6 +93,7 @@ def times_of(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines]
 
 
+@pytest.mark.slow
 def test_following_shows_the_past_in_time_order_and_then_folds_new_lines(site: Site) -> None:
     talk, losses = Talk(site), list[str]()
 
@@ -102,14 +103,14 @@ def test_following_shows_the_past_in_time_order_and_then_folds_new_lines(site: S
         return wait_until(lambda: folded.sees(r"trainers 0-2: +loss"), 3)
 
     with follow(site, talk.job) as plain, follow(site, talk.job, "--fold") as folded:
-        assert wait_until(lambda: len(plain.lines) >= 3 * FIRST_LINES and folded.sees("only 2"), 30)
+        assert wait_until(lambda: len(plain.lines) >= 3 * FIRST_LINES and folded.sees("only 2"))
         assert times_of(plain.lines) == sorted(times_of(plain.lines))
         assert {line.split()[1] for line in plain.lines[: FIRST_LINES // 2]} == {
             f"trainer{n}@node{n}" for n in range(3)
         }
-        assert wait_until(is_folded, 30)
+        assert wait_until(is_folded)
         talk.say("1 alone", "end")
-        assert wait_until(lambda: folded.sees(r"^\d\d:\d\d:\d\d\.\d{3} trainer1@node1 +alone$"), 30)
+        assert wait_until(lambda: folded.sees(r"^\d\d:\d\d:\d\d\.\d{3} trainer1@node1 +alone$"))
         assert (plain.end(), folded.end()) == (0, 0)
     assert folded.sees(r"trainer0@node0 +only 0$")
     for rank in range(3):
@@ -124,7 +125,7 @@ def test_following_shows_the_past_in_time_order_and_then_folds_new_lines(site: S
 def test_following_begins_with_the_last_matching_lines_and_continues_with_new_ones(site: Site) -> None:
     talk = Talk(site)
     with follow(site, talk.job, "--tail", "2", "--grep", "5$", "--role", "trainer") as following:
-        assert wait_until(lambda: len(following.lines) == 6, 30)
+        assert wait_until(lambda: len(following.lines) == 6)
         talk.say("0 no", "0 yes 5", "end")
         assert following.end() == 0
     assert times_of(following.lines[:6]) == sorted(times_of(following.lines[:6]))

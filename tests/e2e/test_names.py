@@ -22,6 +22,7 @@ def refused(done: Result, *words: str) -> None:
         assert word in done.err
 
 
+@pytest.mark.slow
 def test_runs_have_names_numbers_and_figures(site: Site) -> None:
     job = site.dispatch(SCORES)
     site.ok("start", job, "--name", "lr-0.1", "--", "--num_passes=3", "--api-key", "hush-hush")
@@ -69,6 +70,7 @@ def test_runs_have_names_numbers_and_figures(site: Site) -> None:
     assert "rmse 2 (best 2)" in shown
 
 
+@pytest.mark.slow
 def test_of_several_runs_of_a_name_the_newest_is_meant_and_a_resumed_run_keeps_it(site: Site) -> None:
     site.conf(SAVE_EVERY=5)
     older = site.dispatch(REGRESSION)
@@ -93,6 +95,7 @@ def test_a_name_that_could_be_something_else_is_a_usage_error(site: Site, name: 
     refused(site.run("start", f"--name={name}", "JOB20261121-081530"), "cannot be the name of a run", "letters")
 
 
+@pytest.mark.slow
 def test_start_takes_a_directory_for_a_workspace_and_anything_else_for_a_job(site: Site) -> None:
     workspace = site.workspace(SLEEP, "train-me")
     site.conf(ENGINE="none", PSERVERS=0)

@@ -19,10 +19,11 @@ import pytest
 
 from e2e.programs import SLEEP
 from support.processes import assert_none_left, is_alive, wait_until
-from support.site import Site, agent_processes
+from support.site import Site
 
 NODES = 3
 pytestmark = pytest.mark.nodes(NODES)
+SLOW = pytest.mark.slow
 # A process in its own session whose parent has exited. It writes its pid to a file and ignores TERM.
 DAEMON = """
 import os, signal, subprocess, sys, time
@@ -59,8 +60,7 @@ def daemons(site: Site, job: str) -> list[int]:
 
 def kill_ours(site: Site, job: str, nodes: Sequence[int] = range(NODES)) -> None:
     """Kill supervisors and guardians with SIGKILL, stopped first so that neither notices the death of the other."""
-    pids = [proc.pid for proc in agent_processes(*(str(site.job_dir(job, node)) for node in nodes))]
-    assert len(pids) == 2 * len(nodes)
+    pids = [pid for node in nodes for pid in site.agents(job, node)]
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, signum)
@@ -78,6 +78,7 @@ def running(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_without_supervisor_and_guardian_stop_finds_and_ends_all_processes_but_no_others(
     site: Site, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def is_removed(directory: Path) -> bool:
     return not directory.exists()
 
 
+@pytest.mark.slow
 def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(KEEPS)
@@ -131,6 +133,7 @@ def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     assert "there is no job" in again.err
 
 
+@pytest.mark.slow
 def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(CLEARS)
@@ -157,6 +160,7 @@ def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
     assert "KILL was needed" not in site.ok("stop", job).out, "it is continued so that TERM can end it"
 
 
+@pytest.mark.slow
 def test_stop_does_not_report_a_busy_port_as_free(site: Site) -> None:
     """The port of a pserver was taken by an unknown program; by one of another job would be fine."""
     site.conf(PSERVERS=1, TRAINERS=1)
@@ -194,7 +198,9 @@ def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
-@pytest.mark.parametrize("victim", ["trainer", "pserver", "supervisor", "supervisor and guardian"])
+@pytest.mark.parametrize(
+    "victim", ["supervisor", *(pytest.param(v, marks=SLOW) for v in ("trainer", "pserver", "supervisor and guardian"))]
+)
 def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_period_ends(
     site: Site, victim: str
 ) -> None:
@@ -207,7 +213,7 @@ def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_pe
     else:
         os.kill(site.supervisor(job, 2) if victim == "supervisor" else at[victim, 2], signal.SIGKILL)
     for node in (0, 1):
-        assert wait_until(lambda: any(event["event"] == "ended" for event in events_of(site, job, node)), 30)  # noqa: B023
+        assert wait_until(lambda: any(event["event"] == "ended" for event in events_of(site, job, node)))  # noqa: B023
     (stopping,) = [event for event in events_of(site, job, 0) if event.get("phase") == "stopping"]
     kind = "node_lost" if victim.startswith("supervisor") else "exit"
     assert (stopping["cause"]["kind"], stopping["cause"]["node"]) == (kind, 2)

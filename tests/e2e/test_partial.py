@@ -25,6 +25,7 @@ def refused() -> Iterator[str]:
         yield f"127.0.0.1:{sock.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_run_without_node_0_trains_to_the_end_and_is_complete(site: Site, refused: str) -> None:
     site.conf(HOSTS=[refused, *site.hosts[1:]])
     package = str(site.workspace(REGRESSION))
@@ -76,6 +77,7 @@ def test_the_first_member_leads_and_its_death_ends_the_run(site: Site, refused: 
     assert site.status(job)["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_node_that_lacks_the_job_is_left_out_but_an_untrusted_one_is_an_error(site: Site) -> None:
     job = site.dispatch(SLEEP)
     shutil.rmtree(site.job_dir(job, 2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from e2e.programs import REGRESSION
 from support.site import Site
 
@@ -17,6 +19,7 @@ HOSTS = [
 """
 
 
+@pytest.mark.slow
 def test_hosts_run_the_configured_number_of_processes_at_the_configured_addresses(site: Site) -> None:
     conf = site.conf()
     conf.write_text(conf.read_text() + HOSTS)

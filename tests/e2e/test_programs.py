@@ -84,6 +84,7 @@ def test_a_missing_module_on_a_node_has_its_own_error(site: Site) -> None:
     assert "run clusterctl setup: it makes an environment" in result.err
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_of_output_are_kept_completely(site: Site) -> None:
     lines = 1_000_000
     train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"
@@ -145,12 +146,13 @@ def test_a_program_killed_by_a_signal_is_reported_with_its_name(site: Site) -> N
     assert "signal 11 (segmentation fault)" in result.err
 
 
+@pytest.mark.slow
 def test_a_pserver_that_dies_fails_the_run(site: Site) -> None:
     job = site.start(SLEEP)
     pserver = next(p for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("pserver", 1))
     with site.popen("logs", "-f", job) as following:
         os.kill(pserver["pid"], signal.SIGKILL)
-        _, err = following.communicate(timeout=30)
+        _, err = following.communicate(timeout=60)
     assert following.returncode == 1
     assert "failed" in err
     status = site.status(job)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from e2e.programs import SLEEP
 from support.site import Site
 
@@ -14,6 +16,7 @@ def jobs(site: Site) -> dict[str, str]:
     return {job["job"]: job["content"] for job in site.ok("jobs", "--json").json()["jobs"]}
 
 
+@pytest.mark.slow
 def test_an_earlier_job_directory_starts_again_and_equal_contents_are_recognised(site: Site) -> None:
     site.conf(ENGINE="none")
     one, other = str(site.workspace("print('the first')")), str(site.workspace("print('the second')", "other"))
@@ -28,6 +31,7 @@ def test_an_earlier_job_directory_starts_again_and_equal_contents_are_recognised
     assert "the first" in site.ok("logs", first, "--role=trainer").out
 
 
+@pytest.mark.slow
 def test_prune_shows_asks_removes_and_keeps_running_jobs(site: Site) -> None:
     site.conf(ENGINE="none")
     done = site.start("print('done')", "--quiet")

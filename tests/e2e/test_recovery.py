@@ -84,7 +84,7 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     return model_of(site, job)
 
 
-@pytest.mark.parametrize("models", ["1 pass", "9 steps"])
+@pytest.mark.parametrize("models", ["1 pass", pytest.param("9 steps", marks=pytest.mark.slow)])
 def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any], models: str
 ) -> None:
@@ -98,6 +98,7 @@ def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undistur
     assert site.status(job)["state"] == "succeeded", done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "every"), [("async", "9 passes"), ("half-async", 7), ("ssp(3)", 7), ("geo(5)", "1 pass")]
 )
@@ -120,6 +121,7 @@ def test_outside_sync_mode_only_the_pserver_is_rolled_back_and_the_loss_is_repor
     assert all(np.isfinite(model_of(site, job)["w"]))
 
 
+@pytest.mark.slow
 def test_the_others_continue_without_a_trainer_that_was_given_up_and_share_its_batches(site: Site) -> None:
     site.conf(**{**QUICK, "RESTARTS": {"trainer": 1}}, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(TRAIN)
@@ -138,7 +140,7 @@ def test_the_others_continue_without_a_trainer_that_was_given_up_and_share_its_b
 def start_and_hold(site: Site, job: str) -> None:
     """Start the job and return once trainer 0 is waiting in its second pass."""
     site.ok("start", "--job_workspace", job, "--detach", "--", "hold:25")
-    assert wait_until((site.job_dir(job, 0) / "held").exists, 30)
+    assert wait_until((site.job_dir(job, 0) / "held").exists)
 
 
 def release_and_finish(site: Site, job: str) -> None:
@@ -149,6 +151,7 @@ def release_and_finish(site: Site, job: str) -> None:
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Site, expected: dict[str, Any]) -> None:
     """Node 2 has only a trainer, node 1 a pserver as well."""
     site.conf(**QUICK, ON_TRAINER_LOSS="wait")
@@ -157,7 +160,7 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     for count, node in enumerate((2, 1), 1):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
-        assert wait_until(lambda count=count: lead.read_text().count('"event":"lost"') == count, 20)
+        assert wait_until(lambda count=count: lead.read_text().count('"event":"lost"') == count)
         waiting = f"the run is waiting for node{node}; once it is fixed: clusterctl start --rejoin"
         assert waiting in site.ok("status", job).out
         waits = site.ok("why", job).out
@@ -172,6 +175,7 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
     assert after.count("its supervisor was killed, and its processes with it") == 2
 
 
+@pytest.mark.slow
 def test_outside_sync_a_node_rejoins_unless_an_older_version_leads_the_run(site: Site) -> None:
     """In the spec of an older version, `server_cuts` is missing."""
     site.conf(**QUICK, ON_TRAINER_LOSS="wait", MODE="ssp(2)")
@@ -179,7 +183,7 @@ def test_outside_sync_a_node_rejoins_unless_an_older_version_leads_the_run(site:
     start_and_hold(site, job)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    assert wait_until(lambda: '"event":"lost"' in lead.read_text(), 20)
+    assert wait_until(lambda: '"event":"lost"' in lead.read_text())
     path = site.job_dir(job, 2) / ".clusterctl/runs/0001/spec.json"
     spec = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in spec.items() if name != "server_cuts"}))
@@ -194,6 +198,7 @@ def test_outside_sync_a_node_rejoins_unless_an_older_version_leads_the_run(site:
     release_and_finish(site, job)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -203,7 +208,7 @@ def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     (pid,) = [p["pid"] for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]
     os.kill(pid, signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
-    assert wait_until(lambda: "the run is waiting for start --rejoin" in lead.read_text(), 20)
+    assert wait_until(lambda: "the run is waiting for start --rejoin" in lead.read_text())
     assert "the run is waiting for trainer1; once it is fixed" in site.ok("status", job).out
     rejoined = site.ok("start", "--rejoin").out
     assert "node1 is already in run 1; restarting any trainer that failed there" in rejoined
@@ -213,6 +218,7 @@ def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     assert_same(model_of(site, job), expected)
 
 
+@pytest.mark.slow
 def test_all_processes_of_other_engines_restart_up_to_the_restarts_limit(site: Site) -> None:
     train = """
 import os, sys, time

@@ -40,6 +40,7 @@ def test_an_attached_start_ends_with_a_report_if_the_settings_ask_for_one(site: 
     assert "API_TOKEN" in page
 
 
+@pytest.mark.slow
 def test_collect_brings_a_report_along(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job)
@@ -50,6 +51,7 @@ def test_collect_brings_a_report_along(site: Site) -> None:
     site.ok("collect", job, "-o", "home")
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_only_a_warning(site: Site) -> None:
     site.conf(REPORT=True)
     job = site.dispatch(REGRESSION)
@@ -67,6 +69,7 @@ def test_a_report_that_cannot_be_written_is_only_a_warning(site: Site) -> None:
     assert "no report was written: " in done.err
 
 
+@pytest.mark.slow
 def test_a_report_goes_where_it_should_and_replaces_only_reports(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job)
@@ -104,6 +107,7 @@ def test_a_job_that_never_ran_has_no_report(site: Site) -> None:
     refused(site.run("report", job), 2, f"{job} was never started", f"clusterctl start --job_workspace {job}")
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_has_a_report_and_a_silent_node_is_named_in_it(site: Site, tmp_path: Path) -> None:
     job = site.start(SLEEP)
     page = tmp_path / "report.html"

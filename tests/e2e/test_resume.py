@@ -100,6 +100,7 @@ def crash(site: Site, *args: str) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_
     assert len(checkpoints(site, job, "0002")) == 2
 
 
+@pytest.mark.slow
 def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_pservers_and_more_lanes(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -146,6 +148,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_p
     assert_same(model_of(site, job), expected)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_same_one(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_sa
     assert_same(model_of(site, job), expected)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_settings_that_were_set_for_the_run_before(site: Site) -> None:
     quick(site)
     job = site.dispatch(TRAIN)

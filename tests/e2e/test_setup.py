@@ -52,6 +52,7 @@ def _run(site: Site, directory: Path) -> str:
     return str(site.ok("jobs", "--json").json()["jobs"][0]["job"])
 
 
+@pytest.mark.slow
 def test_a_start_without_setup_warns_and_why_names_the_missing_environment(site: Site) -> None:
     directory = workspace(site, "7.0")
     done = site.run("start", "--job_dispatch_package", str(directory))

@@ -37,7 +37,7 @@ def deploy(c, word, count=1):
     c.run("echo end")
 """,
     )
-    result = any_site.run("task", "d", "--", "you", "--count=3")
+    result = any_site.run("task", "d", "--fold", "--", "you", "--count=3")
     assert result.code == 3
     begin = "hello you 3\nfrom the node\n"
     assert result.out == f"--- node[0,3]\n{begin}end\nerr\n--- node[1,2] (failed)\n{begin}err\n"
@@ -73,7 +73,7 @@ def deploy(c, fail=False):
     return "returned"
 """,
     )
-    done = site.ok("task", "deploy")
+    done = site.ok("task", "deploy", "--fold")
     assert done.out == "before Context\n--- node[0-3]\n42\nreturned\nafter Context\n"
     failed = site.run("task", "deploy", "--", "--fail")
     assert failed.code == 3
@@ -140,7 +140,7 @@ def test_a_long_task_shows_its_lines_as_they_come_and_ctrl_c_ends_it(any_site: S
     shown = {process.stdout.readline() for _ in range(8)}
     assert shown == {f"node{n}: {word}\n" for n in range(4) for word in ("body", "begun")}
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; the task was still running on node[0-3]" in err
     any_site.end_everything()  # as with ssh, the command itself goes on
@@ -154,7 +154,7 @@ def test_the_reader_may_close_the_pipe_early(site: Site) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(30) == 141
+    assert process.wait(60) == 141
     assert process.stderr is not None
     with process.stderr:
         assert process.stderr.read() == ""
@@ -208,7 +208,7 @@ def test_other_commands_do_not_import_fabric(site: Site, words: tuple[str, ...])
 @pytest.mark.nodes(1)
 def test_other_commands_work_without_fabric(site: Site) -> None:
     program = (sys.executable, "-c", WITHOUT)
-    assert site.ok("exec", "--", "echo fine", program=program).out == "--- node0\nfine\n"
+    assert site.ok("exec", "--fold", "--", "echo fine", program=program).out == "--- node0\nfine\n"
 
 
 @pytest.mark.nodes(1)
@@ -229,4 +229,4 @@ def go(c):
 """,
         "fabfile.py",
     )
-    assert site.ok("task", "go", stdin=subprocess.DEVNULL).out == "--- node0\nbeside node0 ~/clusterctl\n/\n"
+    assert site.ok("task", "go", "--fold", stdin=subprocess.DEVNULL).out == "--- node0\nbeside node0 ~/clusterctl\n/\n"

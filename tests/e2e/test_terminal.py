@@ -32,6 +32,7 @@ def left(text: str) -> str:
     return "\n".join(line.rpartition(ERASE)[2] for line in text.split("\n"))
 
 
+@pytest.mark.slow
 def test_outcomes_have_colours_and_text_of_programs_adds_none(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     job = site.dispatch(FAILS)

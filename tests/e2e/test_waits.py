@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from support.processes import wait_until
 from support.site import Site
+
+pytestmark = pytest.mark.nodes(2)
 
 # The reader of trainer 1 sleeps before batch 5 until the file `go_on` exists. Then all are quiet until `end` does.
 TRAIN = """
@@ -41,22 +45,23 @@ def waits(site: Site, job: str) -> list[dict[str, Any]]:
     return [one for one in found if one]
 
 
+@pytest.mark.slow
 def test_status_names_the_trainer_that_all_others_wait_for_until_it_goes_on(site: Site) -> None:
-    site.conf(PSERVERS=2, TRAINERS=4)
+    site.conf(PSERVERS=1, TRAINERS_PER_NODE=2)
     job = site.start(TRAIN)
-    assert wait_until(lambda: bool(waits(site, job)), 30)
-    (first,) = waits(site, job)
-    assert {**first, "awaits_s": 0} == {"awaits": [1], "awaited": 1, "waiting": 3, "awaits_s": 0}
-    assert first["awaits_s"] >= 3
+    # On a busy machine they may have waited before, for a trainer that took long to start.
+    expected = [{"awaits": [1], "awaited": 1, "waiting": 3, "awaits_s": 0}]
+    assert wait_until(lambda: [{**one, "awaits_s": 0} for one in waits(site, job)] == expected, 60), waits(site, job)
+    assert waits(site, job)[0]["awaits_s"] >= 3
     shown = WAITS.search(site.ok("status", job).out)
     assert shown is not None
-    assert wait_until(lambda: waits(site, job)[0]["awaits_s"] > int(shown[1]) + 1, 20), "it grows"
-    for node in range(4):
+    assert wait_until(lambda: waits(site, job)[0]["awaits_s"] > int(shown[1]) + 1), "it grows"
+    for node in range(2):
         (site.job_dir(job, node) / "go_on").touch()
-    assert wait_until(lambda: not waits(site, job), 20), "it is over, though no message reaches the pservers any more"
+    assert wait_until(lambda: not waits(site, job)), "it is over, though no message reaches the pservers any more"
     assert "waiting" not in site.ok("status", job).out
-    for node in range(4):
+    for node in range(2):
         (site.job_dir(job, node) / "end").touch()
-    assert wait_until(lambda: site.has_ended(job), 30)
+    assert wait_until(lambda: site.has_ended(job))
     assert site.status(job)["state"] == "succeeded"
     site.assert_nothing_left(job)

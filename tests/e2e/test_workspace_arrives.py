@@ -74,7 +74,7 @@ def test_a_link_that_points_outside_is_refused(site: Site, target: str) -> None:
 def test_a_pipe_in_the_workspace_is_refused_not_waited_for(site: Site) -> None:
     workspace = site.workspace("")
     os.mkfifo(workspace / "pipe")
-    result = site.run("dispatch", str(workspace), timeout_s=20)
+    result = site.run("dispatch", str(workspace), timeout_s=60)
     assert result.code == 4
     assert "'pipe'" in result.err
 

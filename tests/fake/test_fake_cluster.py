@@ -191,7 +191,7 @@ def test_term_makes_the_server_clean_up(directory: Path) -> None:
     run(cluster, 0, DAEMON)
     assert cluster.pid is not None
     os.kill(cluster.pid, signal.SIGTERM)
-    assert wait_until(lambda: not is_alive(cluster.pid), 15)
+    assert wait_until(lambda: not is_alive(cluster.pid))
     assert not of(directory)
     assert not (directory / "nodes").exists()
 
@@ -344,7 +344,7 @@ def test_with_a_lifeline_the_cluster_dies_with_its_maker(directory: Path, backen
         cluster = FakeCluster(directory, server, tuple(node.node for node in state.nodes))
         run(cluster, 0, DAEMON)
         maker.kill()
-    assert wait_until(lambda: not is_alive(server), 15)
+    assert wait_until(lambda: not is_alive(server))
     assert_none_left("CLUSTERCTL_FAKE", str(directory))
     assert not processes_below(directory)
     assert directory.exists() != remove

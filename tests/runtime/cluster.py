@@ -94,7 +94,8 @@ class TestLead:
         self._receipts: Counter[tuple[bool, str]] = Counter()
         self._pservers = pservers
         self._order = order
-        self._is_busy = False
+        self._lock = threading.Lock()
+        self._unanswered = 0  # reports
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -102,6 +103,8 @@ class TestLead:
     def hear(self, rank: int, event: str, facts: dict[str, Any]) -> None:
         """Take an event of a pserver. Thread-safe."""
         if event in ("cut", "saved"):
+            with self._lock:
+                self._unanswered += 1
             self._reports.put({"event": event, "rank": rank, **facts})
 
     def stop(self) -> None:
@@ -110,13 +113,13 @@ class TestLead:
 
     def wait_for_cut(self) -> None:
         """Wait until no cut is due or being made."""
-        assert wait_until(lambda: not self._is_busy and self._reports.empty() and self.coordinator.phase == "idle")
+        assert wait_until(lambda: not self._unanswered and self.coordinator.phase == "idle")
 
     def _run(self) -> None:
         while (report := self._reports.get()) is not None:
-            self._is_busy = True
             self._do(self._take(report))
-            self._is_busy = False
+            with self._lock:
+                self._unanswered -= 1
         self._do(self.coordinator.finish())
 
     def _do(self, actions: list[Action]) -> None:

@@ -48,12 +48,15 @@ def test_async_converges_and_counts_the_staleness_of_every_push(tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", ["async", "half-async"])
 def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path, mode: str) -> None:
-    others_done = threading.Semaphore(0)
+    begun, others_done = threading.Event(), threading.Semaphore(0)
 
     def program(ps: Session) -> int:
         w = ps.dense("w", 1, SGD(1.0))
         for _ in ps.steps(lambda pass_, rng: range(20), passes=2):
-            if ps.rank == 0 and ps.step == 1:
+            if ps.rank:
+                assert begun.wait(DEADLINE_S)
+            elif ps.step == 1:
+                begun.set()
                 assert others_done.acquire(timeout=DEADLINE_S)
                 assert others_done.acquire(timeout=DEADLINE_S)
             ps.push({w: -np.ones(1)}, samples=5)

@@ -241,17 +241,16 @@ def test_a_silent_pserver_is_an_error_after_the_grace_period(tmp_path: Path) -> 
 def test_a_long_wait_names_the_missing_trainers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.2, 60.0))
+    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.5, 2.0))
     printed = threading.Event()
-    lines: list[str] = []
 
     def note(line: str) -> None:
-        lines.append(line)
-        printed.set()
+        if line.startswith("waiting for trainers [2] at step 0 for "):  # before, also for one that is slow to start
+            printed.set()
 
     monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.print_line", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
-        cluster.probe_every_s = 0.05
+        cluster.probe_every_s = 0.2
 
         def program(ps: Session) -> None:
             w = ps.dense("w", 4, SGD(1.0))
@@ -261,7 +260,6 @@ def test_a_long_wait_names_the_missing_trainers(
                 ps.push({w: np.ones(4)}, samples=1)
 
         cluster.train(program)
-    assert lines[0].startswith("waiting for trainers [2] at step 0 for ")
 
 
 def test_a_trainer_with_a_different_trainer_count_is_refused(tmp_path: Path) -> None:

@@ -17,11 +17,17 @@ from tests.runtime.cluster import DEADLINE_S, Process, TestLead, make_job
 from tests.support.processes import wait_until
 
 PSERVERS = TRAINERS = 2
-PASSES, BATCHES = 3, 20
+PASSES, BATCHES = 5, 20
 PHASES = ["hold", "make", "write", "written"]
-CASES = [*((phase, "async") for phase in PHASES), ("hold", "half-async"), ("make", "ssp(99)"), ("write", "geo(2)")]
+OTHER_MODES = [("hold", "half-async"), ("make", "ssp(99)"), ("write", "geo(2)")]
+CASES = [
+    *((phase, "async") for phase in PHASES),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_MODES),
+]
 KILLED_AT_CUT = 3
+# Trainers wait for the files `pass-1` ... `pass-5`: on a busy machine they would have left before a cut is made.
 SCRIPT = f"""
+import os, time
 import numpy as np
 from clusterctl.runtime import SGD, connect, zeros
 
@@ -29,9 +35,14 @@ with connect() as ps:
     w = ps.dense("w", 40_000, SGD(1.0))
     e = ps.embedding("e", 1, SGD(1.0), zeros())
 
+    def until(name):
+        while not os.path.exists(name):
+            time.sleep(0.01)
+
     def read(pass_, rng):
         for batch in range({BATCHES}):
             yield 1000 * ps.rank + {BATCHES} * pass_ + batch
+        until(f"pass-{{pass_ + 1}}")
 
     for number in ps.steps(read, passes={PASSES}):
         ps.push({{w: np.ones(40_000), e: (np.array([number]), -np.ones((1, 1)))}}, samples=1)
@@ -46,8 +57,11 @@ class KilledRun:
         self._stack = stack
         self._victim, self._phase = victim, phase
         self.complete: dict[str, int] = {}  # checkpoints, with their steps
+        self._passes = 0 if victim else PASSES  # that may end
         self._pieces: Counter[str] = Counter()
         (root / "train.py").write_text(SCRIPT)
+        for number in range(1, self._passes + 1):
+            (root / f"pass-{number}").touch()
         self.servers = [self._start("pserver", p, ["-m", "clusterctl.runtime.pserver"]) for p in range(PSERVERS)]
         ready = [server.until("ready")["ports"][0] for server in self.servers]
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ready)
@@ -70,6 +84,8 @@ class KilledRun:
             self._pieces[facts["tag"]] += 1
             if self._pieces[facts["tag"]] == PSERVERS:
                 self.complete[facts["tag"]] = facts["step"]
+                if len(self.complete) < KILLED_AT_CUT or not self._phase:
+                    self._end_pass()
         self.lead.hear(rank, event, facts)
         if event == "saved" and self._phase == "written" and len(self.complete) == KILLED_AT_CUT:
             self._kill()
@@ -86,6 +102,11 @@ class KilledRun:
         victim = (self.servers if role == "pserver" else self.trainers)[rank]
         victim.process.send_signal(signal.SIGKILL)
         self._phase = ""
+        self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._passes += 1
+        (self.root / f"pass-{self._passes}").touch()
 
     def finish(self) -> None:
         """Wait until the trainers and then the pservers have ended."""

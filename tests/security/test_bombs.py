@@ -103,6 +103,7 @@ for line in ("a" * 64_000, ".so.1" * 12_000, "'" * 64_000, "errno " * 10_000, "v
 """
 
 
+@pytest.mark.slow
 def test_long_lines_do_not_keep_why_busy() -> None:
     subprocess.run([sys.executable, "-c", DIAGNOSE], check=True, timeout=300)
 

@@ -87,6 +87,7 @@ def changed(value: Any, junk: Any) -> Iterator[Any]:
             yield new
 
 
+@pytest.mark.slow
 def test_malformed_answers_are_reported_by_node_and_hide_no_other_node(liars: Liars) -> None:
     """Replace every part of every answer by many things."""
     liars.answers["node0"] = honest(0)

@@ -81,6 +81,7 @@ def test_a_malformed_curve_of_a_node_is_refused() -> None:
             answers.curves({"curves": [{**CURVE, "buckets": [bucket]}]})
 
 
+@pytest.mark.slow
 @given(st.lists(EVENTS, max_size=30), st.integers(1, 5))
 @settings(max_examples=400)
 def test_whatever_events_a_program_writes_its_curves_are_sound(events: list[dict[str, Any]], most: int) -> None:

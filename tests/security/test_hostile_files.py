@@ -192,7 +192,9 @@ class Recorder:
         self.files[self._name] += data
 
 
-def test_an_agent_sends_only_plain_files_and_does_not_block_on_a_pipe(tmp_path: Path) -> None:
+def test_an_agent_sends_only_plain_files_and_does_not_block_on_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = tmp_path / JOB
     (job / ".clusterctl").mkdir(parents=True)
     (job / ".clusterctl/job.json").write_text("{}")
@@ -204,7 +206,8 @@ def test_an_agent_sends_only_plain_files_and_does_not_block_on_a_pipe(tmp_path: 
     (output / "dangling").symlink_to("/nowhere")
     os.mkfifo(output / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(output / "socket"))
+        monkeypatch.chdir(output)
+        listener.bind("socket")  # the whole path may be too long for a socket
         if os.geteuid() == 0:
             os.mknod(output / "device", 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
         recorder = Recorder()

@@ -128,6 +128,11 @@ class Site:
         events = self.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
         return '"event":"ended"' in events.read_text()
 
+    def wait_for_end(self, job: str) -> None:
+        """Wait until the first run has ended, on all nodes."""
+        assert wait_until(lambda: self.has_ended(job), 60), f"{job} goes on"
+        self.assert_nothing_left(job)
+
     def processes(self, job: str) -> list[Proc]:
         """Return the processes of a job on all nodes, including supervisors."""
         directories = [str(self.job_dir(job, node)) for node in range(len(self.hosts))]
@@ -136,17 +141,26 @@ class Site:
 
     def supervisor(self, job: str, node: int) -> int:
         """Return the pid. A child has its parent's command line for a moment, until it runs its own program."""
-        directory = str(self.job_dir(job, node))
-        matches: list[Proc] = []
+        return self.agents(job, node)[0]
 
-        def one() -> bool:
-            matches[:] = [p for p in agent_processes(directory) if " supervisor " in p.command]
-            return len(matches) == 1
+    def agents(self, job: str, node: int) -> tuple[int, int]:
+        """Return the pids of the supervisor and its guardian; wait until there are exactly these.
 
-        assert wait_until(one, 10), matches
-        return matches[0].pid
+        A child has its parent's command line for a moment, until it runs its own program.
+        """
+        found: dict[str, list[int]] = {}
 
-    def assert_nothing_left(self, job: str, deadline_s: float = 15.0) -> None:
+        def are_two() -> bool:
+            processes = agent_processes(str(self.job_dir(job, node)))
+            found.update(
+                {kind: [p.pid for p in processes if f" {kind} " in p.command] for kind in ("supervisor", "guardian")}
+            )
+            return all(len(pids) == 1 for pids in found.values())
+
+        assert wait_until(are_two), found
+        return found["supervisor"][0], found["guardian"][0]
+
+    def assert_nothing_left(self, job: str, deadline_s: float = 30.0) -> None:
         wait_until(lambda: not self.processes(job), deadline_s)
         left = self.processes(job)
         assert not left, left

@@ -71,7 +71,7 @@ def test_a_host_that_listens_but_never_answers_times_out(cluster: Cluster) -> No
         began = time.monotonic()
         with pytest.raises(UnreachableError, match=r"no SSH response from .* within 1 s"):
             transport.run(TestNode("node7", port), TRUE)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
 
 
 def test_a_host_that_falls_silent_during_the_handshake_times_out_too(cluster: Cluster) -> None:
@@ -80,7 +80,7 @@ def test_a_host_that_falls_silent_during_the_handshake_times_out_too(cluster: Cl
         began = time.monotonic()
         with pytest.raises(UnreachableError, match="no SSH response"):
             transport.run(TestNode("node7", port), TRUE)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
     assert wait_until(lambda: not [t for t in threading.enumerate() if isinstance(t, threading.Timer)])
 
 

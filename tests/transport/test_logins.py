@@ -124,7 +124,7 @@ def test_the_program_asks_at_the_terminal_and_does_not_echo_the_password(account
         conf.write_text(
             f"HOSTS = {hosts}\nSSH_CONFIG = {str(settings.ssh_config)!r}\nKNOWN_HOSTS = {str(settings.known_hosts)!r}\n"
         )
-        program = (sys.executable, "-m", "clusterctl", "--conf", str(conf), "exec", "--", "id", "-un")
+        program = (sys.executable, "-m", "clusterctl", "--conf", str(conf), "exec", "--fold", "--", "id", "-un")
         pid, terminal = on_terminal(*program)
         try:
             seen = read_until(terminal, b"Password for ")

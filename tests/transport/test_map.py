@@ -113,7 +113,7 @@ def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Clu
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             transport.map(cluster.nodes * 3, work, max_workers=3)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert wait_until(lambda: len(errors) == 3)
         assert len(started) == 3
         assert transport.run(cluster.nodes[0], command("true")).exit_code == 0, "it remains usable"
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_handshakes_with_silent_hosts(cluster: Cluster) -> Non
         with pytest.raises(KeyboardInterrupt):
             transport.map([node], lambda node: transport.run(node, command("true")))
         thread.join()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("fan-out")])
 
 

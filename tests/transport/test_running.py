@@ -82,7 +82,7 @@ def test_fifty_megabytes_go_both_ways_at_once(transport: Transport, node: TestNo
 def test_a_command_that_ignores_its_input_does_not_block_us(transport: Transport, node: TestNode) -> None:
     began = time.monotonic()
     assert transport.run(node, sh("exit 4"), bytes(20 * MB)).exit_code == 4
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_flood_of_errors_blocks_neither_side(transport: Transport, node: TestNode) -> None:
@@ -150,7 +150,7 @@ def test_a_deadline_ends_a_run_and_names_the_node(transport: Transport, node: Te
     began = time.monotonic()
     with pytest.raises(NodeError, match=r"timed out after 0\.5 s") as caught:
         transport.run(node, command("sleep", "20"), deadline_s=0.5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert caught.value.node == node.label
     assert not isinstance(caught.value, UnreachableError)
     assert transport.run(node, command("true")).exit_code == 0
@@ -179,17 +179,18 @@ def test_a_daemon_that_closes_its_streams_does_not_block_us(transport: Transport
     script = "setsid sleep 30 </dev/null >/dev/null 2>&1 & echo $!"
     began = time.monotonic()
     pid = transport.run(node, sh(script)).stdout.strip().decode()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert transport.run(node, sh(f"kill {pid}")).exit_code == 0
 
 
 def test_a_daemon_that_keeps_its_streams_keeps_the_command_open(transport: Transport, node: TestNode) -> None:
-    with transport.open(node, sh("sleep 1 & echo started")) as process:
-        assert process.readline(deadline_s=10) == b"started\n"
-        began = time.monotonic()
-        assert process.read(deadline_s=10) == b""
-        assert time.monotonic() - began > 0.5
-        assert process.wait(10) == 0
+    with transport.open(node, sh("until test -e $HOME/end; do sleep 0.01; done & echo started")) as process:
+        assert process.readline(deadline_s=30) == b"started\n"
+        with pytest.raises(NodeError, match="timed out after"):
+            process.read(deadline_s=0.3)
+        transport.run(node, command("touch", RemotePath("~/end")))
+        assert process.read(deadline_s=30) == b""
+        assert process.wait(30) == 0
 
 
 def test_one_connection_carries_all_commands_of_a_node(transport: Transport, node: TestNode) -> None:

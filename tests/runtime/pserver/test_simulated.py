@@ -30,7 +30,8 @@ from runtime.pserver.simulation import (
     to_bytes,
 )
 
-MODES = ["async", "half-async", "ssp(0)", "ssp(1)", "geo(2)"]
+SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("half-async", "ssp(0)")]
+MODES = ["async", "ssp(1)", "geo(2)", *SLOW]
 LAYOUTS = [Layout(1), Layout(2), Layout(3), Layout(1, 1, 1), Layout(2, 1, 1)]
 FAULTS_WITHIN = 400  # moves; a run takes about as many
 MOST_MOVES = 20_000
