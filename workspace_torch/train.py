@@ -19,7 +19,7 @@ import clusterctl.torch as ct
 from model import BYTES, Transformer
 
 DATA = Path(__file__).parent / "data"
-LOG_EVERY = 20  # batches
+LOG_EVERY = 50  # batches
 
 
 class Windows(Dataset):
@@ -98,7 +98,7 @@ def read_bytes(path):
 def read_options():
     parser = argparse.ArgumentParser(description="Train the transformer.", allow_abbrev=False)
     parser.add_argument("--passes", type=int, default=4, help="passes over the text (default 4)")
-    parser.add_argument("--batch_size", type=int, default=16, help="windows per trainer and batch (default 16)")
+    parser.add_argument("--batch_size", type=int, default=8, help="windows per trainer and batch (default 8)")
     parser.add_argument("--learning_rate", type=float, default=0.001, help="of AdamW (default 0.001)")
     parser.add_argument("--outer", type=int, default=0, help="merge models after so many batches (default: every step)")
     parser.add_argument("--context", type=int, default=128, help="bytes that the model sees (default 128)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,24 +18,28 @@ from support.site import make_site
 
 pytestmark = pytest.mark.engines
 
-SMALL = ("--context=32", "--width=32", "--depth=1", "--batch_size=64", "--learning_rate=0.01", "--dropout=0")
+SMALL = ("--context=32", "--width=32", "--depth=1", "--batch_size=16", "--learning_rate=0.01", "--dropout=0")
 LINE = re.compile(r"pass (\d+): held-out loss ([\d.]+), of byte frequencies ([\d.]+)")
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The template with its data: the whole test text and a sixth of the training text."""
+    """The template with the beginning of its data."""
     target = tmp_path_factory.mktemp("torch") / "workspace"
     copy_workspace(target, "torch")
     run(target, "prepare_data.py")
-    text = target / "data/train.txt"
-    text.write_bytes(text.read_bytes()[:60_000])
+    for name, size in (("train.txt", 60_000), ("test.txt", 6_000)):
+        text = target / "data" / name
+        text.write_bytes(text.read_bytes()[:size])
     return target
 
 
 def run(workspace: Path, program: str, *argv: str, cwd: Path | None = None) -> str:
     command = [sys.executable, "-W", "error", str(workspace / program), *argv]
-    done = subprocess.run(command, cwd=cwd or workspace, capture_output=True, text=True, timeout=240, check=False)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=cwd or workspace, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
