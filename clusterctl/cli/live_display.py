@@ -47,10 +47,11 @@ SHOWN = (
         "standstill",
         "paused",
         "cut_dropped",
+        "state_lost",
     ),
     *("suspect", "lost", "rejoined", "held"),
 )
-WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped")
+WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost")
 PassFormat = Callable[[PassNumbers], str]
 
 

@@ -238,8 +238,15 @@ class Held(ProcessOnNode):
     message: str
 
 
+class StateLost(ProcessOnNode):
+    """A trainer has no state that fits the servers' values; a roll back follows."""
+
+    event: Literal["state_lost"]
+    message: str
+
+
 class CutDropped(TypedDict):
-    """Nothing was saved at its time, because pushes of these `trainers`, if any, did not come.
+    """Nothing was saved at its time, because pushes or the states of these `trainers`, if any, did not come.
 
     `saves` is what is missing: "checkpoint", "model" or both.
     """
@@ -357,6 +364,7 @@ if TYPE_CHECKING:
         Spawned,
         Stalled,
         Standstill,
+        StateLost,
         Suspect,
         TookOver,
         Usage,

@@ -69,6 +69,11 @@ class Environment:
     def checkpoint_dir(self) -> Path:
         return self._run_dir() / "checkpoints"
 
+    @property
+    def state_dir(self) -> Path:
+        """The directory of the newest state of this node's trainers."""
+        return self._run_dir() / "state"
+
     def keys(self) -> dict[str, Any]:
         """Return this process's CURVE keys and those of its peers. Raises ProcessError if they are missing."""
         path = self._run_dir() / "keys" / f"{self.role}-{self.rank}.json"

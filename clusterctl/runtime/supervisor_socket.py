@@ -38,6 +38,10 @@ class SupervisorSocket:
         self._socket.settimeout(None)
         threading.Thread(target=self._watch, name="clusterctl-control", daemon=True).start()
 
+    @property
+    def is_connected(self) -> bool:
+        return self._socket is not None
+
     def send(self, event: str, **fields: Any) -> None:
         """Send one event. If the supervisor is gone, this or the watching thread ends the process."""
         if self._socket is None:

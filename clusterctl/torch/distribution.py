@@ -107,12 +107,13 @@ def _named(model: Any, optimizer: Any) -> dict[int, str]:
                     f"parameter {place} of optimizer group {number} is not one of model.named_parameters()",
                     remedy="register it in the model, or use an optimizer of its own without ps.distribute",
                 )
-            _check_parameter(name, parameter)
+            check_parameter(name, parameter)
     _check_embeddings(model, {id(one) for group in optimizer.param_groups for one in group["params"]})
     return named
 
 
-def _check_parameter(name: str, parameter: Any) -> None:
+def check_parameter(name: str, parameter: Any) -> None:
+    """Raise UseError for a parameter that cannot be a table."""
     if parameter.is_meta or parameter.layout != torch.strided:
         raise UseError(
             f"parameter {name!r} is a {parameter.device.type} tensor of layout {parameter.layout}",

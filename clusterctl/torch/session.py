@@ -1,4 +1,4 @@
-"""`connect()`, and the session that it returns: that of the runtime with `distribute` and `loader`."""
+"""`connect()`, and the session that it returns: that of the runtime with `distribute`, `outer` and `loader`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from typing import Any, TypeVar
 
 from clusterctl.runtime import connector
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import OnPass, whole_number
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
+from clusterctl.torch.outer import OuterSession
 from clusterctl.torch.sources import source_of
+from clusterctl.torch.state import (
+    BUFFERS,
+    GRADIENTS,
+    RATES,
+    Thing,
+    buffers_of,
+    gradients_of,
+    rates_of,
+    unkept_scheduler,
+)
 
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
@@ -23,14 +33,14 @@ def connect(load: str | None = None) -> Session:
     return connector.join(Session, load)
 
 
-class Session(session.Session):
+class Session(OuterSession):
     """A session for torch models. Not thread-safe."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._distribution: Distribution | None = None
-        #: The samples of each batch of `loader` since the last push; None where the number is unknown.
-        self._counts: list[int | None] = []
+        self._things: list[Any] = []
+        self._lr: Mapping[Any, float] | None = None  # of the first push, empty once they changed
 
     def distribute(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
         """Make a dense table of each parameter of the optimizer, change both objects in place, and return them.
@@ -44,10 +54,31 @@ class Session(session.Session):
         self._guard.check("ps.distribute")
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
-        if self._distribution is not None:
-            raise UseError("a second ps.distribute", remedy="distribute one model with one optimizer")
+        self._check_first("ps.distribute")
         self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        self._trained_by = "ps.distribute"
+        self._states.add(RATES, rates_of(optimizer), late=True)
+        self._keep_state_of(model, optimizer)
         return model, optimizer
+
+    def _keep_state_of(self, model: Any, optimizer: Any) -> None:
+        self._optimizer, buffers = optimizer, buffers_of(model)
+        if buffers is not None:
+            self._states.add(BUFFERS, buffers)
+        self._states.add(GRADIENTS, gradients_of(optimizer, self._counts), late=True)
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Make a thing part of this trainer's state, under a name of its own, and load its state if some was saved.
+
+        `thing` has `state_dict` and `load_state_dict`, or is a torch.Generator. Call it before the loop, for each
+        scheduler, GradScaler or average of weights. The state may have tensors, arrays, numbers, strings, None, and
+        lists, tuples and dicts of these. Raises UseError for anything else, or if the saved state does not fit.
+        """
+        self._guard.check("ps.keep")
+        if self._open_pass is not None and not self._rejoins:
+            raise UseError(f"ps.keep({name!r}, ...) in a loop", remedy="call it before the loop")
+        self._states.add(name, Thing(name, thing))
+        self._things.append(thing)
 
     def loader(
         self,
@@ -87,11 +118,6 @@ class Session(session.Session):
 
         return self._counted(self._run(lambda base: source, number, at_end))
 
-    def _counted(self, batches: Iterator[tuple[int | None, Any]]) -> Iterator[Any]:
-        for samples, batch in batches:
-            self._counts.append(samples)
-            yield batch
-
     def _push_batches(
         self, gradients: Mapping[Handle, Any], samples: int | None, loss: Any, rates: Mapping[Handle, float]
     ) -> None:
@@ -105,10 +131,8 @@ class Session(session.Session):
                 f"a second optimizer.step() for batch {context.batch} of pass {context.pass_}",
                 remedy="call it once per batch",
             )
-        known = [count for count in self._counts if count is not None]
-        if samples is None and (not known or len(known) < len(self._counts)):
-            raise UseError("the number of samples is unknown", remedy="call optimizer.step(samples=n)")
-        self.push(gradients, sum(known) if samples is None else samples, loss, rates)
+        self._look_for_schedulers(rates)
+        self.push(gradients, self._samples_of(samples, "optimizer.step"), loss, rates)
         self._counts.clear()
 
     def _finish_pass(self, flagged: bool) -> None:
@@ -116,13 +140,17 @@ class Session(session.Session):
         if self._distribution is not None:
             self._distribution.refresh()
 
-    def keep(self, name: str, thing: Any) -> None:
-        """Raise UseError: the state of a trainer is not saved."""
-        raise UseError("ps.keep is not supported", remedy="make it anew from ps.step; see docs/torch.md")
-
-    def outer(self, *args: Any, **options: Any) -> None:
-        """Raise UseError: there is no outer mode."""
-        raise UseError("ps.outer is not supported", remedy="use ps.distribute")
+    def _look_for_schedulers(self, rates: Mapping[Any, float]) -> None:
+        """Warn, when a rate changes for the first time, if a scheduler that is not kept may have changed it."""
+        if self._lr is None:
+            self._lr = rates
+        elif self._lr and self._lr != rates:
+            self._lr = {}
+            name = unkept_scheduler(self._optimizer, self._things)
+            if name is not None:
+                self._progress.warn(
+                    f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"
+                )
 
 
 class Embedding:

@@ -78,7 +78,7 @@ def is_sound(piece: PieceFile) -> bool:
     """Return True if the names cannot lead to any other file than one of a save, and the numbers are ones."""
     job, run, tag, file, size, digest = piece
     named = isinstance(job, str) and is_job_name(job) and isinstance(run, str) and run.isdigit() and run.isascii()
-    saved = manifest.is_tag(tag) and (file == manifest.NAME or manifest.is_piece_name(file))
+    saved = manifest.is_tag(tag) and (file == manifest.NAME or manifest.is_file_name(file))
     hashed = isinstance(digest, str) and len(digest) == 64 and set(digest) <= _DIGEST_CHARS
     return bool(named and len(run) <= 9 and saved and hashed and is_whole(size) and size >= 0)
 

@@ -43,6 +43,7 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "exited", "role": "trainer", "rank": 0, "exit_code": 1, "stopping": False},
     {"event": "restarting", "role": "trainer", "rank": 0, "message": "m", "in_s": 1.0, "count": "1 of 3"},
     {"event": "cut_dropped", "message": EVIL, "trainers": [1], "saves": ["model"]},
+    {"event": "state_lost", "role": "trainer", "rank": 0, "message": EVIL},
     {"event": "rolled_back", "tag": "t", "step": 1, "whole": True, "processes": ["pserver0"]},
     {"event": "lost", "message": "m"},
     {"event": "ended", "state": "failed", "cause": None, "not_heard_of": []},

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import clusterctl.torch as ct
+from clusterctl.runtime import Adam
 from clusterctl.runtime.errors import UseError
 from torch_api.programs import DATASET, SIZE, X, cluster_of, fit, mlp, values
 
@@ -98,7 +99,7 @@ def test_a_model_is_a_module_and_is_distributed_once(ps: Any) -> None:
     with pytest.raises(UseError, match=r"model=list is not a torch\.nn\.Module"):
         ps.distribute([], optim.SGD(model.parameters(), lr=0.1))
     ps.distribute(model, optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(UseError, match=r"a second ps\.distribute; distribute one model with one optimizer"):
+    with pytest.raises(UseError, match=r"a second ps\.distribute; train one model with one optimizer"):
         ps.distribute(model, optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -175,6 +176,92 @@ def test_geo_mode(tmp_path: Path) -> None:
         cluster.train(program)
 
 
+def trained(model: Any) -> Any:
+    return optim.Adam(model.parameters())
+
+
+OUTER: list[tuple[str, Callable[[], Any], Callable[[Any], Any], dict[str, Any]]] = [
+    ("model=list is not a torch.nn.Module", list, lambda _: None, {}),
+    ("optimizer=NoneType is not a torch.optim.Optimizer", mlp, lambda _: None, {}),
+    ("parameter 'weight' is torch.float64, not float32", lambda: nn.Linear(2, 2).double(), trained, {}),
+    ("the model has no trainable parameters", lambda: nn.Linear(2, 2).requires_grad_(False), trained, {}),
+    (
+        "parameter 0 of optimizer group 0 is not a trainable one of model.named_parameters()",
+        mlp,
+        lambda _: trained(mlp()),
+        {},
+    ),
+    ("the outer rule is Adam; use SGD or Momentum", mlp, trained, {"rule": Adam(0.1)}),
+    ("the outer rule is float; use SGD or Momentum", mlp, trained, {"rule": 0.7}),
+    ("every=0 is not an integer >= 1", mlp, trained, {"every": 0}),
+]
+
+
+@pytest.mark.parametrize(("message", "make", "optimizer", "options"), OUTER, ids=[one[0] for one in OUTER])
+def test_what_ps_outer_does_not_take(
+    ps: Any, message: str, make: Callable[[], Any], optimizer: Callable[[Any], Any], options: dict[str, Any]
+) -> None:
+    model = make()
+    with pytest.raises(UseError) as caught:
+        ps.outer(model, optimizer(model), **options)
+    assert message in str(caught.value)
+    ps.distribute(other := mlp(), optim.SGD(other.parameters(), lr=0.1))  # nothing was declared
+
+
+def test_the_outer_mode_is_alone(ps: Any) -> None:
+    model = mlp()
+    ps.outer(model, trained(model))
+    with pytest.raises(UseError, match=r"a second ps\.outer; train one model with one optimizer"):
+        ps.outer(model, trained(model))
+    with pytest.raises(UseError, match=r"ps\.distribute after ps\.outer; train one model with one optimizer"):
+        ps.distribute(model, trained(model))
+    for _ in ps.loader(DATASET, SIZE, 1):
+        with pytest.raises(UseError, match=r"ps\.push after ps\.outer; call outer\.step\(\)"):
+            ps.push({}, samples=1)
+        break
+
+
+def test_the_outer_mode_after_distribute(ps: Any) -> None:
+    model = mlp()
+    ps.distribute(model, trained(model))
+    with pytest.raises(UseError, match=r"ps\.outer after ps\.distribute"):
+        ps.outer(model, trained(model))
+
+
+def test_an_outer_step_is_for_a_batch_of_ps_loader(ps: Any) -> None:
+    model = mlp()
+    outer, message = ps.outer(model, trained(model)), r"outer\.step\(\) without a new batch of ps\.loader; call it once"
+    with pytest.raises(UseError, match=message):
+        outer.step()
+    for _ in ps.loader(DATASET, SIZE, 1):
+        with pytest.raises(UseError, match=r"samples=-1 is not an integer >= 0"):
+            outer.step(samples=-1)
+        with pytest.raises(UseError, match=r"loss='low' is not a number"):
+            outer.step(loss="low")
+        outer.step()
+        with pytest.raises(UseError, match=message):
+            outer.step()
+        break
+    for _ in ps.loader(Stream(), 2, 1, collate_fn=str):
+        with pytest.raises(UseError, match=r"the number of samples is unknown; call outer\.step\(samples=n\)"):
+            outer.step()
+        break
+    for _ in ps.steps(lambda pass_, rng: [1], passes=1):
+        with pytest.raises(UseError, match=message):
+            outer.step(samples=1)
+
+
+@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(2)", "geo(2)"])
+def test_the_outer_mode_is_for_sync(tmp_path: Path, mode: str) -> None:
+    def program(ps: Any) -> None:
+        model = mlp()
+        ps.outer(model, trained(model))
+
+    message = rf'ps\.outer does not work in {mode.partition("(")[0]} mode; set MODE to "sync"'
+    with cluster_of(tmp_path, 1, 1, mode=mode) as cluster, pytest.raises(UseError, match=message):
+        cluster.train(program)
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         yield from range(10)
@@ -213,7 +300,5 @@ def test_batches_without_a_tensor_need_a_number_of_samples(ps: Any) -> None:
 def test_what_is_not_supported(ps: Any) -> None:
     with pytest.raises(UseError, match=r"ps\.keep is not supported"):
         ps.keep("scheduler", object())
-    with pytest.raises(UseError, match=r"ps\.outer is not supported; use ps\.distribute"):
-        ps.outer(mlp(), None, every=50)
     with pytest.raises(UseError, match=r"clusterctl\.torch\.Embedding is not supported"):
         ct.Embedding(8)

@@ -44,11 +44,15 @@ class RecordEvent(NamedTuple):
 
 
 class WriteManifest(NamedTuple):
-    """Every pserver has written its piece of `tag`: write the manifest. For a checkpoint, report `kept` then."""
+    """Every pserver has written its piece of `tag`: write the manifest. For a checkpoint, report `kept` then.
+
+    `states` are the receipts of the trainers whose states belong to it.
+    """
 
     tag: str
     receipts: Sequence[Saved]
     checkpoint: bool = False
+    states: Sequence[Saved] = ()
 
 
 class DropManifests(NamedTuple):

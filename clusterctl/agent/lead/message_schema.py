@@ -19,13 +19,14 @@ from clusterctl.agent.lead.messages import (
     Rejoin,
     Report,
     Running,
+    StateLost,
     StopWanted,
 )
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.messages import Copied, CutReport, Logged, Saved
 from clusterctl.common.engines import MEETING_HOST, RENDEZVOUS
-from clusterctl.common.manifest import check_receipt
+from clusterctl.common.manifest import check_receipt, check_state_receipt
 from clusterctl.common.records import RecordError, declared_readers, required_keys
 
 #: All reports that a node may send. `kept` and `written` are missing: only the lead's own supervisor sends them.
@@ -43,6 +44,7 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
     "logged": Logged,
     "cut": CutReport,
     "pace": Pace,
+    "state_lost": StateLost,
 }
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
 READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}
@@ -101,6 +103,7 @@ def _check_processes(message: Mapping[str, Any], processes: Collection[Key]) -> 
 
 def _receipt(message: Mapping[str, Any], node: int) -> dict[str, Any]:
     try:
-        return {**check_receipt(message, message["rank"]), "node": node}
+        checked = check_state_receipt if message["role"] == "trainer" else check_receipt
+        return {**checked(message, message["rank"]), "node": node}
     except (AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"malformed receipt: {exc!r:.80}") from None

@@ -171,6 +171,16 @@ class Pace(_PaceFacts):
     pace: str
 
 
+class StateLost(TypedDict):
+    """A trainer cannot go on: the servers are at a push of which it has no state."""
+
+    do: Literal["state_lost"]
+    role: str
+    rank: Count
+    attempt: Count
+    message: str
+
+
 Report = Union[
     Hello,
     Ready,
@@ -187,6 +197,7 @@ Report = Union[
     Logged,
     CutReport,
     Pace,
+    StateLost,
 ]
 
 
@@ -302,7 +313,7 @@ def order_of(message: Mapping[str, Any]) -> Order | None:
     return kind(message) if kind else None
 
 
-def cause_of(report: Exited | Failed, kind: str, node: int) -> Cause:
+def cause_of(report: Exited | Failed | StateLost, kind: str, node: int) -> Cause:
     """The cause of the end of a run, made from a report: its fields, but not its name."""
     fields = {key: value for key, value in report.items() if key != "do"}
     return typed(Cause, {"message": "failed", **fields, "kind": kind, "node": node})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from clusterctl.agent.lead.messages import Exited, Respawn, Whereabouts
+from clusterctl.agent.lead.messages import Exited, Recovery, Respawn, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
-from clusterctl.common.events import Lost, ProcessOnNode
+from clusterctl.common.events import Lost, ProcessOnNode, RolledBack
 
 
 class ProcessTable:
@@ -18,6 +18,7 @@ class ProcessTable:
     def __init__(self, processes: Iterable[tuple[str, int, int]]) -> None:
         self.node_of: dict[Key, int] = {(role, rank): node for role, rank, node in processes}
         self.attempts = dict.fromkeys(self.node_of, 1)
+        self.began = dict(self.attempts)  # those with which the epoch began
         self.fresh = set(self.node_of)
         self.waiting = set(self.node_of)
         self.gone: set[int] = set()
@@ -84,7 +85,19 @@ class ProcessTable:
         for key in self.fresh:
             self.again(key)
             self.endpoints.pop(name_of(key), None)
+        self.began = dict(self.attempts)
         self.held.clear()
+
+    def rolled_back(self, epoch: int, to: Recovery) -> RolledBack:
+        """The event of a roll back."""
+        return {
+            "event": "rolled_back",
+            "epoch": epoch,
+            "tag": to["tag"],
+            "step": to["step"],
+            "whole": self.fresh >= self.of_role("pserver") | self.of_role("trainer"),
+            "processes": sorted(name_of(key) for key in self.fresh),
+        }
 
     def give_up(self, keys: Collection[Key]) -> None:
         """Let the run continue without these trainers."""

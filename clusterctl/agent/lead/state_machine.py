@@ -23,7 +23,7 @@ from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker
-from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
+from clusterctl.common.events import Cause, Ended, Lost, Restarting
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
@@ -203,7 +203,7 @@ class Lead:
         if well and key[0] == "trainer":
             self._table.end_well(message)
             left = [SendOrder({"do": "left", "ranks": [key[1]]})] if message.get("unsaid") else []
-            return [*left, *self._finish_if_trained()]
+            return [*left, *self._saves.leave([key[1]]), *self._finish_if_trained()]
         if well and (self.phase == "finishing" or self._pservers_leave):
             return []
         return self._forgive(key, messages.cause_of(message, "exit", node), now)
@@ -283,6 +283,16 @@ class Lead:
         note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._roll_back(self._table.node_of)]
 
+    def _on_state_lost(self, node: int, message: messages.StateLost, now: float) -> list[Action]:
+        """Roll back for a trainer that has lost its state. If it began from a checkpoint, that one is unusable."""
+        key = (message["role"], message["rank"])
+        lost = RecordEvent({"event": "state_lost", **self._table.on_node(key), "message": message["message"]})
+        if self.phase not in ("trainers", "running"):
+            return []
+        if self._table.began[key] == message["attempt"] and not self._saves.checkpoints.discard_newest():
+            return [lost, *self._fail(messages.cause_of(message, "node", node), now)]
+        return [lost, *self._roll_back(self._with_others({key}))]
+
     def _give_up(self, key: Key, cause: Cause, now: float) -> list[Action]:
         self._restart_policy.explain(cause, key, now)
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
@@ -301,7 +311,8 @@ class Lead:
             return self._fail(cause, now)
         losses = [RecordEvent(self._table.lost(key, cause["message"])) for key in sorted(keys)]
         order = SendOrder({"do": "shrink", "ranks": sorted(self._table.gone)})
-        return [*losses, order, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
+        notes = [*losses, order, *self._saves.leave(self._table.gone)]
+        return [*notes, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _restart_when_back(self, keys: Collection[Key]) -> list[Action]:
         """Restart the processes of a lost node when it returns; the orders are kept for it."""
@@ -336,20 +347,9 @@ class Lead:
         self._table.roll_back(keys, but_done=not self._restart_together)
         for known in (self._gathered, self._detector.idle):
             known.clear()
-        newest = self._saves.go_back(forget_logs=self._policy.together)
-        self._recover = {**newest, "left": self._table.left()}
-        return [self._phase_note(), self._rolled_back(), SendOrder(self._again(delay_s))]
-
-    def _rolled_back(self) -> RecordEvent:
-        event: RolledBack = {
-            "event": "rolled_back",
-            "epoch": self.epoch,
-            "tag": self._recover["tag"],
-            "step": self._recover["step"],
-            "whole": self._table.fresh >= self._table.of_role("pserver") | self._table.of_role("trainer"),
-            "processes": sorted(name_of(key) for key in self._table.fresh),
-        }
-        return RecordEvent(event)
+        self._recover = {**self._saves.go_back(forget_logs=self._policy.together), "left": self._table.left()}
+        event = self._table.rolled_back(self.epoch, self._recover)
+        return [self._phase_note(), RecordEvent(event), SendOrder(self._again(delay_s))]
 
     def _again(self, delay_s: float) -> messages.Again:
         attempts = {name_of(key): self._table.attempts[key] for key in sorted(self._table.fresh)}

@@ -16,11 +16,20 @@ from typing import Any
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import digest_of, sync_directory
-from clusterctl.common.manifest import MERGED_FORMAT, MERGED_MARK, MERGED_NAME, NAME, is_scheduled_tag, write_manifest
+from clusterctl.common.manifest import (
+    MERGED_FORMAT,
+    MERGED_MARK,
+    MERGED_NAME,
+    NAME,
+    all_files,
+    is_scheduled_tag,
+    write_manifest,
+)
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 
 PIECES = "pserver-*.safetensors"
-HALF_WRITTEN = f"*/.{PIECES}-*"  # as `runtime/checkpoint/writer.py` names them
+STATES = "trainer-*.safetensors"
+HALF_WRITTEN = (f"*/.{PIECES}-*", f"*/.{STATES}-*")  # as `runtime/checkpoint/safetensors.py` names them
 MAX_HEADER_BYTES = 256 << 20
 
 
@@ -38,12 +47,12 @@ def checkpoint_dirs(job: JobPaths) -> Iterator[tuple[RunPaths, Path]]:
 def carry_on(run: RunPaths, resume: dict[str, Any], job: JobPaths) -> None:
     """Give a new run the `files` of the checkpoint `tag` of an older `run` of `job`. The older one may then be removed.
 
-    These are all the pieces that this node has: other nodes read them from the new run's directory.
+    These are all of its files that this node has: other nodes read them from the new run's directory.
     """
     target = run.checkpoints / Path(resume["tag"]).name
     places = list(saved_places(job, Path(resume["run"]).name, target.name))
     target.mkdir(0o700, parents=True)
-    for file in resume["manifest"]["files"]:
+    for file in all_files(resume["manifest"]):
         if file["file"] in resume["files"]:
             _take_over(_sound_copy(places, file), target / file["file"])
     sync_directory(target)
@@ -79,11 +88,11 @@ def defect(path: Path, file: Mapping[str, Any], on_read: Callable[[], None] = la
 
 
 def remove_half_written(run: RunPaths) -> None:
-    """Remove the pieces of checkpoints and models that were being written when their writers were killed."""
+    """Remove the files of checkpoints and models that were being written when their writers were killed."""
     for directory in (run.checkpoints, run.job.output):
         paths: list[Path] = []
         with contextlib.suppress(OSError):
-            paths += directory.glob(HALF_WRITTEN)
+            paths += (path for names in HALF_WRITTEN for path in directory.glob(names))
         for path in paths:
             with contextlib.suppress(OSError):
                 if not path.parent.is_symlink():

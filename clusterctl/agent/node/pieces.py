@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.agent.node.checkpoint_files import is_merged_by_us, is_older
 from clusterctl.agent.node.outputs import copied_models
-from clusterctl.common.manifest import MERGED_NAME, is_checkpoint_tag, read_manifest
+from clusterctl.common.manifest import MERGED_NAME, all_files, is_checkpoint_tag, read_manifest
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 from clusterctl.transfer.protocol import PieceFile
 
@@ -30,7 +30,7 @@ def is_named(root: Path, piece: PieceFile) -> bool:
     job = JobPaths(root / piece.job)
     for directory in saved_places(job, piece.run, piece.tag) if job.is_own() else ():
         with contextlib.suppress(OSError, ValueError, KeyError):
-            for file in (read_manifest(directory) or {"files": []})["files"]:
+            for file in all_files(read_manifest(directory) or {"files": []}):
                 if (file["file"], file["bytes"], file["sha256"]) == (piece.file, piece.bytes, piece.sha256):
                     return True
     return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.common.files import digest_of, sync_directory, write_atomic
-from clusterctl.common.manifest import NAME, read_manifest
+from clusterctl.common.manifest import NAME, all_files, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.transfer.client import PieceClient
 from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError, is_sound
@@ -100,7 +100,7 @@ def _fetch_manifest(directory: Path, run: RunPaths, order: CopyOrder) -> None:
 def _fetch_pieces(directory: Path, run: RunPaths, order: CopyOrder) -> int:
     """Fetch what can be fetched, and raise the first error after that."""
     manifest = read_manifest(directory) if order.sources else None
-    files = [file for file in (manifest or {"files": []})["files"] if file.get("node") in order.sources]
+    files = [file for file in all_files(manifest or {"files": []}) if file.get("node") in order.sources]
     need_room(directory, sum(file["bytes"] for file in files))
     fetcher, errors = Fetcher(run, order.sources), []
     for file in files:

@@ -68,7 +68,8 @@ class CheckpointKeeper:
         from clusterctl.common.manifest import build_manifest, write_manifest
 
         tag = whole.tag
-        manifest = build_manifest(self._spec.job, self._spec.run, whole.receipts)
+        states = {receipt["rank"]: receipt for receipt in whole.states}
+        manifest = build_manifest(self._spec.job, self._spec.run, whole.receipts, states)
         if Path(tag).name != tag or tag.startswith("."):
             raise ValueError("not a name for a directory")
         directory = (self._run.checkpoints if whole.checkpoint else self._run.job.output) / tag

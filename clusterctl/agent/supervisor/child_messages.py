@@ -21,12 +21,13 @@ from clusterctl.agent.supervisor.metrics import add_values
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Exit
-from clusterctl.common.manifest import check_receipt
+from clusterctl.common.manifest import check_receipt, check_state_receipt
 from clusterctl.common.records import typed
 from clusterctl.common.safe_json import is_whole
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
-FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan")
+FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan", "state_lost")
+MOST_CHARS = 500  # of a message that goes to the lead
 GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 FIGURES = ("pass", "passes", "step", "loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
@@ -89,6 +90,12 @@ class ChildMessages:
             if child.role == "pserver":
                 self._checkpoints.report_cut(child, event)
             return
+        if kind == "state_lost":
+            if child.role != "trainer":
+                return
+            message = str(event["message"])[:MOST_CHARS]
+            self._context.send({"do": "state_lost", **process_of(child), "message": message})
+            return
         child.worked = True
         if kind == "step":
             for name in PASSING:
@@ -101,9 +108,10 @@ class ChildMessages:
             child.progress["values"] = event["values"]
             add_values(child.progress.setdefault("metrics", {}), event["values"])
             self._checkpoints.log(child, event)
-        elif kind == "saved" and child.role == "pserver":
+        elif kind == "saved":
+            checked = check_state_receipt if child.role == "trainer" else check_receipt
             about = {"do": "saved", **process_of(child), "node": self._context.spec.node}
-            self._context.send(typed(Saved, {**check_receipt(event, child.rank), **about}))
+            self._context.send(typed(Saved, {**checked(event, child.rank), **about}))
         self._context.forward(event, child)
 
     def exited(self, child: Child) -> None:

@@ -34,7 +34,7 @@ CHART_LINES = 6
 MOST_NOTICES = 2
 LOG_LINES = 500
 WARNINGS = (
-    *("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped"),
+    *("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost"),
     *("nan", "log", "suspect", "lost", "held"),
 )
 

@@ -92,7 +92,7 @@ _TEXTS = {
     "exited": _exited,
     "restarting": _restarting,
     "rolled_back": _rolled_back,
-    **dict.fromkeys(("stalled", "standstill", "cut_dropped"), lambda event: str(event["message"])),
+    **dict.fromkeys(("stalled", "standstill", "cut_dropped", "state_lost"), lambda event: str(event["message"])),
     "paused": lambda event: f"was paused: {event['message']}",
     "took_over": lambda event: str(event["message"]),
     "nan": lambda event: str(event["message"]),

@@ -23,7 +23,15 @@ from clusterctl.common.files import sync_directory
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.errors import ModelError
 
-_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+#: The array types of the tensor types. numpy has no bfloat16 and no float8: their arrays are the bits, as integers.
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(code)
+    for name, code in {
+        **{"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8"},
+        **{"I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"},
+        **{"BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1"},
+    }.items()
+}
 _MAX_HEADER_BYTES = 256 * 2**20
 
 Buffer = Union[bytes, bytearray, memoryview]
@@ -31,7 +39,9 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to write. `read()` is called once, when it is written, so that a file needs no second copy of all."""
+    """A tensor to write, of a type in `DTYPES`. `read()` is called once, when it is written, so that a file needs no
+    second copy of all.
+    """
 
     name: str
     dtype: str
@@ -39,8 +49,10 @@ class Entry:
     read: Callable[[], Array]
 
 
-def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[int, str]:
-    """Write a file atomically and durably; return its size and sha256."""
+def write_tensors(
+    path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], *, durable: bool = True
+) -> tuple[int, str]:
+    """Write a file atomically; return its size and sha256. Unless `durable`, a power cut may lose it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -48,13 +60,15 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
             digest = _write(file, entries, metadata)
             size = file.tell()
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         Path(beside).chmod(0o644 & ~_umask())
         Path(beside).replace(path)
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
     return size, digest
 
 
@@ -62,7 +76,7 @@ def _write(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for entry in entries:
-        size = int(np.prod(entry.shape, dtype=np.int64)) * _DTYPES[entry.dtype].itemsize
+        size = int(np.prod(entry.shape, dtype=np.int64)) * DTYPES[entry.dtype].itemsize
         span = [offset, offset + size]
         header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": span}
         offset += size
@@ -78,7 +92,7 @@ def _write(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]
 def _pieces(head: bytes, entries: Sequence[Entry]) -> Any:
     yield head
     for entry in entries:
-        array = np.asarray(entry.read(), _DTYPES[entry.dtype], order="C")
+        array = np.asarray(entry.read(), DTYPES[entry.dtype], order="C")
         if array.shape != entry.shape:
             raise ModelError(f"tensor {entry.name!r} has shape {array.shape}, not {entry.shape}")
         if array.size:
@@ -155,13 +169,17 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(int(n) for n in self._header[name]["shape"])
 
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor in the file, such as "F32"."""
+        return str(self._header[name].get("dtype"))
+
     def tensor(self, name: str) -> Array:
         """Return the tensor, read-only; a view of the file if it is of this machine."""
         info = self._header.get(name)
         if info is None:
             raise ModelError(f"{self.path} lacks tensor {name!r}")
         try:
-            dtype, shape, (first, last) = _DTYPES[info["dtype"]], self.shape(name), info["data_offsets"]
+            dtype, shape, (first, last) = DTYPES[info["dtype"]], self.shape(name), info["data_offsets"]
             if not 0 <= first <= last <= self._content.size - self._data:
                 raise ValueError("outside the file")
             count = (last - first) // dtype.itemsize

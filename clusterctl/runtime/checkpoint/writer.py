@@ -9,8 +9,9 @@ The metadata, strings only: `format`, `job`, `run`, `tag`, `pass`, `step`, `mode
 `block_elements`, `slots`, and `tables`, a JSON object `NAME -> kind, shape, rows, rule, init, held` with the elements
 or rows that this file holds. A checkpoint also has `lanes`, JSON `[dense, sparse]` per pserver; `places`, JSON
 `[first, after, of]`: it holds the slots K with first <= K % of < after; and `cursors`, a JSON list of
-`{"rank", "step", "pass", "batch", "passes", "left"}`, with `position` if the reader sets `ps.cursor`; the first may
-have `positions`, those of the trainers of a run with another number of them.
+`{"rank", "step", "pass", "batch", "passes", "left"}`, with `position` if the reader sets `ps.cursor`, and `"state":
+true` if the trainer has a state of its own; the first may have `positions`, those of the trainers of a run with another
+number of them.
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ def write_piece(
         extra = {"cursors": [dict(cursor) for cursor in cursors], "lanes": lanes, "places": places}
         metadata.update({name: json.dumps(value) for name, value in extra.items()})
         more = {"checkpoint": True, "trainers": len(cursors), "lanes": list(lanes), **_own_steps(cut, cursors)}
+        if states := [cursor["rank"] for cursor in cursors if cursor.get("state") and not cursor["left"]]:
+            more["states"] = states  # of these trainers belong to the checkpoint
     path = output_dir / cut.tag / piece_name(cut.pserver)
     size, digest = write_tensors(path, entries, metadata)
     brief = {n: {k: d[k] for k in ("kind", "shape", "rows", "held")} for n, d in described.items()}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS
 from clusterctl.runtime.pserver.lane_cut import LaneCut, Moment
@@ -133,6 +134,8 @@ class AsyncUpdates(UpdatePolicy):
         cut.copying = True
         saves = self.saver.copies(cut.moment.step, cut.moment.passes, cut.moment.purpose)
         self.copied_cut = cut.number
+        if cut.moment.purpose & CHECKPOINT:  # replies tell trainers with state of their own
+            self.cuts = self.lane.cut_schedule.encode(cut.moment.step, CHECKPOINT)
         copied = Copied(cut.number, tuple(saves), sum(self.lane.set_tables()) % 2**63)
         return [copied, *self.drop_cut()]
 

@@ -13,9 +13,9 @@ from typing import Any, Callable
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
-from clusterctl.runtime.pserver.cuts import CHECKPOINT
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply, Unset
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
@@ -183,6 +183,8 @@ class ServerCore:
         }
         if trainer.position is not None:
             facts["position"] = trainer.position
+        if trainer.state:
+            facts["state"] = True
         parts = [wire.json_part(facts), *(wire.json_part({"position": at}) for at in self.trainers.positions)]
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=parts))]
 

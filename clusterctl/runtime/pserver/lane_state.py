@@ -10,8 +10,8 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
-from clusterctl.runtime.pserver.cuts import CutSchedule
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable

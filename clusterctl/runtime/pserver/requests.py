@@ -33,7 +33,7 @@ class Push:
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
     are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
-    rates that replace those of rules, by table.
+    rates that replace those of rules, by table; `state` means that the trainer has a state of its own.
     """
 
     message: wire.Message
@@ -45,6 +45,7 @@ class Push:
     weight: np.float32 = _ONE
     position: Any = NOT_TOLD
     rates: dict[int, float] = field(default_factory=dict)
+    state: bool = False
 
     @property
     def samples(self) -> int:
@@ -74,7 +75,7 @@ class RequestValidator:
         parts, message.parts = message.parts, []
         push = Push(message)
         if parts and parts[-1].kind == wire.JSON:
-            push.position, push.rates = self._facts(parts.pop())
+            push.position, push.rates, push.state = self._facts(parts.pop())
         if self._weighted:
             push.weight = np.float32(message.samples)
         for key, own in _by_table(parts).items():
@@ -138,15 +139,18 @@ class RequestValidator:
         self._keys.remember(rank, table.spec.key, ids)
         return ids
 
-    def _facts(self, part: wire.Part) -> tuple[Any, dict[int, float]]:
-        """Return the value of `ps.cursor` and the rates by table in the JSON part that ends an opening."""
+    def _facts(self, part: wire.Part) -> tuple[Any, dict[int, float], bool]:
+        """Return the JSON part that ends an opening: the value of `ps.cursor`, the rates by table, and if there is a
+        state.
+        """
         facts = wire.Message(wire.PUSH, parts=[part]).json()
         position, rates = facts.get("cursor", NOT_TOLD), facts.get("rates", {})
         if part.array.nbytes > wire.MAX_POSITION_BYTES and _length(position) > wire.MAX_POSITION_BYTES:
             raise WireError("a cursor is too long")
         if not isinstance(rates, dict):
             raise WireError("the rates of a push are not an object")
-        return position, dict(self._rate(name, rate) for name, rate in rates.items())
+        by_table = dict(self._rate(name, rate) for name, rate in rates.items())
+        return position, by_table, facts.get("state") is True
 
     def _rate(self, name: str, rate: Any) -> tuple[int, float]:
         key = int(name) if name.isdecimal() and len(name) <= _LONGEST_KEY else -1

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.common.manifest import checkpoint_tag, pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.cuts import CHECKPOINT, MODEL
 from clusterctl.runtime.modes import check_tag
-from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL
 from clusterctl.runtime.pserver.lane_state import LaneState
 from clusterctl.runtime.pserver.trainers import TrainerStates
 from clusterctl.runtime.wire import messages as wire

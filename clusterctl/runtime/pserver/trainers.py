@@ -15,7 +15,8 @@ class TrainerState:
 
     `declared` means that it made a table on this lane, and so pushes to it. `samples` are those of the open pass,
     `pass_samples` those of the last complete one; `sharded` means that it takes its share of the batches
-    that all trainers read. `position` is the value of `ps.cursor` that came with its last push.
+    that all trainers read. `position` is the value of `ps.cursor` that came with its last push; `state` means that it
+    had a state of its own then, which it writes for the cuts that have this push.
     """
 
     attempt: int = 0
@@ -30,6 +31,7 @@ class TrainerState:
     pass_samples: int = 0
     sharded: bool = False
     position: Any = None
+    state: bool = False
 
     @property
     def begun(self) -> int:
@@ -47,6 +49,7 @@ class TrainerState:
         self.push = None
         if applied.position is not NOT_TOLD:
             self.position = applied.position
+        self.state = applied.state
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
         self.samples += push.samples
@@ -70,7 +73,8 @@ class TrainerState:
         pass_, batch = self.cursor
         at = {"rank": rank, "step": self.pushed, "pass": pass_, "batch": batch}
         position = {} if self.position is None else {"position": self.position}
-        return {**at, "passes": self.passes, "left": self.left, **position}
+        state = {"state": True} if self.state else {}
+        return {**at, "passes": self.passes, "left": self.left, **position, **state}
 
 
 @dataclass
@@ -142,3 +146,4 @@ class TrainerStates:
             trainer.pushed, trainer.passes = int(at["step"]), int(at["passes"])
             trainer.cursor = (int(at["pass"]), int(at["batch"]))
             trainer.position = at.get("position")
+            trainer.state = bool(at.get("state"))

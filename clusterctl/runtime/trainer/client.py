@@ -54,8 +54,9 @@ class Client:
     """The client of one trainer. `step` counts its pushes (in sync mode: the job's steps); `used` lanes have tables.
 
     `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
-    of the trainers of an earlier run that had another number of them. `refresh(part)` is called with the new values in
-    replies to pushes.
+    of the trainers of an earlier run that had another number of them. `has_state` means that the trainer has state of
+    its own, which pushes say; `cut` is the number of the newest cut of which a reply told. `refresh(part)` is called
+    with the new values in replies to pushes.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Client:
         self._trainers = env.trainers
         self._progress = progress
         self._requests = env.attempt << 32  # so that replies to an earlier attempt's requests do not match ours
-        self._epoch = 0
+        self.epoch = 0
         self._pushes: deque[PendingReplies] = deque()
-        self._cut = 0  # in sync: the next one that was announced
+        self.cut = 0  # in sync: the next one that was announced
+        self.has_state = False
         self.position: Any = None
         self.positions: list[Any] = []
         self.resized = False
@@ -150,6 +152,8 @@ class Client:
         make, pending = self._push_maker(context, samples), PendingReplies()
         changes = context.position is not None or self.position is not None
         cursor = {"cursor": context.position} if changes else {}
+        if self.has_state:
+            cursor["state"] = True
         self.position = context.position
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
@@ -170,9 +174,9 @@ class Client:
 
     def _push_maker(self, context: StepContext, samples: int) -> MakePush:
         """Return the function that makes the messages of one push; their common fields are looked up once."""
-        rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
+        rank, epoch, attempt, step = self.rank, self.epoch, self._attempt, self.step
         pass_, batch = context.pass_, context.batch
-        cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
+        cut = self.cut if self.mode.name == "sync" and self.cut > step else 0
         flags = (wire.LAST_OF_PASS if context.last else 0) | (wire.SHARDED if context.sharded else 0)
 
         def make(lane: int, piece: int, pieces: int, parts: list[wire.Part]) -> wire.Message:
@@ -247,7 +251,7 @@ class Client:
         others = [lane for lane in range(self.layout.lanes) if lane not in first]
         more = self.ask(wire.HELLO, others, **about)
         facts.update({lane: reply.json() for lane, reply in more.items()})
-        self._epoch = next(iter(replies.values())).epoch
+        self.epoch = next(iter(replies.values())).epoch
         self._continue_from(facts, first)
         self.memory = LaneMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
 
@@ -265,7 +269,7 @@ class Client:
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
         self._passes = {lane: int(own["passes"]) for lane, own in known.items()}
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
-        self._cut = max(int(own["cut"]) for own in facts.values())
+        self.cut = max(int(own["cut"]) for own in facts.values())
         self.position = earliest.get("position")
 
     def end_pass(self, tag: str, *, repeated: bool = False) -> None:
@@ -312,7 +316,7 @@ class Client:
 
     def _message(self, kind: int, **fields: Any) -> wire.Message:
         self._requests += 1
-        return wire.Message(kind, self.rank, self._requests, self._epoch, self._attempt, **fields)
+        return wire.Message(kind, self.rank, self._requests, self.epoch, self._attempt, **fields)
 
     def _post(self, pending: PendingReplies, lane: int, message: wire.Message) -> None:
         def take(reply: wire.Message) -> None:
@@ -337,7 +341,7 @@ class Client:
         pending.held_us = max(pending.held_us, reply.held_us)
         if reply.kind == wire.OK and reply.version != wire.NEWEST:
             self._versions[lane] = max(self._versions[lane], reply.version)
-            self._cut = max(self._cut, reply.cut)
+            self.cut = max(self.cut, reply.cut)
 
     def _wait(self, done: Callable[[], bool], pending: PendingReplies) -> None:
         began = time.monotonic()

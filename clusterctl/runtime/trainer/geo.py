@@ -145,3 +145,8 @@ class GeoParameters(Parameters):
             dense.base[:] = handle.flat
         for rows in self._rows.values():
             rows.begin()
+
+
+def make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
+    """Return the parameters of the job's mode."""
+    return GeoParameters(client, trainers, guard) if client.mode.name == "geo" else Parameters(client, guard)

@@ -54,7 +54,9 @@ class NanPolicy:
             self._fail(step, what)
         self.skipped += batches
         self._progress.skipped(batches)
-        self._report(step, what, "skipped", "the batch is skipped")
+        self._report(
+            step, what, "skipped", "the batch is skipped" if batches == 1 else f"{batches} batches are skipped"
+        )
         return False
 
     def _in_loss(self, loss: float | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, Callable
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
+from clusterctl.runtime.state.keeper import StateKeeper
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
@@ -33,13 +34,13 @@ from clusterctl.runtime.trainer.batches import (
 )
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip, checked_clip
+from clusterctl.runtime.trainer.geo import make_parameters
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of, given_values
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
-from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -64,7 +65,8 @@ class Session:
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._progress.joined(self._client.step)
-        self._parameters = _make_parameters(self._client, self.trainers, self._guard)
+        self._states = StateKeeper(env, self._client, supervisor)
+        self._parameters = make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
@@ -108,6 +110,7 @@ class Session:
         try:
             if say is not None:
                 self._parameters.settle()
+                self._states.leave(self._next_pass, self._batch)
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 say()
@@ -249,8 +252,11 @@ class Session:
         return self._run(lambda base: source(base, length, ahead if streams else max(1, ahead)), number, on_pass)
 
     def _run(self, source_from: Callable[[int], Source], passes: int | None, on_pass: OnPass | None) -> Iterator[Any]:
+        self._states.begin(self._next_pass, self._batch)
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
+            if self._states.lacks_on_pass and on_pass is not None:
+                on_pass(self._open_pass)
             self._save_pass(repeated=self._rejoins and self._pass_is_over)
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
         self._rejoins = False
@@ -276,6 +282,7 @@ class Session:
             self._guard.check("ps.steps")
             self._context = context
             yield batch
+            self._states.take(context.pass_, context.batch + 1)
         self._context = None
         self._finish_pass(flagged=context is not None and context.last and context.pushed)
 
@@ -292,12 +299,14 @@ class Session:
             self._parameters.settle()
             self._progress.alive()
             self._batch += 1
+            self._states.take(pass_, self._batch)
             flagged = True
 
     def _save_pass(self, *, repeated: bool = False) -> None:
         self._progress.flush_log()
         pass_ = self._open_pass or 0
         self._parameters.settle()
+        self._states.end_pass(pass_)
         self._client.end_pass(f"pass-{pass_:05d}", repeated=repeated)
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
@@ -389,12 +398,3 @@ class Session:
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
         self._progress.log(self.step, numbers, weight)
-
-
-def _make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
-    """Return the parameters of the job's mode."""
-    if client.mode.name == "geo":
-        from clusterctl.runtime.trainer.geo import GeoParameters
-
-        return GeoParameters(client, trainers, guard)
-    return Parameters(client, guard)

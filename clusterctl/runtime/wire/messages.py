@@ -16,8 +16,9 @@ version of the values, samples, cut, held microseconds, parts, pieces. A request
 `request`. `rank` must be the rank that the sender's key belongs to. A push is identified by (rank, step, piece, epoch);
 `attempt` is the number of starts of the trainer. Piece 0 opens a push: it has the cursor (pass, batch), the samples,
 `LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1, and last, if the reader has set
-`ps.cursor` or the push has learning rates, a `JSON` part `{"cursor": VALUE, "rates": {"TABLE KEY": RATE}}`, each
-only if there is one. The JSON part of a `CREATE` has a cursor, too.
+`ps.cursor`, the push has learning rates or the trainer has a state of its own, a `JSON` part `{"cursor": VALUE,
+"rates": {"TABLE KEY": RATE}, "state": true}`, each only if there is one. The JSON part of a `CREATE` has a cursor, too.
+The reply to a `HELLO` says `"state": true` if the trainer's newest push did: it goes on from that state.
 
 While a lane has no values of a table, whose initial values come from trainer 0, its reply to a `CREATE` says
 `{"unset": true}`. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:

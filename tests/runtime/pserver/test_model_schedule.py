@@ -17,7 +17,7 @@ from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL, CutSchedule
+from clusterctl.runtime.cuts import CHECKPOINT, MODEL, CutSchedule
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout

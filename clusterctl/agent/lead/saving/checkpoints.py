@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from clusterctl.agent.lead.actions import (
 )
 from clusterctl.agent.lead.messages import Recovery
 from clusterctl.agent.lead.saving.messages import DropModels, Keep, Kept, Logged, Saved
+from clusterctl.agent.lead.saving.pending import PendingSave
 from clusterctl.common import events
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
 
@@ -24,31 +25,49 @@ MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this of
 
 
 class CheckpointTracker:
-    """A model or checkpoint is complete when every pserver has written its piece; the retentions decide which stay."""
+    """A model or checkpoint is complete when every pserver has written its piece, and every trainer whose state belongs
+    to it has written that; the retentions decide which stay.
+
+    `settled` are the saves, as (checkpoint, tag), that are complete or void since the caller has last cleared it.
+    """
 
     def __init__(self, retention: CheckpointRetention, models: ModelRetention) -> None:
         self._retention = retention
         self._models = models
-        self._receipts: dict[tuple[bool, str], dict[int, Saved]] = {}
+        self._pending: dict[tuple[bool, str], PendingSave] = {}
+        self._absent: set[int] = set()  # trainers that write no more
+        self.settled: list[tuple[bool, str]] = []
         self.not_finite: dict[str, str] = {}  # tables with such values, with the first tag that has them
 
     def take(self, message: Saved, pservers: int) -> list[Action]:
-        """Handle a receipt: a pserver has written its piece."""
-        tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
-        receipts = self._receipts.setdefault((checkpoint, tag), {})
-        receipts[message["rank"]] = message
+        """Handle a receipt: a pserver has written its piece, or a trainer its state."""
+        key = (bool(message.get("checkpoint")), message["tag"])
+        self._pending.setdefault(key, PendingSave()).add(message)
         for table in message.get("not_finite", ()):
-            self.not_finite.setdefault(table, tag)
-        if len(receipts) < pservers:
+            self.not_finite.setdefault(table, message["tag"])
+        return self._settle(key, pservers)
+
+    def leave(self, ranks: Collection[int], pservers: int) -> list[Action]:
+        """Handle the end of trainers: checkpoints that lack their states are void."""
+        self._absent.update(ranks)
+        return [action for key in list(self._pending) for action in self._settle(key, pservers)]
+
+    def _settle(self, key: tuple[bool, str], pservers: int) -> list[Action]:
+        """Complete a save, or drop it if what it lacks will not come."""
+        (checkpoint, tag), save = key, self._pending[key]
+        lost = sorted(self._absent.intersection(save.missing))
+        if not save.has_pieces(pservers) or (save.missing and not lost):
             return []
-        whole = [receipts[rank] for rank in sorted(receipts)]
-        del self._receipts[checkpoint, tag]
+        del self._pending[key]
+        self.settled.append(key)
+        if lost:
+            return [_dropped(lost)]
         if checkpoint:
-            return [WriteManifest(tag, whole, checkpoint)]
-        step = message.get("step")
+            return [WriteManifest(tag, save.pieces, checkpoint, save.states)]
+        step = save.pieces[-1].get("step")
         self._models.add(tag, step or 0)
         saved = RecordEvent({"event": "saved", "tag": tag, "step": step, "complete": True})
-        return [WriteManifest(tag, whole), saved, *self._drop_models()]
+        return [WriteManifest(tag, save.pieces), saved, *self._drop_models()]
 
     def _drop_models(self) -> list[Action]:
         tags = self._models.drop(self._retention.best)
@@ -78,17 +97,35 @@ class CheckpointTracker:
         self._retention.discard(tag)
         return self._retention.newest is not None or not self._retention.resumed
 
+    def discard_newest(self) -> bool:
+        """Discard the newest checkpoint like `discard`. Return False also if there is none."""
+        newest = self._retention.newest
+        return newest is not None and self.discard(newest.tag)
+
     def go_back(self, *, forget_logs: bool) -> Recovery:
         """Roll back to the newest checkpoint (`tag`, `step`) or the beginning. Pieces of incomplete ones are void, and
         with `forget_logs` the values logged since.
         """
-        self._receipts.clear()
+        self._pending.clear()
+        self._absent.clear()
         self.not_finite.clear()
         newest = self._retention.newest
         step = newest.step if newest else 0
         if forget_logs:
             self._retention.forget_after(step)
         return {"tag": newest.tag if newest else None, "step": step}
+
+
+def _dropped(ranks: Sequence[int]) -> RecordEvent:
+    names = ", ".join(f"trainer{rank}" for rank in ranks)
+    message = f"no checkpoint this time: {names} ended before the state was written; the next one comes at its time"
+    event: events.CutDropped = {
+        "event": "cut_dropped",
+        "message": message,
+        "trainers": ranks,
+        "saves": ["checkpoint"],
+    }
+    return RecordEvent(event)
 
 
 class Best(NamedTuple):

@@ -19,7 +19,7 @@ from clusterctl.agent.lead.saving.messages import CutOrder, CutReport
 from clusterctl.common.events import CutDropped
 from clusterctl.common.manifest import checkpoint_tag, step_tag
 
-CHECKPOINT, MODEL = 1, 2  # what a cut is for: either, or both added; see runtime.pserver.cuts
+CHECKPOINT, MODEL = 1, 2  # what a cut is for: either, or both added; see runtime.cuts
 MOST_NAMED = 4
 PURPOSES = {CHECKPOINT: "checkpoint", MODEL: "model"}
 

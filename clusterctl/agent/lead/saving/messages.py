@@ -21,10 +21,14 @@ class _SaveFacts(TypedDict, total=False):
     checkpoint: Any
     node: Any
     not_finite: Sequence[str]
+    states: Sequence[Count]
 
 
 class Saved(_SaveFacts):
-    """A pserver has written its piece."""
+    """A pserver has written its piece of a save, or a trainer its state for a checkpoint.
+
+    `states` are the ranks of the trainers whose states belong to the checkpoint.
+    """
 
     do: Literal["saved"]
     role: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from clusterctl.agent.lead.actions import Action, WriteManifest
 from clusterctl.agent.lead.messages import Recovery, Report
@@ -35,11 +35,7 @@ class SaveTracker:
         if report["do"] == "cut":
             return self.cuts.take(report) if phase in TRAINING and report["role"] == "pserver" else []
         if report["do"] == "saved":
-            actions = self.checkpoints.take(report, self._pservers)
-            for whole in [action for action in actions if isinstance(action, WriteManifest)]:
-                self.copies.expect()
-                actions += self.cuts.written(whole.tag, whole.checkpoint)
-            return actions
+            return self._settled(self.checkpoints.take(report, self._pservers))
         if report["do"] == "kept":
             return self.checkpoints.keep(report)
         if report["do"] == "written":
@@ -49,6 +45,17 @@ class SaveTracker:
         if report["do"] == "logged":
             self.checkpoints.log(report)
         return []
+
+    def leave(self, ranks: Collection[int]) -> list[Action]:
+        """Handle the end of trainers, see `CheckpointTracker.leave`."""
+        return self._settled(self.checkpoints.leave(ranks, self._pservers))
+
+    def _settled(self, actions: list[Action]) -> list[Action]:
+        for action in actions:
+            if isinstance(action, WriteManifest):
+                self.copies.expect()
+        settled, self.checkpoints.settled = self.checkpoints.settled, []
+        return [*actions, *(after for checkpoint, tag in settled for after in self.cuts.written(tag, checkpoint))]
 
     def go_back(self, *, forget_logs: bool) -> Recovery:
         """Roll back, see `CheckpointTracker.go_back`."""

@@ -1,7 +1,7 @@
 """Cuts: moments at which all lanes save, and what is saved at them.
 
 In sync a cut is a step, announced with the replies of an earlier one; its number on the wire may say what is saved.
-In the other modes the lead orders them, see `LaneCut`.
+In the other modes the lead orders them, see `pserver.lane_cut`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CutSchedule:
     """What is saved at cuts, and when: checkpoints, and models if they are saved by steps or seconds.
 
     If models are, the number of a cut of sync on the wire also has its purpose; otherwise every cut is a checkpoint.
-    Either way a later cut has a higher number. Trainers pass the numbers on, and do not look into them.
+    Either way a later cut has a higher number.
     """
 
     checkpoints: Every | None

@@ -1,0 +1,171 @@
+"""The files of a trainer's state: the newest ones on its node, and one in each checkpoint.
+
+Each is a safetensors file. Its metadata has, as strings, `format`, `job`, `run`, `rank`, `trainers`, `epoch`, `mode`,
+`seed`, the place (`step`, the pushes before it; `pass` and `batch`, the batch after it; `cursor`, JSON), `boot`, which
+changes when the machine restarts, and `tree`: a JSON object with an entry for each thing that was kept. The tensors of
+a thing have names that begin with its own and `/`.
+
+The newest ones are in `runs/RUN/state/`. They are not durable, and one that an earlier boot has written is not used.
+That of a checkpoint is `checkpoints/TAG/trainer-00000.safetensors`, beside the pieces of pservers. It also has `tag`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.common.procfs import boot_id
+from clusterctl.runtime.arrays import Array
+from clusterctl.runtime.checkpoint.model import checksum
+from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import ModelError
+
+FORMAT = "clusterctl-state/1"
+_KEPT = 2  # one would do: a file is replaced only when its successor is whole
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trainer is: the pushes that it has made, its next batch, and the value of `ps.cursor` before it.
+
+    The batch is number 0 of the next pass only when `on_pass` of the pass before has run.
+    """
+
+    step: int
+    pass_: int
+    batch: int
+    cursor: Any = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A trainer's state: JSON for each thing by name, and the tensors that it names."""
+
+    tree: Mapping[str, Any]
+    entries: Sequence[Entry]
+
+    @property
+    def bytes(self) -> int:
+        return len(json.dumps(self.tree)) + sum(entry.read().nbytes for entry in self.entries)
+
+
+class SavedState:
+    """An open file of a state. Raises ModelError unless it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = TensorFile(path)
+        self._file.require_whole()
+        about = self._file.metadata
+        if about.get("format") != FORMAT:
+            raise ModelError(f"{path} is not the state of a trainer")
+        try:
+            self.tree: dict[str, Any] = json.loads(about["tree"])
+            self.place = Place(int(about["step"]), int(about["pass"]), int(about["batch"]), json.loads(about["cursor"]))
+            self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ModelError(f"{path}: the metadata is damaged ({exc!r})") from exc
+        self.boot = about.get("boot")
+        self.path = path
+
+    def tensor(self, name: str) -> tuple[str, Array]:
+        """Return the type of a tensor, such as "F32", and its values, read-only (see `safetensors.DTYPES`)."""
+        array = self._file.tensor(name)
+        return self._file.dtype(name), array
+
+
+class StateFiles:
+    """The files of this process's trainer in one epoch of a run."""
+
+    def __init__(self, env: Environment, epoch: int) -> None:
+        self._env = env
+        self._epoch = epoch
+        self._directory = env.state_dir
+        self._stem = f"trainer-{env.rank:05d}-{epoch:05d}-"
+        self._written: list[Path] = []
+
+    def newest(self) -> list[SavedState]:
+        """Return the states of this epoch, newest first. Files that are of no use any more are removed."""
+        for path in self._env.checkpoint_dir.glob(f"*/.{self._of_cut('').name}-*"):
+            path.unlink(missing_ok=True)  # half written
+        found: list[SavedState] = []
+        for path in self._directory.glob(f"*trainer-{self._env.rank:05d}-*"):
+            state = _open(path) if path.name.startswith(self._stem) else None
+            if state is None or state.boot != boot_id():
+                path.unlink(missing_ok=True)  # half written, damaged, or of an earlier epoch or boot
+            else:
+                found.append(state)
+        found.sort(key=lambda state: state.place.step, reverse=True)
+        self._written = [state.path for state in reversed(found)]
+        return found
+
+    def restored(self) -> SavedState | None:
+        """Return the state of the checkpoint from which this epoch began. Raises ModelError if it is damaged."""
+        resume, recover = self._env.spec.saving.resume, self._env.spec.recover
+        tag = recover.tag if recover else resume.tag if resume else None
+        path = None if tag is None else self._of_cut(tag)
+        if path is None or not path.is_file():
+            return None
+        state = SavedState(path)
+        return state if (state.rank, state.trainers) == (self._env.rank, self._env.trainers) else None
+
+    def write(self, state: State, place: Place) -> None:
+        """Write the state at a place, atomically, and remove the oldest."""
+        path = self._directory / f"{self._stem}{place.step:012d}.safetensors"
+        write_tensors(path, state.entries, self._metadata(state, place), durable=False)
+        if path not in self._written:
+            self._written.append(path)
+        for old in self._written[:-_KEPT]:
+            old.unlink(missing_ok=True)
+        del self._written[:-_KEPT]
+
+    def write_cut(self, state: State, place: Place, tag: str) -> dict[str, Any]:
+        """Write the state into a checkpoint, durably; return the receipt, the fields of a `saved` event."""
+        path = self._of_cut(tag)
+        about = {**self._metadata(state, place), "tag": tag}
+        return self._receipt(tag, place, *write_tensors(path, state.entries, about))
+
+    def cut_written(self, tag: str) -> dict[str, Any] | None:
+        """Return the receipt of a file that an earlier attempt wrote in this epoch, None if there is none."""
+        path = self._of_cut(tag)
+        state = _open(path) if path.is_file() else None
+        if state is None or state.epoch != self._epoch:
+            return None
+        return self._receipt(tag, state.place, *checksum(path))
+
+    def _of_cut(self, tag: str) -> Path:
+        return self._env.checkpoint_dir / tag / f"trainer-{self._env.rank:05d}.safetensors"
+
+    def _metadata(self, state: State, place: Place) -> dict[str, str]:
+        env = self._env
+        facts = {"job": env.job, "run": env.run, "rank": env.rank, "trainers": env.trainers, "epoch": self._epoch}
+        facts.update(mode=env.spec.training.mode, seed=env.seed, boot=boot_id(), format=FORMAT)
+        facts.update({"step": place.step, "pass": place.pass_, "batch": place.batch})
+        texts = {"cursor": json.dumps(place.cursor), "tree": json.dumps(state.tree)}
+        return {**{name: str(value) for name, value in facts.items()}, **texts}
+
+    def _receipt(self, tag: str, place: Place, size: int, digest: str) -> dict[str, Any]:
+        env = self._env
+        facts = {"job": env.job, "run": env.run, "tag": tag, "pass": place.pass_, "step": place.step}
+        facts.update(mode=env.spec.training.mode, seed=env.seed, trainer=env.rank, trainers=env.trainers)
+        return {**facts, "file": self._of_cut(tag).name, "bytes": size, "sha256": digest, "checkpoint": True}
+
+
+def _open(path: Path) -> SavedState | None:
+    try:
+        return SavedState(path)
+    except ModelError:
+        return None
+
+
+def entry_of(name: str, dtype: str, array: Array) -> Entry:
+    """Return a tensor to write, of a type in `safetensors.DTYPES`, whose values are those that `array` has then."""
+    return Entry(name, dtype, array.shape, functools.partial(_same, array))
+
+
+def _same(array: Array) -> Array:
+    return array

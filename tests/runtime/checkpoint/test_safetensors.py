@@ -1,0 +1,87 @@
+"""The file format with all its types, read back by the safetensors library."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from clusterctl.runtime.checkpoint import safetensors
+from clusterctl.runtime.checkpoint.safetensors import DTYPES, Entry, TensorFile, write_tensors
+from clusterctl.runtime.errors import ModelError
+
+NO_NUMPY_TYPE = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0")
+
+
+def entry(name: str, dtype: str, array: Any) -> Entry:
+    return Entry(name, dtype, array.shape, lambda: array)
+
+
+def some(dtype: str) -> Any:
+    return (np.arange(12) % 2 if dtype == "BOOL" else np.arange(12)).astype(DTYPES[dtype]).reshape(3, 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_of_each_type_comes_back(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, [entry("t", dtype, some(dtype))], {})
+    file = TensorFile(path)
+    file.require_whole()
+    assert (file.dtype("t"), file.shape("t"), file.tensor("t").dtype) == (dtype, (3, 4), DTYPES[dtype])
+    np.testing.assert_array_equal(file.tensor("t"), some(dtype))
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in (*NO_NUMPY_TYPE, "C64")])
+def test_the_library_reads_what_numpy_has(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, [entry("t", dtype, some(dtype))], {})
+    with safe_open(path, "np") as file:
+        np.testing.assert_array_equal(file.get_tensor("t"), some(dtype))
+        assert file.get_tensor("t").dtype == DTYPES[dtype]
+
+
+def test_the_library_accepts_types_that_numpy_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, [entry(name, name, some(name)) for name in (*NO_NUMPY_TYPE, "C64")], {})
+    with safe_open(path, "np") as file:
+        for name in (*NO_NUMPY_TYPE, "C64"):
+            assert file.get_slice(name).get_dtype() == name
+
+
+def test_bits_of_bfloat16_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    bits = np.array([0x3F80, 0x7FC1, 0x8000], np.uint16)  # 1, a NaN with a payload, -0
+    write_tensors(path, [entry("t", "BF16", bits)], {})
+    assert TensorFile(path).tensor("t").tobytes() == bits.tobytes()
+
+
+def test_scalars_and_empty_tensors_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, [entry("n", "I64", np.array(7)), entry("none", "F16", np.zeros((0, 3), np.float16))], {})
+    file = TensorFile(path)
+    file.require_whole()
+    assert (file.tensor("n").shape, int(file.tensor("n"))) == ((), 7)
+    assert file.tensor("none").shape == (0, 3)
+
+
+def test_a_type_that_is_unknown_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    header = json.dumps({"t": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(ModelError, match=r"tensor 't' is damaged .*F4"):
+        TensorFile(path).tensor("t")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_a_durable_file_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    synced: list[object] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(safetensors, "sync_directory", synced.append)
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, [entry("t", "U8", some("U8"))], {}, durable=durable)
+    assert (len(synced), list(tmp_path.iterdir())) == (2 if durable else 0, [path])
