@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import Dataset
 
 import clusterctl.torch as ct
@@ -20,6 +21,7 @@ from model import BYTES, Transformer
 
 DATA = Path(__file__).parent / "data"
 LOG_EVERY = 50  # batches
+WARM_UP = 50  # batches until the learning rate is the full one
 
 
 class Windows(Dataset):
@@ -48,6 +50,8 @@ def train(ps, options):
         outer = ps.outer(model, optimizer, every=options.outer)
     else:  # all trainers take each step together
         model, optimizer = ps.distribute(model, optimizer)
+    schedule = LinearLR(optimizer, start_factor=0.02, total_iters=WARM_UP)
+    ps.keep("schedule", schedule)  # a trainer that is restarted or resumed continues with it
 
     def evaluate(pass_):
         own = Windows(held_out, options.context)
@@ -68,6 +72,7 @@ def train(ps, options):
             outer.step(loss=loss)
         else:
             optimizer.step(loss=loss)
+        schedule.step()
         if number % LOG_EVERY == 0:
             print(f"batch {number}: loss {loss.item():.3f}")
 

@@ -70,7 +70,7 @@ def test_without_data_it_says_how_to_make_it(workspace: Path, tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("more", [()], ids=["each step"])
+@pytest.mark.parametrize("more", [(), ("--outer=50",)], ids=["each step", "outer"])
 def test_it_learns_on_two_nodes(workspace: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     with make_site("embedded", tmp_path, 2) as site:
         site.conf(PYTHON=sys.executable)  # which has torch
