@@ -74,15 +74,14 @@ class Killer:
 
     directory: Path
     chance: random.Random
-    every_s: float
+    given: argparse.Namespace
     most: int
-    nodes: int
     kills: list[Kill] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        while len(self.kills) < self.most and not self._over.wait(self.every_s):
-            role, rank = self.chance.choice(("trainer", "pserver")), self.chance.randrange(self.nodes)
+        while len(self.kills) < self.most and not self._over.wait(self.given.every_s):
+            role, rank = self.chance.choice(self.given.roles), self.chance.randrange(self.given.nodes)
             while not self._over.is_set():
                 pid = self._find(role, rank)
                 if pid is not None:
@@ -125,7 +124,7 @@ class Bench:
     def train(self, name: str, kills: int) -> Ended:
         """Run the workspace to its end. Raises SystemExit if it fails."""
         given = self.given
-        killer = Killer(self.directory, random.Random(given.seed), given.every_s, kills, given.nodes)
+        killer = Killer(self.directory, random.Random(given.seed), given, kills)
         package = ["--job_dispatch_package", str(self.directory / "workspace")]
         began = time.time()
         with killer.at_work():
@@ -136,6 +135,10 @@ class Bench:
         self.clusterctl("collect", job, "-o", str(home))
         digest = hashlib.sha256((home / "model/model.safetensors").read_bytes()).hexdigest()
         return Ended(began, ended, killer.kills, self._steps(job), digest)
+
+    def keep(self) -> None:
+        if self.given.keep is not None:
+            shutil.copytree(self.directory, self.given.keep, symlinks=True, ignore=shutil.ignore_patterns("control"))
 
     def _steps(self, job: str) -> list[tuple[float, int]]:
         """Return the steps that the trainers have reported, by time."""
@@ -150,8 +153,7 @@ class Bench:
             [*PROGRAM, *argv], cwd=self.directory, env=env, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            if self.given.keep is not None:
-                shutil.copytree(self.directory, self.given.keep, symlinks=True)
+            self.keep()
             raise SystemExit(f"clusterctl {' '.join(argv)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
         return done.stdout
 
@@ -160,7 +162,7 @@ def lost_s(run: Ended, plain: Ended) -> list[tuple[Kill, float]]:
     """Return the seconds that each kill took from the run."""
     (first, step0), (last, step1) = plain.steps[0], plain.steps[-1]
     seconds_per_step = (last - first) / max(step1 - step0, 1)
-    ends = [*(kill.at for kill in run.kills[1:]), run.steps[-1][0]]
+    ends = [*(kill.at for kill in run.kills), run.steps[-1][0]][1:]
     return [
         (kill, end - kill.at - (run.step_at(end) - run.step_at(kill.at)) * seconds_per_step)
         for kill, end in zip(run.kills, ends, strict=True)
@@ -185,7 +187,8 @@ def bench(given: argparse.Namespace) -> Iterator[Bench]:
 def read_options() -> argparse.Namespace:
     parser = options(__doc__.partition("\n")[0], passes=24, nodes=4, every_s=120.0, kills=10, seed=1)
     parser.add_argument("--save-every", default="60 s", help="SAVE_EVERY of the run (default 60 s)")
-    parser.add_argument("--keep", type=Path, help="where to copy everything if a run fails")
+    parser.add_argument("--roles", nargs="+", default=["trainer", "pserver"], help="what to kill (default both)")
+    parser.add_argument("--keep", type=Path, help="where to copy everything if a run fails or gives other bits")
     parser.add_argument("more", nargs="*", help="arguments for train.py, after --")
     return parser.parse_args()
 
@@ -196,6 +199,8 @@ def main() -> None:
         plain = made.train("plain", 0)
         print(f"undisturbed: {plain.seconds:.0f} s, {plain.steps[-1][1]:,} steps", flush=True)
         run = made.train("killed", given.kills)
+        if run.model != plain.model:
+            made.keep()
     print(f"with {len(run.kills)} kills: {run.seconds:.0f} s, {run.seconds / plain.seconds:.2f} times as long")
     print("the same bits" if run.model == plain.model else "OTHER BITS")
     losses = lost_s(run, plain)

@@ -41,6 +41,7 @@ class Windows(Dataset):
 def train(ps, options):
     """Run all passes. `ps` shares the model with the other trainers, if there are any."""
     text, held_out = (read_bytes(Path(options.data) / name) for name in ("train.txt", "test.txt"))
+    torch.manual_seed(ps.seed)  # of the initial values; ps.loader seeds everything after them
     model = Transformer(options.context, options.width, options.depth, options.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     outer = None
