@@ -51,11 +51,13 @@ def losses(output: str) -> list[tuple[float, float]]:
     return [(float(loss), float(baseline)) for _, loss, baseline in found]
 
 
-def test_it_learns_alone_and_its_model_writes_text(workspace: Path, tmp_path: Path) -> None:
+def test_it_learns_alone_the_same_each_time_and_its_model_writes_text(workspace: Path, tmp_path: Path) -> None:
     output = run(workspace, "train.py", *SMALL, "--passes=2", "--use_gpu=0", cwd=tmp_path)
     assert "ignored: --use_gpu=0" in output
     (first, baseline), (second, _) = losses(output)
     assert second < first < 0.95 * baseline
+    (tmp_path / "again").mkdir()
+    assert losses(run(workspace, "train.py", *SMALL, "--passes=1", cwd=tmp_path / "again")) == [(first, baseline)]
     saved = str(tmp_path / "output/pass-00001")
     text = run(workspace, "sample.py", saved, "The class", "--count=50", cwd=tmp_path)
     assert text.startswith("The class")
