@@ -122,7 +122,7 @@ class Bench:
             trainers = []
             for rank, node in enumerate(self.net.nodes):
                 env = {"MASTER_ADDR": self.net.address(0), "MASTER_PORT": str(PORT), "WORLD_SIZE": str(NODES)}
-                env |= {"RANK": str(rank), "GLOO_SOCKET_IFNAME": DEVICE}
+                env |= {"RANK": str(rank), "GLOO_SOCKET_IFNAME": DEVICE, "TORCH_CPP_LOG_LEVEL": "ERROR"}
                 argv = [TRAINER, "trainer", json.dumps(given)]
                 trainers.append(Child(argv, env, Path.cwd(), prefix=node.inside()))
                 stack.callback(trainers[-1].reap)

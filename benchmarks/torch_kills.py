@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -34,6 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from clusterctl import fake
+from clusterctl.runtime import load_model
 from clusterctl.templates import copy_workspace
 from ps_common import options, show
 
@@ -50,13 +50,13 @@ class Kill:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended: when it ran, its kills, the steps of its trainers by time, and its model's digest."""
+    """A run that has ended: its kills, the steps of its trainers by time, and the bits of its model's tables."""
 
     began: float
     ended: float
     kills: list[Kill]
     steps: list[tuple[float, int]]
-    model: str
+    model: dict[str, bytes]
 
     @property
     def seconds(self) -> float:
@@ -133,8 +133,9 @@ class Bench:
         job = json.loads(lines.splitlines()[-1])["job"]
         home = self.directory / f"home-{name}"
         self.clusterctl("collect", job, "-o", str(home))
-        digest = hashlib.sha256((home / "model/model.safetensors").read_bytes()).hexdigest()
-        return Ended(began, ended, killer.kills, self._steps(job), digest)
+        model = load_model(home / "model/model.safetensors")  # its file also names the job
+        bits = {name: value.tobytes() for name, value in model.items()}
+        return Ended(began, ended, killer.kills, self._steps(job), bits)
 
     def keep(self) -> None:
         if self.given.keep is not None:
