@@ -48,18 +48,19 @@ class Layout:
 class Stopwatch:
     """The trainer's side of a round: waits for a step count from the harness, times each step, reports.
 
-    Call `tick()` at the end of every step, and once before the first. It exits the process when the harness is gone,
-    without leaving the run: a clean end would save the model, which is not to be measured.
+    Call `tick()` at the end of every step, and once before the first; facts given to it are reported, too. It exits
+    the process when the harness is gone, without leaving the run: a clean end would save the model, which is not to be
+    measured.
     """
 
     def __init__(self) -> None:
         self._marks: list[float] = []
         self._steps = 0
 
-    def tick(self) -> None:
+    def tick(self, **facts: Any) -> None:
         self._marks.append(time.perf_counter())
         if len(self._marks) > self._steps:
-            report(seconds=[b - a for a, b in zip(self._marks, self._marks[1:], strict=False)])
+            report(seconds=[b - a for a, b in zip(self._marks, self._marks[1:], strict=False)], **facts)
             line = sys.stdin.readline()
             if not line:
                 sys.stdout.flush()

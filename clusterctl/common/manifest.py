@@ -136,7 +136,9 @@ def check_state_receipt(receipt: Mapping[str, Any], trainer: int) -> dict[str, A
     if not is_checkpoint_tag(tag) or receipt.get("checkpoint") is not True:
         raise ValueError(f"malformed receipt of trainer {trainer}: tag {tag!r:.120} is not of a checkpoint")
     if receipt.get("file") != state_name(trainer) or not isinstance(size, int) or not 0 <= size < _MOST:
-        raise ValueError(f"malformed receipt of trainer {trainer}: file {receipt.get('file')!r:.60}, {size!r:.60} bytes")
+        raise ValueError(
+            f"malformed receipt of trainer {trainer}: file {receipt.get('file')!r:.60}, {size!r:.60} bytes"
+        )
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValueError(f"malformed receipt of trainer {trainer}: sha256 {digest!r:.80}")
     return {name: receipt[name] for name in _OF_A_STATE}

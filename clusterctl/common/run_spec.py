@@ -80,7 +80,7 @@ class PieceSource(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PieceSources(Record):
-    """The pieces of a save that this node's pservers read, from its disk or from other nodes of the run.
+    """The files of a save that this node's processes read, from its disk or from other nodes of the run.
 
     `run` is the run that wrote them, or that took them over.
     """

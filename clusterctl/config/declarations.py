@@ -66,6 +66,8 @@ NOT_KEPT: Final = frozenset(
         *("BEFORE_START", "AFTER_END"),
     }
 )
+#: The values of WIRE for the outer mode.
+QUANTIZED: Final = ("int8", "int4")
 #: The settings of which nodes learn nothing, not even in what a run records.
 NOT_RECORDED: Final = frozenset({"BEFORE_START", "AFTER_END"})
 
@@ -142,7 +144,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "clusterctl",
         'the variables that programs get: "clusterctl", "paddle", "torch", "mpi", "dmlc", "tensorflow" or "none"',
     ),
-    Setting("WIRE", choice("float32", "float16"), "float32", "the number format on the network"),
+    Setting(
+        "WIRE",
+        choice("float32", "float16", *QUANTIZED),
+        "float32",
+        'the number format on the network: "float32", "float16", or for the outer mode "int8" or "int4"',
+    ),
     Setting("KEY_CACHE", flag, False, "cache lists of ids on both sides"),
     # checkpoints
     Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),

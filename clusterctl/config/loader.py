@@ -11,7 +11,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from clusterctl.config import source
-from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
+from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, TABLE, Setting
 from clusterctl.config.findings import Finding, config_error
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
@@ -196,6 +196,8 @@ def _report_combinations(reading: _Reading) -> None:
     if values["HEARTBEAT_S"] >= values["NODE_GRACE_S"]:
         message = f"{shown(values['HEARTBEAT_S'])} must be less than NODE_GRACE_S"
         reading.report_where_set(BY_SPELLING["HEARTBEAT_S"], message)
+    if values["WIRE"] in QUANTIZED and str(values["MODE"]) != "sync":
+        reading.report_where_set(BY_SPELLING["WIRE"], f'{shown(values["WIRE"])} needs MODE = "sync"')
 
 
 def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) -> None:

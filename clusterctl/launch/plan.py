@@ -194,7 +194,7 @@ class LaunchPlan:
         copies, limit_mb = None, None
         ours = self.count("pserver") > 0 and self._restarts_one_by_one()
         if machines is not None and ours:
-            originals = sorted({p.node for p in self.processes if p.role == "pserver"})
+            originals = sorted({p.node for p in self.processes})
             copies = copy_plan(originals, [node.id for node in self.nodes], machines, self.settings.copies)
             limit_mb = self.settings.model_on_lead_mb
         return Saving(

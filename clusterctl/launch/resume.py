@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.cluster import Cluster
+from clusterctl.common.manifest import all_files
 from clusterctl.common.paths import META, is_label
 from clusterctl.common.run_spec import ResumePoint
 from clusterctl.config import Settings
@@ -89,14 +90,16 @@ class Resume:
     def word(self, launch: LaunchPlan, node: Node) -> dict[str, Any]:
         """The message for one node that accompanies its spec: it takes over the pieces that it has."""
         of = {"job": self.job} if self.job else {}
-        here = [f["file"] for f in self.manifest["files"] if node.id in self.holders[f["file"]]]
+        here = [f["file"] for f in all_files(self.manifest) if node.id in self.holders[f["file"]]]
         return {"resume": {**of, "run": self.run, "tag": self.tag, "files": here, "manifest": self.manifest}}
 
     def needed(self, launch: LaunchPlan, node: Node) -> list[Piece]:
-        """The pieces of which a node's pservers need parts."""
-        ranks = {process.rank for process in launch.on(node) if process.role == "pserver"}
+        """The pieces of which a node's pservers need parts, and the states of its trainers."""
+        own = [(process.role, process.rank) for process in launch.on(node)]
+        serves = any(role == "pserver" for role, _ in own)
         unchanged = self._is_placed_as(launch)
-        return [f for f in self.manifest["files"] if ranks and (not unchanged or f["pserver"] in ranks)]
+        pieces = [f for f in self.manifest["files"] if serves and (not unchanged or ("pserver", f["pserver"]) in own)]
+        return [*pieces, *(f for f in self.manifest.get("states", ()) if ("trainer", f["trainer"]) in own)]
 
     def _is_placed_as(self, launch: LaunchPlan) -> bool:
         lanes = [launch.settings.ports_num, launch.settings.ports_num_for_sparse]
@@ -106,22 +109,31 @@ class Resume:
 def choose(cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan, of: str | None = None) -> Resume:
     """Return the newest complete and undamaged checkpoint of the runs of `job`, or of the other job `of`.
 
-    Raises RefusedError if there is none. Every piece is read and hashed on its node.
+    Raises RefusedError if there is none. Every file is read and hashed on its node.
     """
     settings = launch.settings
     require_our_pservers(settings, "--resume", hint=ANEW)
     source, checkpoints = find(cluster, "checkpoint", of or job, nodes)
     warnings: list[str] = []
-    for found in checkpoints:
+    for whole in checkpoints:
+        found = _without_states(whole, launch)
         holders, problem = verify(cluster, source, nodes, found) if found.manifest else ({}, found.reason)
-        if found.manifest is None or problem:
+        if whole.manifest is None or found.manifest is None or problem:
             warnings.append(f"skipped {found.name}: {problem}")
             continue
         _refuse_another_seed(found, found.manifest, settings)
-        warnings += _differences(found.manifest, launch)
+        warnings += _differences(whole.manifest, launch)
         return Resume(found.run, found.manifest, holders, tuple(warnings), None if source == job else source)
     lines = [f"{source} has no checkpoint to resume from", *warnings]
     raise RefusedError("\n  ".join(lines), hint=ANEW)
+
+
+def _without_states(found: Found, launch: LaunchPlan) -> Found:
+    """Return a checkpoint without the states of trainers if it was made with another number of them."""
+    if found.manifest is None or found.manifest.get("trainers") == launch.count("trainer"):
+        return found
+    rest: Any = {name: value for name, value in found.manifest.items() if name != "states"}
+    return replace(found, manifest=rest)
 
 
 def kept_settings(cluster: Cluster, job: str, given: Collection[str]) -> dict[str, str]:
@@ -163,6 +175,8 @@ def _differences(manifest: Manifest, launch: LaunchPlan) -> list[str]:
     lines = []
     if before != mode:
         lines.append(f"the checkpoint was made in mode {before}, now it is {mode}: state kept in trainers is reset")
+    if trainers != now and (states := len(manifest.get("states", ()))):
+        lines.append(f"the state of {states} trainers is dropped: the run has {now}")
     if trainers != now:
         lines.append(f"the checkpoint was made with {trainers} trainers, now there are {now}: its pass restarts")
     old, new = manifest.get("arguments"), launch.program_args

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from clusterctl.cluster import Cluster, raise_failures
 from clusterctl.cluster.shapes import run_name
-from clusterctl.common.manifest import is_piece_name, is_tag
+from clusterctl.common.manifest import all_files, is_piece_name, is_tag, state_name
 from clusterctl.common.paths import is_job_name
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.errors import RefusedError
@@ -19,10 +19,11 @@ Holders = Mapping[str, frozenset[int]]
 
 
 class Piece(TypedDict, total=False):
-    """One file of a save. `node` is missing from old manifests."""
+    """One file of a save, of a pserver or with the state of a trainer. `node` is missing from old manifests."""
 
     file: str
     pserver: int
+    trainer: int
     bytes: int
     sha256: str
     node: int
@@ -45,6 +46,7 @@ Manifest = TypedDict(
         "settings": dict[str, str],
         "name": str,
         "files": list[Piece],
+        "states": list[Piece],
     },
     total=False,
 )
@@ -139,25 +141,38 @@ def _describes(manifest: Manifest, kind: str, tag: str) -> bool:
     if not numbers or not isinstance(files, list) or not all(map(_is_listed, files)):
         return False
     whole = len({file["file"] for file in files}) == len(files) == manifest["pservers"] > 0
+    states = manifest.get("states", [])
+    if not isinstance(states, list) or not all(map(_is_state, states)):
+        return False
+    whole = whole and len({state["file"] for state in states}) == len(states)
     is_kind = bool(manifest.get("checkpoint")) == (kind == "checkpoint")
     return is_kind and manifest.get("tag") == tag and "mode" in manifest and whole
 
 
 def _is_listed(file: Any) -> bool:
     """True if an entry of a manifest's `files` describes a piece."""
-    if not isinstance(file, dict) or not {"file", "pserver", "bytes", "sha256"} <= set(file):
+    return _is_file(file, "pserver") and is_piece_name(file["file"])
+
+
+def _is_state(file: Any) -> bool:
+    """True if an entry of a manifest's `states` describes the state of a trainer."""
+    return _is_file(file, "trainer") and file["trainer"] >= 0 and file["file"] == state_name(file["trainer"])
+
+
+def _is_file(file: Any, writer: str) -> bool:
+    if not isinstance(file, dict) or not {"file", writer, "bytes", "sha256"} <= set(file):
         return False
-    size, typed = file["bytes"], isinstance(file["pserver"], int) and isinstance(file["sha256"], str)
-    return is_piece_name(file["file"]) and typed and isinstance(size, int) and size >= 0
+    size, typed = file["bytes"], isinstance(file[writer], int) and isinstance(file["sha256"], str)
+    return typed and isinstance(size, int) and size >= 0
 
 
 def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: Found) -> tuple[Holders, str | None]:
     """Return the nodes that have each piece, and the problem if no node has one of them.
 
-    Every piece is read and hashed on its node.
+    Every file is read and hashed on its node.
     """
     assert found.manifest is not None
-    files = found.manifest["files"]
+    files: list[Piece] = all_files(found.manifest)
     request = {"op": "verify_checkpoint", "ref": job, "run": found.run, "tag": found.tag, "files": files}
     answers = _ask(cluster, {node.id: request for node in nodes}, nodes, f"verify the {found.kind}")
     holders: dict[str, frozenset[int]] = {}

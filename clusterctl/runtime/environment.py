@@ -66,6 +66,12 @@ class Environment:
         return self.spec.training.trainer_threads or 1
 
     @property
+    def table_wire(self) -> str | None:
+        """WIRE of tables of the outer mode, "int8" or "int4"; None if they are sent as all others."""
+        wire = self.spec.training.wire
+        return wire if wire in ("int8", "int4") else None
+
+    @property
     def checkpoint_dir(self) -> Path:
         return self._run_dir() / "checkpoints"
 

@@ -1,9 +1,11 @@
-"""Torch models on the parameter servers: `connect`, whose session has `distribute` and `loader`.
+"""Torch models on the parameter servers: `connect`, whose session has `distribute` and `loader`; and `load_model`.
 
 Shipped to the nodes. The only package that imports torch; it also imports numpy and `runtime`. Start reading at
 `session.py`.
 """
 
-from clusterctl.torch.session import Embedding, Session, connect
+from clusterctl.torch.embeddings import Embedding
+from clusterctl.torch.models import load_model
+from clusterctl.torch.session import Session, connect
 
-__all__ = ["Embedding", "Session", "connect"]
+__all__ = ["Embedding", "Session", "connect", "load_model"]

@@ -6,6 +6,7 @@ DiLoCo: Douillard et al. 2023, arXiv 2311.08105. A round ends with one push of s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from clusterctl.runtime import SGD, Momentum
+from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.trainer import session
@@ -50,8 +52,9 @@ class _Round:
 class OuterSession(session.Session):
     """A session with `outer`, whose push may end several batches of a loader."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, env: Environment, *args: Any) -> None:
+        super().__init__(env, *args)
+        self._wire = env.table_wire
         #: The samples of each batch of `loader` since the last push or inner step; None where the number is unknown.
         self._counts: list[int | None] = []
         self._trained_by: str | None = None  # the call that was given a model
@@ -80,7 +83,8 @@ class OuterSession(session.Session):
             raise UseError(f"the outer rule is {type(rule).__name__}", remedy="use SGD or Momentum")
         self._every = whole_number("every", every, 1)
         can_undo = self._nan_policy.policy == "skip"
-        self._replica = Replica(self.dense, model, optimizer, rule, can_undo=can_undo)
+        dense = functools.partial(self.dense, wire=self._wire)
+        self._replica = Replica(dense, model, optimizer, rule, can_undo=can_undo)
         self._trained_by = "ps.outer"
         for name, value, late in self._replica.state():
             self._states.add(name, value, late=late)
@@ -92,8 +96,8 @@ class OuterSession(session.Session):
         """Make the buffers of a model, and gradients that are not used yet, part of this trainer's state."""
         raise NotImplementedError
 
-    def _look_for_schedulers(self, rates: Mapping[Any, float]) -> None:
-        """Warn of a scheduler of the model's optimizer that is not kept."""
+    def _before_push(self, rates: Mapping[Any, float]) -> None:
+        """Do what a push needs: `rates` are the learning rates of the model's optimizer."""
         raise NotImplementedError
 
     def _check_first(self, call: str) -> None:
@@ -153,7 +157,7 @@ class OuterSession(session.Session):
         if not self._nan_policy.admits(self.step, gradient, batches=done.batches):
             self._replica.undo()
             gradient, samples = Gradient(), 0
-        self._look_for_schedulers(self._replica.rates())
+        self._before_push(self._replica.rates())
         context.pushed = True
         self._batch, self._position = context.batch + 1, context.position
         self._parameters.push(gradient, context, samples)
@@ -171,16 +175,7 @@ class OuterSession(session.Session):
         if self._replica is not None:
             self._replica.refresh()  # others may have ended rounds since our last one
 
-    def _leave(self, say: Callable[[], None] | None) -> None:
-        def end_round_and_say() -> None:
-            self._end_open_round()
-            assert say is not None
-            say()
-
-        super()._leave(None if say is None else end_round_and_say)
-
-    def save(self, tag: str) -> None:
-        """Save all tables as `Session.save` of the runtime does; a loop that ended by `break` has ended its round."""
+    def _end_broken_round(self) -> None:
+        """End the round of a loop that ended by `break`."""
         if not self._is_looping:
             self._end_open_round()
-        super().save(tag)

@@ -44,8 +44,19 @@ _PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$co
 _REMEDY = "keep tensors, arrays, numbers, strings, None, and lists, tuples and dicts of these"
 
 
+def is_plain(tensor: Any) -> bool:
+    """Return True for a tensor that can be saved."""
+    return tensor.dtype in _TENSORS and tensor.layout == torch.strided and not tensor.is_meta
+
+
+def array_of(tensor: Any) -> tuple[str, Array]:
+    """Return the type of a plain tensor in files, and its values as an array."""
+    dtype, plain = _TENSORS[tensor.dtype], tensor.detach().cpu().contiguous()
+    return dtype, plain.view(_BITS[dtype]).numpy().view(DTYPES[dtype]) if dtype in _BITS else plain.numpy()
+
+
 class Packer:
-    """Packs one value; its tensors become `entries`, whose names begin with `name`/."""
+    """Packs one value; its tensors become `entries`, whose names are `name`/PATH."""
 
     def __init__(self, name: str) -> None:
         self.entries: list[Entry] = []
@@ -77,12 +88,9 @@ class Packer:
         return [self.pack(key), self.pack(item, inner)]
 
     def _tensor(self, value: Any, path: str) -> str:
-        dtype = _TENSORS.get(value.dtype)
-        if dtype is None or value.layout != torch.strided or value.is_meta:
+        if not is_plain(value):
             raise self._error(path, f"is a {value.layout} tensor of {value.dtype} on {value.device}")
-        plain = value.detach().cpu().contiguous()
-        array = plain.view(_BITS[dtype]).numpy().view(DTYPES[dtype]) if dtype in _BITS else plain.numpy()
-        return self._add(path, dtype, array)
+        return self._add(path, *array_of(value))
 
     def _array(self, value: Any, path: str) -> str:
         array = np.asarray(value)
@@ -92,7 +100,7 @@ class Packer:
         return self._add(path, dtype, array)
 
     def _add(self, path: str, dtype: str, array: Array) -> str:
-        first = name = f"{self._name}/{path.lstrip('.')}"
+        first = name = f"{self._name}/{path.lstrip('.')}" if path else self._name
         while name in self._used:  # as a dict may have both "a.b" and "a": {"b"}
             name = f"{first}#{len(self._used)}"
         self._used.add(name)

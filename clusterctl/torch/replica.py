@@ -13,7 +13,8 @@ from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.torch.distribution import check_parameter
-from clusterctl.torch.state import GROUPS, INNER, Value
+from clusterctl.torch.embeddings import Embedding
+from clusterctl.torch.state import ERRORS, GROUPS, INNER, Value
 
 
 class _Placed(NamedTuple):
@@ -53,10 +54,19 @@ class Replica:
         def put_groups(groups: list[dict[str, Any]]) -> None:
             inner.load_state_dict({**inner.state_dict(), "param_groups": groups})
 
-        return [
+        def put_errors(errors: dict[str, Any]) -> None:
+            for _, table, _ in self._placed:
+                table.load_wire_state(errors[table.name])
+
+        def errors() -> dict[str, Any]:
+            return {table.name: table.wire_state() for _, table, _ in self._placed}
+
+        values = [
             (INNER, Value(INNER, inner.state_dict, inner.load_state_dict), False),
             (GROUPS, Value(GROUPS, lambda: inner.state_dict()["param_groups"], put_groups), True),
         ]
+        has_errors = self._placed[0].table.spec.wire is not None
+        return [*values, (ERRORS, Value(ERRORS, errors, put_errors), False)] if has_errors else values
 
     def rates(self) -> dict[int, float]:
         """Return the learning rates of the inner optimizer by group."""
@@ -102,6 +112,9 @@ def _trainable(model: Any, optimizer: Any) -> dict[str, Any]:
         raise UseError(f"model={type(model).__name__} is not a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UseError(f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer")
+    for name, module in model.named_modules():
+        if isinstance(module, Embedding):
+            raise UseError(f"module {name!r} is a clusterctl.torch.Embedding", remedy="use torch.nn.Embedding")
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not named:
         raise UseError("the model has no trainable parameters", remedy="set requires_grad before ps.outer")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Callable, TypeVar
 
 from clusterctl.runtime import connector
+from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.state.buffers import BufferSender
 from clusterctl.runtime.trainer.batches import OnPass, whole_number
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
@@ -19,6 +21,7 @@ from clusterctl.torch.state import (
     RATES,
     Thing,
     buffers_of,
+    entries_of,
     gradients_of,
     rates_of,
     unkept_scheduler,
@@ -39,6 +42,7 @@ class Session(OuterSession):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._distribution: Distribution | None = None
+        self._sender: BufferSender | None = None  # of a model that has buffers
         self._things: list[Any] = []
         self._lr: Mapping[Any, float] | None = None  # of the first push, empty once they changed
 
@@ -55,7 +59,7 @@ class Session(OuterSession):
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         self._check_first("ps.distribute")
-        self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        self._distribution = Distribution(self.dense, self.embedding, self._push_batches, model, optimizer)
         self._trained_by = "ps.distribute"
         self._states.add(RATES, rates_of(optimizer), late=True)
         self._keep_state_of(model, optimizer)
@@ -65,6 +69,7 @@ class Session(OuterSession):
         self._optimizer, buffers = optimizer, buffers_of(model)
         if buffers is not None:
             self._states.add(BUFFERS, buffers)
+            self._sender = BufferSender(self._client, self._states.cuts, lambda: self._buffers_of(model))
         self._states.add(GRADIENTS, gradients_of(optimizer, self._counts), late=True)
 
     def keep(self, name: str, thing: Any) -> None:
@@ -131,14 +136,52 @@ class Session(OuterSession):
                 f"a second optimizer.step() for batch {context.batch} of pass {context.pass_}",
                 remedy="call it once per batch",
             )
-        self._look_for_schedulers(rates)
+        self._before_push(rates)
         self.push(gradients, self._samples_of(samples, "optimizer.step"), loss, rates)
         self._counts.clear()
 
+    def _buffers_of(self, model: Any) -> list[Entry]:
+        entries = entries_of(model)
+        taken = {handle.name for handle in self._handles.values()}.intersection(entry.name for entry in entries)
+        if taken:
+            raise UseError(f"{min(taken)!r} is a table and a buffer of the model", remedy="rename one of them")
+        return entries
+
+    def _save_pass(self, *, repeated: bool = False) -> None:
+        if self._sender is not None:
+            self._sender.send()
+        super()._save_pass(repeated=repeated)
+
+    def save(self, tag: str) -> None:
+        self._guard.check("ps.save")
+        self._end_broken_round()
+        if self._sender is not None:
+            self._sender.send()
+        super().save(tag)
+
+    def _leave(self, say: Callable[[], None] | None) -> None:
+        try:
+            if say is not None:
+                self._guard.check("leaving the run")
+                self._end_open_round()
+                if self._sender is not None:
+                    self._sender.send()
+        except BaseException:
+            super()._leave(None)
+            raise
+        super()._leave(say)
+
     def _finish_pass(self, flagged: bool) -> None:
+        if self._sender is not None:
+            self._sender.before_empty_pushes()
         super()._finish_pass(flagged)  # others may have pushed since our last push
         if self._distribution is not None:
             self._distribution.refresh()
+
+    def _before_push(self, rates: Mapping[Any, float]) -> None:
+        if self._sender is not None:
+            self._sender.before_push()
+        self._look_for_schedulers(rates)
 
     def _look_for_schedulers(self, rates: Mapping[Any, float]) -> None:
         """Warn, when a rate changes for the first time, if a scheduler that is not kept may have changed it."""
@@ -151,13 +194,3 @@ class Session(OuterSession):
                 self._progress.warn(
                     f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"
                 )
-
-
-class Embedding:
-    """Raises UseError: there is no distributed embedding for torch."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        raise UseError(
-            "clusterctl.torch.Embedding is not supported",
-            remedy="use torch.nn.Embedding, or ps.embedding of clusterctl.runtime",
-        )

@@ -9,12 +9,15 @@ from typing import Any, Callable
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.state.files import SavedState, State
-from clusterctl.torch.packing import Packer, unpack
+from clusterctl.runtime.state.files import SavedState, State, entry_of
+from clusterctl.torch.packing import Packer, array_of, is_plain, unpack
 
 #: Names of things that are kept without a call; `ps.keep` accepts none that begins with `_`.
-BUFFERS, RATES, GRADIENTS, INNER, GROUPS = "_buffers", "_rates", "_gradients", "_inner", "_groups"
+BUFFERS, RATES, GRADIENTS = "_buffers", "_rates", "_gradients"
+#: In the outer mode: the inner optimizer, the numbers of its groups, and what rounding has left for the next push.
+INNER, GROUPS, ERRORS = "_inner", "_groups", "_errors"
 
 
 class Value:
@@ -62,12 +65,27 @@ class Thing(Value):
             raise UseError(what, remedy="keep the same thing under this name") from exc
 
 
+def saved_buffers(model: Any) -> dict[str, Any]:
+    """Return the model's buffers that are in its `state_dict`, by name."""
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def entries_of(model: Any) -> list[Entry]:
+    """Return the same for a saved model. Raises UseError for one that cannot be saved."""
+    named = saved_buffers(model)
+    for name, buffer in named.items():
+        if not is_plain(buffer):
+            what = f"buffer {name!r} is a {buffer.layout} tensor of {buffer.dtype} on {buffer.device}"
+            raise UseError(f"{what}, which is not saved", remedy="register it with persistent=False")
+    return [entry_of(name, *array_of(buffer)) for name, buffer in named.items()]
+
+
 def buffers_of(model: Any) -> Value | None:
     """Return the model's buffers as state: those in its `state_dict`. None if it has none."""
 
     def find() -> dict[str, Any]:
-        saved = model.state_dict(keep_vars=True)
-        return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        return saved_buffers(model)
 
     def put(values: dict[str, Any]) -> None:
         own = find()

@@ -296,6 +296,8 @@ def test_a_wrong_choice_is_reported_as_in_conf_py_and_names_the_option(conf: Pat
         '"geo(K)" with K >= 1',
         "command line: --set PADDLE_PORT = '7164': must be a whole number, without quotes",
     ]
+    with pytest.raises(ConfigError, match=r"conf.py:2: WIRE = 'int8' needs MODE = \"sync\""):
+        chosen_in(conf, "HOSTS = ['h']\nWIRE = 'int8'\n", MODE="async")
     with pytest.raises(ConfigError, match="--set PORT = 65535 leaves no room"):
         chosen_in(conf, "HOSTS = ['h']\nPORT = 5\n", PORT="65535")
     with pytest.raises(ConfigError) as raised:

@@ -105,6 +105,9 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("SAVE_EVERY", "1 pass", Every(1, "pass")),
     ("SAVE_MODEL_EVERY", "1 pass", Every(1, "pass")),
     ("ON_NAN", "warn", "warn"),
+    ("WIRE", "float16", "float16"),
+    ("WIRE", "int8", "int8"),
+    ("WIRE", "int4", "int4"),
 ]
 
 
@@ -162,6 +165,7 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
             "geo(0)",
             '= \'geo(0)\': must be "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1',
         ),
+        ("WIRE", "int2", '= \'int2\': must be "float32" or "float16" or "int8" or "int4"'),
         ("SEED", -1, "= -1: must be from 0 to 9223372036854775807"),
         ("HEARTBEAT_S", 0, "= 0: must be 0.05 s or more"),
         ("HEARTBEAT_S", 30, "= 30.0 must be less than NODE_GRACE_S"),

@@ -87,6 +87,7 @@ ARRAYS = {
     wire.IDS: st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40).map(lambda ids: np.array(ids, "i8")),
     wire.ROWS: st.tuples(st.integers(0, 30), st.integers(1, 200)).map(lambda shape: np.ones(shape, "f4")),
     wire.JSON: st.binary(max_size=40).map(lambda raw: np.frombuffer(raw, np.uint8)),
+    wire.CHANGE: st.binary(max_size=40).map(lambda raw: np.frombuffer(raw, np.uint8)),
 }
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PARTS = st.sampled_from(sorted(ARRAYS)).flatmap(

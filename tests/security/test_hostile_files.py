@@ -315,6 +315,31 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(key: str, junk: Any) -
     assert [one.manifest for one in saves_in("checkpoint", [{"checkpoints": [row]}])] in ([], [None])
 
 
+@pytest.mark.parametrize(
+    "junk",
+    [
+        *({"file": name} for name in ("../x", "pserver-00000.safetensors", "trainer-00001.safetensors", None)),
+        *({"trainer": rank} for rank in (-1, "0", None, 1)),
+        *({"bytes": size} for size in (-5, "5", None)),
+        {"sha256": None},
+    ],
+)
+def test_a_manifest_that_names_other_files_as_states_is_refused(junk: dict[str, Any]) -> None:
+    from clusterctl.launch.saved import saves_in
+
+    file = {"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "0" * 64}
+    state = {"file": "trainer-00000.safetensors", "trainer": 0, "bytes": 5, "sha256": "0" * 64}
+    numbers = {"step": 1, "pass": 0, "seed": 0, "pservers": 1, "checkpoint": True}
+    manifest = {"v": 1, "tag": "step-1", "mode": "sync", **numbers, "files": [file]}
+
+    def read(states: Any) -> list[Any]:
+        row = {"run": "0001", "tag": "step-1", "reason": None, "manifest": {**manifest, "states": states}}
+        return [one.manifest for one in saves_in("checkpoint", [{"checkpoints": [row]}])]
+
+    assert read([state])[0]["states"] == [state]
+    assert [read(states) for states in ([{**state, **junk}], [state, state], 5, [5])] == [[None]] * 4
+
+
 def test_a_node_error_names_the_lying_node(liars: Liars) -> None:
     _, _, err = collected(liars, *offer("../x"))
     assert NodeError.exit_code == 3

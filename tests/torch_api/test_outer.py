@@ -1,4 +1,4 @@
-"""The outer mode against a DiLoCo written by hand in float32, and how rounds end."""
+"""The numbers of the outer mode, against a DiLoCo written by hand in float32."""
 
 from __future__ import annotations
 
@@ -17,71 +17,29 @@ from clusterctl.runtime import SGD, Momentum, load_model
 from clusterctl.runtime.errors import NotFiniteError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer import progress
-from torch_api.programs import DATASET, SAMPLES, SIZE, cluster_of, fit, furthest, mlp, plain_batches, values
+from torch_api.programs import (
+    DATASET,
+    SAMPLES,
+    SIZE,
+    Reference,
+    adam,
+    cluster_of,
+    fit,
+    furthest,
+    inner_step,
+    mlp,
+    plain_batches,
+    rounds_of,
+    same,
+    values,
+)
 
 pytestmark = pytest.mark.engines
-
-Batch = tuple[Any, Any]
-RULE = (0.7, 0.9)
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def adam(model: Any) -> Any:
-    return optim.Adam(model.parameters(), lr=0.01)
-
-
-def inner_step(model: Any, optimizer: Any, batch: Batch) -> Any:
-    x, y = batch
-    optimizer.zero_grad()
-    loss = ((model(x) - y) ** 2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def rounds_of(batches: list[Batch], every: int) -> list[list[Batch]]:
-    return [batches[at : at + every] for at in range(0, len(batches), every)]
-
-
-class Reference:
-    """DiLoCo in one process: models and inner optimizers by rank, and Nesterov's momentum in numpy outside."""
-
-    def __init__(self, trainers: int, make: Callable[[Any], Any] = adam) -> None:
-        self.models = [mlp() for _ in range(trainers)]
-        self.optimizers = [make(model) for model in self.models]
-        self.value = {name: value.numpy() for name, value in values(self.models[0]).items()}
-        self.velocity = {name: np.zeros_like(value) for name, value in self.value.items()}
-
-    def round(self, work: list[list[Batch]]) -> None:
-        """Take a round with the batches of each rank."""
-        for model, optimizer, batches in zip(self.models, self.optimizers, work, strict=True):
-            for batch in batches:
-                inner_step(model, optimizer, batch)
-        samples = [sum(len(x) for x, _ in batches) for batches in work]
-        lr, momentum = np.float32(RULE[0]), np.float32(RULE[1])
-        for name, value in self.value.items():
-            merged = np.zeros_like(value)
-            for model, n in zip(self.models, samples, strict=True):
-                if n:
-                    merged += np.float32(n) * (value - values(model)[name].numpy())
-            merged /= np.float32(sum(samples))
-            self.velocity[name] = self.velocity[name] * momentum + merged
-            self.value[name] = value - (merged + self.velocity[name] * momentum) * lr
-        self.begin()
-
-    def begin(self) -> None:
-        for model in self.models:
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(torch.from_numpy(self.value[name]))
-
-
-def same(model: Any, expected: dict[str, Any]) -> bool:
-    return all(np.array_equal(value.numpy(), expected[name]) for name, value in values(model).items())
 
 
 def outer_program(size: int, every: int, passes: int = 2) -> Callable[[Any], Any]:
@@ -133,6 +91,25 @@ def test_two_trainers_train_as_by_hand(tmp_path: Path, pservers: int) -> None:
     assert all(np.array_equal(saved[name], value) for name, value in reference.value.items())
 
 
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_fewer_bits_on_the_wire_give_the_same_bits_on_any_number_of_pservers(tmp_path: Path, wire: str) -> None:
+    """All trainers have the base, which is near the values; a saved model has the values."""
+    found = {}
+    for pservers in (1, 2, 4):
+        root = tmp_path / str(pservers)
+        with cluster_of(root, pservers, 2, wire=wire) as cluster:
+            (first, _), (second, _) = cluster.train(outer_program(36, 2))
+        found[pservers] = {
+            **values(first),
+            **{f"saved {n}": v for n, v in load_model(root / "output/pass-00001").items()},
+        }
+        assert furthest(first, second) == 0
+    own = found[1]
+    assert all(np.array_equal(other[name], own[name]) for other in found.values() for name in own)
+    apart = [np.abs(own[f"saved {name}"] - own[name].numpy()).max() for name in values(mlp())]
+    assert 0 < max(apart) < 0.1
+
+
 def test_a_parameter_without_gradient_and_a_frozen_one() -> None:
     """Momentum goes on where the delta is zero; what is frozen is no table."""
     model = mlp()
@@ -152,139 +129,6 @@ def test_a_parameter_without_gradient_and_a_frozen_one() -> None:
     first, second = seen[1] - mlp()[0].bias, seen[3] - seen[2]
     assert torch.allclose(second, first / 2, atol=1e-6)
     assert first.abs().max() > 0
-
-
-def test_samples_of_several_batches_weigh_a_round(tmp_path: Path) -> None:
-    """Gradients of two batches add up to an inner step; a round of 3 batches ends with the step after its third."""
-    pushed = []
-
-    def program(ps: Any) -> int:
-        push = ps._parameters.push
-        ps._parameters.push = lambda g, context, n, *rest: (pushed.append((context.batch, n)), push(g, context, n))
-        model = mlp()
-        outer = ps.outer(model, optimizer := adam(model), every=3)
-        for number, (x, y) in enumerate(ps.loader(DATASET, SIZE, 1), 1):
-            ((model(x) - y) ** 2).mean().backward()
-            if number % 2 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-                outer.step()
-        return ps.step  # type: ignore[no-any-return]
-
-    with cluster_of(tmp_path, 1, 1) as cluster:
-        assert cluster.train(program) == [3]
-    assert pushed == [(3, 4 * SIZE), (7, 4 * SIZE), (9, 2 * SIZE)]
-
-
-def test_the_last_batches_of_a_pass_end_a_round_without_an_inner_step() -> None:
-    model = mlp()
-    with ct.connect() as ps:
-        outer = ps.outer(model, optimizer := adam(model), every=4)
-        ended = []
-        for number, batch in enumerate(ps.loader(DATASET, SIZE, 2, on_pass=lambda _: ended.append(ps.step))):
-            if number % 10 != 9:
-                inner_step(model, optimizer, batch)
-                outer.step()
-        assert ended == [3, 6]
-
-
-def break_after(batches: int, every: int, then: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """Train that many batches, end the loop by `break`, call `then(ps, model)`; return its result and the model."""
-    model = mlp()
-    with ct.connect() as ps:
-        outer = ps.outer(model, optimizer := adam(model), every=every)
-        for number, batch in enumerate(ps.loader(DATASET, SIZE, 1)):
-            if number == batches:
-                break
-            inner_step(model, optimizer, batch)
-            outer.step()
-        result = then(ps, model)
-    return result, model
-
-
-def test_break_ends_a_round_with_the_session() -> None:
-    reference = Reference(1)
-    for work in rounds_of(plain_batches(passes=1)[:5], 3):
-        reference.round([work])
-    step, model = break_after(5, 3, lambda ps, _: ps.step)
-    assert step == 1
-    assert same(model, reference.value)
-    saved = load_model("output/pass-00000")
-    assert all(np.array_equal(saved[name], value) for name, value in reference.value.items())
-
-
-def test_break_ends_a_round_before_a_save() -> None:
-    (step, before), model = break_after(5, 3, lambda ps, model: (ps.save("mine"), (ps.step, values(model)))[1])
-    assert step == 2
-    assert all(torch.equal(before[name], value) for name, value in values(model).items())
-    saved = load_model("output/mine")
-    assert all(np.array_equal(saved[name], value.numpy()) for name, value in before.items())
-
-
-def test_a_save_in_the_loop_has_the_values_of_the_last_round() -> None:
-    model = mlp()
-    with ct.connect() as ps:
-        outer = ps.outer(model, optimizer := adam(model), every=3)
-        for number, batch in enumerate(ps.loader(DATASET, SIZE, 1)):
-            if number == 1:
-                ps.save("mine")
-            inner_step(model, optimizer, batch)
-            outer.step()
-    assert all(np.array_equal(load_model("output/mine")[name], value.numpy()) for name, value in values(mlp()).items())
-
-
-def test_break_ends_a_round_and_a_pass_before_the_next_loop() -> None:
-    def again(ps: Any, model: Any) -> int:
-        for _ in ps.loader(DATASET, SIZE, 1):
-            assert same(model, reference.value)
-            break
-        return ps.step  # type: ignore[no-any-return]
-
-    reference = Reference(1)
-    for work in rounds_of(plain_batches(passes=1)[:5], 3):
-        reference.round([work])
-    step, model = break_after(5, 3, again)
-    assert step == 2
-    assert same(model, reference.value)
-
-
-def test_a_trainer_that_breaks_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    reference, every = Reference(2), 2
-    shares = [plain_batches(32, 1)[rank::2] for rank in range(2)]
-    first, second = rounds_of(shares[0], every), rounds_of(shares[1][:3], every)
-    reference.round([first[0], second[0]])
-    reference.round([first[1], second[1]])
-    reference.round([first[2], []])
-
-    def program(ps: Any) -> Any:
-        model = mlp()
-        outer = ps.outer(model, optimizer := adam(model), every=every)
-        for number, batch in enumerate(ps.loader(DATASET, 32, 1)):
-            inner_step(model, optimizer, batch)
-            outer.step()
-            if ps.rank == 1 and number == 2:
-                break
-        return model
-
-    with cluster_of(tmp_path, 2, 2) as cluster:
-        model, _ = cluster.train(program)
-    assert same(model, reference.value)
-
-
-def test_an_error_in_the_loop_pushes_nothing(tmp_path: Path) -> None:
-    def program(ps: Any) -> None:
-        model = mlp()
-        outer = ps.outer(model, optimizer := adam(model), every=3)
-        for number, batch in enumerate(ps.loader(DATASET, SIZE, 1)):
-            inner_step(model, optimizer, batch)
-            outer.step()
-            if number == 4:
-                raise InterruptedError
-
-    with cluster_of(tmp_path, 1, 1) as cluster:
-        with pytest.raises(InterruptedError):
-            cluster.train(program)
-        assert [core.step for core in cluster.cores] == [1]
 
 
 def test_a_round_without_samples_changes_nothing(tmp_path: Path) -> None:
@@ -330,6 +174,7 @@ def test_a_round_that_is_not_finite_is_undone(tmp_path: Path, capsys: pytest.Cap
         model[0].eval()
         states = []
         optimizer = adam(model)
+        scheduler = optim.lr_scheduler.StepLR(optimizer, 1, gamma=1.0 - 1e-12)
         outer = ps.outer(model, optimizer, every=3)
         for number, (x, y) in enumerate(ps.loader(DATASET, SIZE // 2, 1)):
             states.append([state["exp_avg"].clone() for state in optimizer.state.values()])
@@ -339,7 +184,9 @@ def test_a_round_that_is_not_finite_is_undone(tmp_path: Path, capsys: pytest.Cap
             loss.backward()
             model[0].running_mean.add_(math.inf if bad else 1)
             optimizer.step()
+            scheduler.step()
             outer.step(loss=loss)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 1e-12) ** 10, rel=1e-13)  # no step undone
         if ps.rank == 0:
             assert all(torch.equal(one, other) for one, other in zip(states[3], states[6], strict=True))
             assert model[0].running_mean.tolist() == [7.0] * 8  # of 10 batches, without 3 that are undone

@@ -20,7 +20,7 @@ SAYS = 'print(f"rank {ps.rank}:", *(value.detach().double().sum().item() for val
 
 
 def test_a_torch_workspace_trains_on_two_nodes_with_workers(tmp_path: Path) -> None:
-    [block] = blocks(REPOSITORY / "docs" / "torch.md", "python")
+    block, *_ = blocks(REPOSITORY / "docs" / "torch.md", "python")
     with make_site("embedded", tmp_path, 2) as site:
         site.conf(PYTHON=sys.executable)  # which has torch
         package = str(site.workspace(block.body.replace("shuffle=True", "shuffle=True, num_workers=1") + SAYS))

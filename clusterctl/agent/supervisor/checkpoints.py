@@ -124,10 +124,13 @@ class CheckpointKeeper:
             message = f"cannot remove an older {of}: {exc}"
             self._context.record({"event": "log", "level": "warning", "message": message})
 
-    def report_cut(self, child: Child, event: Mapping[str, Any]) -> None:
-        """Report to the lead what a pserver says about a cut. Raises ValueError if it is malformed."""
+    def report(self, child: Child, event: Mapping[str, Any]) -> None:
+        """Report to the lead what a pserver says about a cut, or that a trainer has lost its state.
+
+        Raises ValueError if it is malformed.
+        """
         about = {name: value for name, value in event.items() if name != "event"}
-        report = {**about, "do": "cut", **process_of(child)}
+        report = {**about, "do": event["event"], **process_of(child)}
         self._context.send(check(report, self._spec.node, [(child.role, child.rank)]))
 
     def log(self, child: Child, event: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from clusterctl.common.safe_json import is_whole
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan", "state_lost")
-MOST_CHARS = 500  # of a message that goes to the lead
+REPORTED_BY = {"cut": "pserver", "state_lost": "trainer"}  # to the lead
 GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 FIGURES = ("pass", "passes", "step", "loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
@@ -86,15 +86,9 @@ class ChildMessages:
             if child.role == "pserver" and child.state == "starting":
                 self._launcher.ready(child, [int(port) for port in event["ports"]])
             return
-        if kind == "cut":
-            if child.role == "pserver":
-                self._checkpoints.report_cut(child, event)
-            return
-        if kind == "state_lost":
-            if child.role != "trainer":
-                return
-            message = str(event["message"])[:MOST_CHARS]
-            self._context.send({"do": "state_lost", **process_of(child), "message": message})
+        if kind in ("cut", "state_lost"):
+            if child.role == REPORTED_BY[kind]:
+                self._checkpoints.report(child, event)
             return
         child.worked = True
         if kind == "step":

@@ -16,14 +16,15 @@ from typing import Any, Callable, Union
 import numpy as np
 
 from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, is_cut, piece_name, read_manifest
-from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_finite
-from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
+from clusterctl.runtime.arrays import Array, Floats, Ids, as_array, as_tensor, is_finite
+from clusterctl.runtime.checkpoint.buffers import SUFFIX, SavedBuffers
+from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, aligned, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, block_count, owners_of
 from clusterctl.runtime.table.spec import TableSpec
 
-Value = Union[Floats, "tuple[Ids, Floats]"]
+Value = Union[Array, "tuple[Ids, Floats]"]
 PathLike = Union[str, "os.PathLike[str]"]
 Select = Callable[[Ids], Ids]
 
@@ -34,13 +35,15 @@ COLLECTED = "model"  # the directory of the merged model in one that `collect` m
 def load_model(directory: PathLike) -> dict[str, Value]:
     """Return the tables of a saved model by name: an array of the table's shape, or `(ids, rows)` with ids ascending.
 
+    Also the buffers of a torch model, if it has any: arrays of their own types, float32 for bfloat16.
     `directory` holds the pieces of all pservers, or a merged `model.safetensors`, or is such a file, or is a directory
     that `collect` made. Raises ModelError if anything is missing or damaged; it never returns part of a model.
     """
     model = _open([Path(directory)])
-    return {
+    tables: dict[str, Value] = {
         name: model.dense_table(name) if kind == "dense" else model.sparse_table(name) for name, kind in model.kinds()
     }
+    return {**tables, **model.buffers.values()}
 
 
 def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
@@ -63,9 +66,8 @@ def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
             values = _checked_values(name, table)
             described[name] = {"kind": "dense", "shape": list(values.shape), "rows": None, "held": values.size}
             entries.append(Entry(name, "F32", values.shape, functools.partial(np.asarray, values)))
-    entries.sort(key=lambda entry: entry.dtype, reverse=True)
     out_file = Path(directory) / MERGED_NAME
-    write_tensors(out_file, entries, {"format": MERGED_FORMAT, "tables": json.dumps(described)})
+    write_tensors(out_file, aligned(entries), {"format": MERGED_FORMAT, "tables": json.dumps(described)})
     return out_file
 
 
@@ -99,8 +101,8 @@ def _checked_values(name: str, values: Any) -> Floats:
 def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
     """Merge the pieces in the directories `sources` into one safetensors file, and return its path.
 
-    Its tensors are `NAME` for dense tables, `NAME/ids` (ascending) and `NAME/rows` for sparse tables. Nothing is
-    written unless all pieces are present, undamaged and of one cut; the file is written atomically.
+    Its tensors are `NAME` for dense tables and buffers, `NAME/ids` (ascending) and `NAME/rows` for sparse tables.
+    Nothing is written unless all pieces are present, undamaged and of one cut; the file is written atomically.
     """
     return merge_pieces(sources, out_file, {})
 
@@ -117,16 +119,19 @@ def merge_pieces(sources: Sequence[PathLike], out_file: PathLike, marks: Mapping
             ids, rows = model.sparse_table(name)
             entries.append(Entry(f"{name}/ids", "I64", ids.shape, functools.partial(np.asarray, ids)))
             entries.append(Entry(f"{name}/rows", "F32", rows.shape, functools.partial(np.asarray, rows)))
-    entries.sort(key=lambda entry: entry.dtype, reverse=True)
+    entries += (buffers := model.buffers.entries())
+    if buffers:
+        marks = {**marks, "buffers": json.dumps([entry.name for entry in buffers])}
     kept = ("job", "run", "tag", "pass", "step", "mode", "seed")
     metadata = {key: model.metadata[key] for key in kept if key in model.metadata}
     metadata.update(format=MERGED_FORMAT, tables=json.dumps(model.tables), **marks)
-    write_tensors(Path(out_file), entries, metadata)
+    write_tensors(Path(out_file), aligned(entries), metadata)
     return Path(out_file)
 
 
 def torch_state_dict(path: PathLike) -> dict[str, Any]:
-    """Return the dense tables of a saved model or checkpoint as float32 torch tensors by name, for `load_state_dict`.
+    """Return the dense tables of a saved model or checkpoint as float32 torch tensors by name, for `load_state_dict`,
+    with the buffers of a model.
 
     It omits embeddings; `load_model` returns their ids and rows. Raises ModelError like `load_model`, and UseError if
     torch is not installed.
@@ -146,6 +151,7 @@ class MergedFile:
         self._file = TensorFile(path)
         self._file.require_whole()
         self.tables = read_tables(self._file, MERGED_FORMAT)
+        self.buffers = SavedBuffers([self._file])
 
     def kinds(self) -> list[tuple[str, str]]:
         return [(name, str(table["kind"])) for name, table in self.tables.items()]
@@ -179,6 +185,7 @@ class PieceSet:
         for name, table in self.tables.items():
             table["held"] = sum(int(read_tables(f, FORMAT)[name]["held"]) for f in self._files)
         self._homes = {tensor: file for file in self._files for tensor in file.names}
+        self.buffers = SavedBuffers(self._files, SUFFIX)
         self._check()
 
     def kinds(self) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from clusterctl.common.manifest import piece_name, read_manifest
+from clusterctl.common.manifest import all_files, piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.checkpoint.model import PIECES, checksum, read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
@@ -45,14 +45,15 @@ class Piece(NamedTuple):
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Open the checkpoint whose pieces are in `directory`. Raises ModelError."""
     files = [TensorFile(path) for path in sorted(directory.glob(PIECES))]
-    sums = _checksums(directory)
+    sums = checksums(directory)
     return Checkpoint(directory, [Piece(file, sums.get(file.path.name)) for file in files])
 
 
-def _checksums(directory: Path) -> dict[str, tuple[int, str]]:
+def checksums(directory: Path) -> dict[str, tuple[int, str]]:
+    """Return the sizes and sha256 of files that the manifest in a directory names. Raises ModelError."""
     try:
-        manifest = read_manifest(directory) or {"files": []}
-        return {str(f["file"]): (int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]}
+        files = all_files(read_manifest(directory) or {"files": []})
+        return {str(f["file"]): (int(f["bytes"]), str(f["sha256"])) for f in files}
     except (OSError, KeyError, TypeError, ValueError) as exc:
         raise ModelError(f"the manifest in {directory} cannot be read ({exc})") from exc
 
@@ -97,6 +98,11 @@ class Checkpoint:
         suffixes = ["", *(f"/state/{s}" for s in range(spec.rule.states))]
         values, *state = [self._run(spec.name, suffix, start, stop) for suffix in suffixes]
         return values, state
+
+    def base(self, spec: TableSpec, start: int, stop: int) -> Floats | None:
+        """Return the base of these elements: a new array; None for a table that was saved without one."""
+        saved = self._tables.get(spec.name, {}).get("wire")
+        return None if saved is None else self._run(spec.name, "/base", start, stop)
 
     def _run(self, name: str, suffix: str, start: int, stop: int) -> Floats:
         out = np.empty(stop - start, np.float32)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusterctl.common.manifest import NAME, is_tag, read_manifest
+from clusterctl.common.manifest import NAME, is_piece_name, is_tag, read_manifest, state_name
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.runtime.checkpoint.model import PIECES, ModelView, PieceSet, checksum, open_model
-from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, open_checkpoint
+from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, checksums, open_checkpoint
 from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
@@ -140,12 +140,18 @@ def open_pieces(env: Environment, sources: PieceSources, peers: Peers, *, verify
 
     Pservers with different ranks ask different nodes first, and in another order.
     """
-    run = JobPaths(env.job_dir.parent / sources.job).run(sources.run)
-    here = list(saved_places(run.job, run.run, sources.tag)) if run.job.is_own() else []
+    here = _places(env, sources)
     first = env.rank % max(1, len(sources.pieces))
-    in_turn = [*sources.pieces[first:], *sources.pieces[:first]]
+    pieces = [source for source in sources.pieces if is_piece_name(source.file)]  # not the states of trainers
+    in_turn = [*pieces[first:], *pieces[:first]]
     opened = {source.file: _open(env, sources, source, here, peers, verify) for source in in_turn}
-    return [opened[source.file] for source in sources.pieces]
+    return [opened[source.file] for source in pieces]
+
+
+def _places(env: Environment, sources: PieceSources) -> list[Path]:
+    """Return the directories of this node that may have files of a save."""
+    run = JobPaths(env.job_dir.parent / sources.job).run(sources.run)
+    return list(saved_places(run.job, run.run, sources.tag)) if run.job.is_own() else []
 
 
 def _open(
@@ -236,10 +242,33 @@ def _run_paths(env: Environment) -> RunPaths:
 
 def open_saved_checkpoint(env: Environment, peers: Peers) -> Checkpoint | None:
     """Open the checkpoint that a pserver continues from; None if it starts with initial values. Raises ModelError."""
-    resume, recover, sources = env.spec.saving.resume, env.spec.recover, env.spec.saving.sources
-    tag = recover.tag if recover else resume.tag if resume else None
+    tag, sources = _checkpoint(env)
     if tag is None:
         return None
-    if resume is None or sources is None or tag != resume.tag:
+    if sources is None:
         return open_checkpoint(env.checkpoint_dir / tag)
     return Checkpoint(Path(sources.name), open_pieces(env, sources, peers))
+
+
+def open_saved_state(env: Environment, peers: Peers) -> TensorFile | None:
+    """Open this trainer's state in the checkpoint that it continues from; None if there is none. Raises ModelError."""
+    tag, sources = _checkpoint(env)
+    if tag is None:
+        return None
+    path = env.checkpoint_dir / tag / state_name(env.rank)
+    own = [source for source in sources.pieces if source.file == path.name] if sources is not None else []
+    if sources is not None and own:
+        return _open(env, sources, own[0], _places(env, sources), peers, verify=True).file
+    if not path.is_file():
+        return None
+    expected = checksums(path.parent).get(path.name)
+    if expected is not None and checksum(path) != expected:
+        raise ModelError(f"{path} is damaged: it differs from the manifest")
+    return TensorFile(path)
+
+
+def _checkpoint(env: Environment) -> tuple[str | None, PieceSources | None]:
+    """Return the tag of the checkpoint that a process continues from, and its sources if it need not be here."""
+    resume, recover, sources = env.spec.saving.resume, env.spec.recover, env.spec.saving.sources
+    tag = recover.tag if recover else resume.tag if resume else None
+    return tag, sources if resume is not None and tag == resume.tag else None

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Protocol, Union
@@ -57,7 +57,7 @@ def write_tensors(
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
-            digest = _write(file, entries, metadata)
+            digest = write_to(file, entries, metadata)
             size = file.tell()
             file.flush()
             if durable:
@@ -72,7 +72,8 @@ def write_tensors(
     return size, digest
 
 
-def _write(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]) -> str:
+def write_to(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]) -> str:
+    """Write the contents of a file; return their sha256."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for entry in entries:
@@ -97,6 +98,11 @@ def _pieces(head: bytes, entries: Sequence[Entry]) -> Any:
             raise ModelError(f"tensor {entry.name!r} has shape {array.shape}, not {entry.shape}")
         if array.size:
             yield array.reshape(-1).view(np.uint8).data
+
+
+def aligned(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries in an order that keeps every array aligned: those with long items first."""
+    return sorted(entries, key=lambda entry: DTYPES[entry.dtype].itemsize, reverse=True)
 
 
 def _umask() -> int:

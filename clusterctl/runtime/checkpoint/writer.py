@@ -2,8 +2,10 @@
 
 A model has `NAME/block/K` (float32, the K-th block of the flattened table), `NAME/slot/K/ids` (int64, ascending) and
 `NAME/slot/K/rows` (float32, one row per id). A checkpoint also has, with the arrays of a rule's state numbered
-from 0, `NAME/block/K/state/S`, `NAME/slot/K/state/S`, the other columns of an embedding as `NAME/slot/K/COLUMN`, and
-the ids not admitted yet as `NAME/slot/K/candidates/ids` and `/counts` (int64). Empty slots are omitted.
+from 0, `NAME/block/K/state/S`, `NAME/slot/K/state/S`, `NAME/block/K/base` of a table with `wire`, the other columns of
+an embedding as `NAME/slot/K/COLUMN`, and the ids not admitted yet as `NAME/slot/K/candidates/ids` and `/counts`
+(int64). Empty slots are omitted. The piece of pserver 0 in a model may have `NAME/buffer`, see `buffers`, and their
+names in the metadata.
 
 The metadata, strings only: `format`, `job`, `run`, `tag`, `pass`, `step`, `mode`, `seed`, `pserver`, `pservers`,
 `block_elements`, `slots`, and `tables`, a JSON object `NAME -> kind, shape, rows, rule, init, held` with the elements
@@ -28,7 +30,8 @@ import numpy.typing as npt
 
 from clusterctl.common.manifest import piece_name
 from clusterctl.runtime.arrays import Ids, is_finite
-from clusterctl.runtime.checkpoint.safetensors import Entry, write_tensors
+from clusterctl.runtime.checkpoint.buffers import Buffers
+from clusterctl.runtime.checkpoint.safetensors import Entry, aligned, write_tensors
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, slots_of
 from clusterctl.runtime.table.spec import TableSpec
@@ -59,6 +62,8 @@ class DenseRun(Protocol):
     count: int
     current: npt.NDArray[np.float32]
 
+    @property
+    def base(self) -> npt.NDArray[np.float32] | None: ...
     @property
     def state(self) -> Sequence[npt.NDArray[np.float32]]: ...
 
@@ -95,6 +100,7 @@ class Save:
     cursors: tuple[dict[str, Any], ...] = ()
     at_cut: bool = False
     pause_s: float = 0.0
+    buffers: Buffers | None = None
 
 
 @dataclass(frozen=True)
@@ -136,24 +142,27 @@ def write_piece(
     *,
     cursors: Sequence[Mapping[str, Any]] | None = None,
     lanes: tuple[int, int] = (1, 1),
+    buffers: Buffers | None = None,
 ) -> dict[str, Any]:
     """Write `output_dir/TAG/pserver-0000P.safetensors`; return the receipt (see `manifest`).
 
     `tables` (`DenseRun`, `SparseLane`) may have several disjoint parts of one name. With `cursors`, one per trainer, it
-    is a checkpoint: it includes the state of rules, and the receipt marks it. Raises OSError, such as on a full disk,
-    which leaves an earlier file of this name unchanged.
+    is a checkpoint: it includes the state of rules, and the receipt marks it. A model may have `buffers`.
+    Raises OSError, such as on a full disk, which leaves an earlier file of this name unchanged.
     """
     parts = sorted(tables, key=lambda table: table.spec.name)
     places = None if cursors is None else _places(cut, lanes)
     not_finite: set[str] = set()
     entries = [_watched(entry, part.spec.name, not_finite) for part in parts for entry in _entries(part, places)]
-    entries.sort(key=lambda entry: entry.dtype, reverse=True)  # int64 first keeps every array aligned
+    entries += buffers.entries() if buffers is not None else ()
     described: dict[str, Any] = {}
     for part in parts:
         _describe(part, described)
     metadata = {name: str(value) for name, value in cut.to_json().items()}
     metadata.update(format=FORMAT, block_elements=str(BLOCK_ELEMENTS), slots=str(SLOTS), tables=json.dumps(described))
     more: dict[str, Any] = {}
+    if buffers is not None:
+        metadata["buffers"] = json.dumps(buffers.names)
     if cursors is not None:
         extra = {"cursors": [dict(cursor) for cursor in cursors], "lanes": lanes, "places": places}
         metadata.update({name: json.dumps(value) for name, value in extra.items()})
@@ -161,7 +170,7 @@ def write_piece(
         if states := [cursor["rank"] for cursor in cursors if cursor.get("state") and not cursor["left"]]:
             more["states"] = states  # of these trainers belong to the checkpoint
     path = output_dir / cut.tag / piece_name(cut.pserver)
-    size, digest = write_tensors(path, entries, metadata)
+    size, digest = write_tensors(path, aligned(entries), metadata)
     brief = {n: {k: d[k] for k in ("kind", "shape", "rows", "held")} for n, d in described.items()}
     if not_finite:
         more["not_finite"] = sorted(not_finite)
@@ -186,7 +195,7 @@ def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> di
     mode = env.spec.training.mode
     cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
     if not save.checkpoint:
-        return write_piece(env.output_dir, cut, save.tables)
+        return write_piece(env.output_dir, cut, save.tables, buffers=save.buffers)
     lanes = (layout.dense, layout.sparse)
     return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes)
 
@@ -215,6 +224,8 @@ def _entries(part: Part, places: tuple[int, int, int] | None) -> list[Entry]:
 
 def _blocks(run: DenseRun, *, whole: bool) -> list[Entry]:
     arrays = {"": run.current, **({f"/state/{s}": array for s, array in enumerate(run.state)} if whole else {})}
+    if whole and run.base is not None:
+        arrays["/base"] = run.base
     out = []
     for a in range(0, run.count, BLOCK_ELEMENTS):
         number = (run.start + a) // BLOCK_ELEMENTS

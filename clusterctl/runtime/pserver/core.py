@@ -71,6 +71,7 @@ class ServerCore:
             wire.PROBE: self._probe,
             wire.SAVE: self._save,
             wire.BYE: self._bye,
+            wire.BUFFERS: self._buffers,
         }
 
     def handle(self, rank: int, message: wire.Message) -> list[Output]:
@@ -94,7 +95,7 @@ class ServerCore:
 
     def saved(self, tag: str) -> list[Output]:
         """Answer the requests that waited for the file of `tag`, which is in place."""
-        return [Reply(m.rank, m.answer(wire.OK)) for m in self._book.finish(tag)]
+        return [self._farewell(m) for m in self._book.finish(tag)]
 
     def begin_epoch(self, epoch: int) -> list[Output]:
         """Start a new epoch, as other processes restart: messages of earlier epochs are refused from now on."""
@@ -264,6 +265,10 @@ class ServerCore:
         self._book.wait(tag, message)
         return out
 
+    def _buffers(self, message: wire.Message) -> list[Output]:
+        self.state.buffers.take(message)
+        return [Reply(message.rank, message.answer(wire.OK))]
+
     def _gone(self) -> list[tuple[int, int]]:
         return sorted(self.trainers.gone_from.items())
 
@@ -272,7 +277,11 @@ class ServerCore:
         if self._book.writing:
             self._book.wait(self._book.writing[-1], message)
             return out
-        return [*out, Reply(message.rank, message.answer(wire.OK))]
+        return [*out, self._farewell(message)]
+
+    def _farewell(self, message: wire.Message) -> Reply:
+        """Answer a trainer that leaves, or waited for a save. It has to know of the newest cut."""
+        return Reply(message.rank, message.answer(wire.OK, version=self.step, cut=self.policy.cuts))
 
     def _leave(self, trainer: TrainerState) -> list[Output]:
         """Record that a trainer left; when the last one leaves, save all unsaved values."""
@@ -280,7 +289,7 @@ class ServerCore:
         out = self.policy.trainers_changed() + (self.policy.answer_held() if self.state.unset else [])
         out += self._saver.due(force=False)
         if not self.trainers.active():
-            unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.tables else None
+            unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.state.has_values else None
             if unsaved is not None:
                 self._book.ask_for_all(unsaved)
             out += self._saver.due(force=True)

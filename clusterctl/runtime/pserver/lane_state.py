@@ -12,6 +12,7 @@ from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable
@@ -87,6 +88,7 @@ class LaneState:
     step: int = 0
     tables: Tables = field(default_factory=dict)
     unset: dict[int, Unset] = field(default_factory=dict)
+    buffers: BufferBook = field(default_factory=BufferBook)
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
@@ -96,6 +98,11 @@ class LaneState:
         self.validator = RequestValidator(
             self.tables, self.unset, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync"
         )
+
+    @property
+    def has_values(self) -> bool:
+        """True if the lane has something to save."""
+        return bool(self.tables) or bool(self.buffers)
 
     def set_tables(self) -> Tables:
         """Return the tables that have values, by ascending key."""
@@ -114,8 +121,7 @@ class LaneState:
             unset.attempt, unset.arrived = message.attempt, set()
         if isinstance(table, DenseTable):
             assert not isinstance(values, SparseGrad)
-            start, stop = table.bounds(number)
-            table.current[start:stop] = values
+            table.fill(table.bounds(number)[0], values)
         else:
             assert isinstance(values, SparseGrad)
             table.restore(values.ids, {"rows": values.rows})
@@ -125,28 +131,33 @@ class LaneState:
         del self.unset[key]
         return True
 
-    def part(self, rank: int, table: DenseTable, number: int, run: Floats) -> wire.Part:
-        """Return a part of `run`, the lane's run of a table: for a trainer that shares memory, only its position."""
+    def part(self, rank: int, table: DenseTable, number: int, run: Floats, *, has_last: bool = False) -> wire.Part:
+        """Return a part of `run`, the lane's run of a table: for a trainer that shares memory, only its position.
+
+        If the trainer `has_last`, the values before the last step, the change is enough.
+        """
         start, stop = table.bounds(number)
         key, values, offset = table.spec.key, run[start:stop], table.start + start
         position = None if self.lender is None else self.lender.position(rank, self.lane, key, values)
         if position is not None:
             return wire.Part(wire.DENSE, values, key, offset, position)
+        if has_last and number in table.changes:
+            return wire.Part(wire.CHANGE, table.changes[number], key, offset)
         if self.half:
             return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
         if self.mode.name != "sync":  # values change in place, perhaps before these are sent
             values = values.copy()
         return wire.Part(wire.DENSE, values, key, offset)
 
-    def parts(self, rank: int, table: DenseTable, run: Floats) -> list[wire.Part]:
+    def parts(self, rank: int, table: DenseTable, run: Floats, *, has_last: bool = False) -> list[wire.Part]:
         """Return all of `run`, the lane's run of a table, as parts."""
-        return [self.part(rank, table, number, run) for number in range(table.parts)]
+        return [self.part(rank, table, number, run, has_last=has_last) for number in range(table.parts)]
 
-    def newest(self, rank: int, keys: Iterable[int]) -> list[wire.Part]:
-        """Return the newest values of those of the tables `keys` that are dense."""
+    def newest(self, rank: int, keys: Iterable[int], *, has_last: bool = False) -> list[wire.Part]:
+        """Return the newest values of those of the tables `keys` that are dense, as `part` does."""
         parts: list[wire.Part] = []
         for key in keys:
             table = self.tables.get(key)
             if isinstance(table, DenseTable):
-                parts += self.parts(rank, table, table.current)
+                parts += self.parts(rank, table, table.current, has_last=has_last)
         return parts

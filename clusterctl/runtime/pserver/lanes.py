@@ -272,7 +272,7 @@ class Server:
                 self._discard_older(lane.core.state.lane, save)
             parts = self._parts.setdefault(save.tag, {})
             parts[lane.core.state.lane] = save
-            needed = [other for other in self.lanes if other.core.tables] or self.lanes[:1]
+            needed = [other for other in self.lanes if other.core.state.has_values] or self.lanes[:1]
             if any(other.core.state.lane not in parts for other in needed):
                 return
             del self._parts[save.tag]
@@ -323,7 +323,9 @@ def _joined(parts: Sequence[Save]) -> Save:
     tables = tuple(table for piece in pieces for table in piece.tables)
     latest = max(pieces, key=lambda piece: piece.step)
     cursors = newest_cursors([piece.cursors for piece in pieces])
-    return replace(latest, tables=tables, cursors=cursors, pause_s=max(piece.pause_s for piece in pieces))
+    buffers = next((part.buffers for part in parts if part.buffers is not None), None)
+    pause_s = max(piece.pause_s for piece in pieces)
+    return replace(latest, tables=tables, cursors=cursors, pause_s=pause_s, buffers=buffers)
 
 
 def _user(frame: zmq.Frame) -> str:

@@ -119,7 +119,7 @@ class RequestValidator:
             return table.spec.key, message.piece, self._sparse(table, message.parts, Push(message))
         if not table.count and len(message.parts) == 1 and not message.parts[0].array.size:
             return table.spec.key, 0, np.empty(0, np.float32)
-        [(number, values)] = self._part(table, message.parts)
+        [(number, values)] = self._part(table, message.parts, is_gradient=False)
         return table.spec.key, number, values
 
     def table(self, key: int) -> Table:
@@ -165,13 +165,17 @@ class RequestValidator:
             raise WireError(f"the gradient of table {table.spec.name!r} should follow in {table.parts} pieces")
         return table.parts
 
-    def _part(self, table: DenseTable, parts: list[wire.Part]) -> list[tuple[int, Floats]]:
-        part = parts[0]
+    def _part(self, table: DenseTable, parts: list[wire.Part], *, is_gradient: bool = True) -> list[tuple[int, Floats]]:
+        part, quantizer = parts[0], table.spec.quantizer if is_gradient else None
         number, odd = divmod(part.offset - table.start, PART_ELEMENTS)
         start, stop = table.bounds(number)
-        fits = len(parts) == 1 and odd == 0 and 0 <= number < table.parts and len(part.array) == stop - start
-        if part.kind not in (wire.DENSE, wire.DENSE16) or not fits:
+        length = stop - start if quantizer is None else quantizer.size(stop - start)
+        fits = len(parts) == 1 and odd == 0 and 0 <= number < table.parts and len(part.array) == length
+        kinds = (wire.DENSE, wire.DENSE16) if quantizer is None else (wire.CHANGE,)
+        if part.kind not in kinds or not fits:
             raise WireError(f"the gradient of table {table.spec.name!r} does not fit the lane's run of it")
+        if quantizer is not None:
+            return [(number, quantizer.unpack(part.array)[: stop - start])]
         return [(number, part.array.astype(np.float32, copy=False))]
 
     def _sparse(self, table: SparseTable, parts: list[wire.Part], push: Push) -> SparseGrad:

@@ -151,7 +151,7 @@ class Saver:
         began = time.perf_counter()
         tables = tuple(table.frozen() for table in self._lane.set_tables().values())
         save = replace(save, tables=tables, pause_s=time.perf_counter() - began)
-        out = [replace(save, tag=tag) for tag in tags]
+        out = [replace(save, tag=tag, buffers=self._lane.buffers.at(self._lane.step)) for tag in tags]
         if checkpoint:
             trainers = self._lane.trainers
             own = replace(

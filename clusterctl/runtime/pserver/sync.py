@@ -221,7 +221,8 @@ class SyncUpdates(UpdatePolicy):
             del push.dense[key][number]
             request = push.requests.pop((key, number), None)
             if request is not None:
-                fresh = self.lane.part(request.rank, table, number, table.previous)  # `finish` makes it the current one
+                # `finish` makes this the current one
+                fresh = self.lane.part(request.rank, table, number, table.previous, has_last=True)
                 out.append(self._reply(request, [fresh]))
         return out
 
@@ -241,7 +242,8 @@ class SyncUpdates(UpdatePolicy):
         passes, keys = self.lane.trainers.passes, list(now.left_over)
         for push in now.pushes:
             rest = [key for key in keys if key not in push.later] if push.later else keys
-            out.append(self._reply_in(passes, push.message, self.lane.newest(push.message.rank, rest)))
+            fresh = self.lane.newest(push.message.rank, rest, has_last=True)
+            out.append(self._reply_in(passes, push.message, fresh))
         return out + self.answer_held()
 
     def _make_cuts(self) -> list[Save]:

@@ -3,7 +3,7 @@
 Each is a safetensors file. Its metadata has, as strings, `format`, `job`, `run`, `rank`, `trainers`, `epoch`, `mode`,
 `seed`, the place (`step`, the pushes before it; `pass` and `batch`, the batch after it; `cursor`, JSON), `boot`, which
 changes when the machine restarts, and `tree`: a JSON object with an entry for each thing that was kept. The tensors of
-a thing have names that begin with its own and `/`.
+a thing are `NAME/PATH`, or `NAME` if it is one.
 
 The newest ones are in `runs/RUN/state/`. They are not durable, and one that an earlier boot has written is not used.
 That of a checkpoint is `checkpoints/TAG/trainer-00000.safetensors`, beside the pieces of pservers. It also has `tag`.
@@ -21,6 +21,7 @@ from typing import Any
 from clusterctl.common.procfs import boot_id
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.model import checksum
+from clusterctl.runtime.checkpoint.remote import open_saved_state, run_peers
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
@@ -57,20 +58,20 @@ class State:
 class SavedState:
     """An open file of a state. Raises ModelError unless it is whole."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = TensorFile(path)
+    def __init__(self, file: TensorFile) -> None:
+        self._file = file
         self._file.require_whole()
+        self.path = file.path
         about = self._file.metadata
         if about.get("format") != FORMAT:
-            raise ModelError(f"{path} is not the state of a trainer")
+            raise ModelError(f"{self.path} is not the state of a trainer")
         try:
             self.tree: dict[str, Any] = json.loads(about["tree"])
             self.place = Place(int(about["step"]), int(about["pass"]), int(about["batch"]), json.loads(about["cursor"]))
             self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
         except (KeyError, TypeError, ValueError) as exc:
-            raise ModelError(f"{path}: the metadata is damaged ({exc!r})") from exc
+            raise ModelError(f"{self.path}: the metadata is damaged ({exc!r})") from exc
         self.boot = about.get("boot")
-        self.path = path
 
     def tensor(self, name: str) -> tuple[str, Array]:
         """Return the type of a tensor, such as "F32", and its values, read-only (see `safetensors.DTYPES`)."""
@@ -105,12 +106,10 @@ class StateFiles:
 
     def restored(self) -> SavedState | None:
         """Return the state of the checkpoint from which this epoch began. Raises ModelError if it is damaged."""
-        resume, recover = self._env.spec.saving.resume, self._env.spec.recover
-        tag = recover.tag if recover else resume.tag if resume else None
-        path = None if tag is None else self._of_cut(tag)
-        if path is None or not path.is_file():
+        file = open_saved_state(self._env, run_peers(self._env))
+        if file is None:
             return None
-        state = SavedState(path)
+        state = SavedState(file)
         return state if (state.rank, state.trainers) == (self._env.rank, self._env.trainers) else None
 
     def write(self, state: State, place: Place) -> None:
@@ -157,7 +156,7 @@ class StateFiles:
 
 def _open(path: Path) -> SavedState | None:
     try:
-        return SavedState(path)
+        return SavedState(TensorFile(path))
     except ModelError:
         return None
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from clusterctl.common.manifest import checkpoint_tag
 from clusterctl.runtime.cuts import CHECKPOINT, CutSchedule
 from clusterctl.runtime.environment import Environment
-from clusterctl.runtime.errors import ProcessError, UseError
+from clusterctl.runtime.errors import ModelError, ProcessError, UseError
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.state.files import Place, SavedState, State, StateFiles
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
@@ -49,6 +49,7 @@ class Pushes(Protocol):
     epoch: int
     cut: int
     has_state: bool
+    had_state: bool
 
 
 class StateKeeper:
@@ -64,8 +65,8 @@ class StateKeeper:
         self._supervisor = supervisor
         self._files = StateFiles(env, client.epoch)
         self._is_sync = client.mode.name == "sync"
-        self._cuts = _schedule(env)
-        self._every = self._cuts.by_purpose().get(CHECKPOINT)
+        self.cuts = _schedule(env)
+        self._every = self.cuts.by_purpose().get(CHECKPOINT)
         self._kept: dict[str, Kept] = {}
         self._late: dict[str, Kept] = {}
         self._base = _restored_step(env)
@@ -73,6 +74,7 @@ class StateKeeper:
         self._taken = -1  # the pushes at the last call of `take`
         self._is_large = False
         self._cut_tag = ""  # that of the last cut written
+        self._damage = ""
         self._found = None if env.local else self._find()
         if self._found is not None and self._is_sync:
             _go_back(client, self._found.place)
@@ -156,16 +158,23 @@ class StateKeeper:
     def _find(self) -> SavedState | None:
         """Return the state to load. In sync it fits the pushes that the pservers have."""
         own, step = self._files.newest(), self._client.step
-        restored = self._files.restored() if self._is_sync or not own else None
+        restored = self._restored() if self._is_sync or not own else None
         found = own if restored is None else [*own, restored]
         if not self._is_sync:
             return found[0] if found else None
         fitting = [state for state in found if step - 1 <= state.place.step <= step]
         return max(fitting, key=lambda state: state.place.step, default=None)
 
+    def _restored(self) -> SavedState | None:
+        try:
+            return self._files.restored()
+        except ModelError as exc:
+            self._damage = f": {exc}"
+            return None
+
     def _due_cut(self, step: int) -> str | None:
         """Return the tag of the checkpoint that is due at this step, None if it is written."""
-        number, purpose = self._cuts.decode(self._client.cut)
+        number, purpose = self.cuts.decode(self._client.cut)
         if purpose & CHECKPOINT and number:
             self._announced.add(number)
         if self._is_sync:
@@ -185,12 +194,12 @@ class StateKeeper:
     def _check_lost(self) -> None:
         """End a trainer that cannot go on, as it has no state: in sync the others need what it would compute."""
         step = self._client.step
-        text = f"trainer {self._env.rank}: its state of step {step} is not on this node"
-        if not self._is_sync and step and not self._base:
+        text = f"trainer {self._env.rank}: its state of step {step} is not on this node{self._damage}"
+        if not self._is_sync and self._client.had_state:
             print_line(f"warning: {text}; it starts as the program made it")
-        if not self._is_sync or step <= self._base:
+        if not self._is_sync or not self._client.had_state:
             return
-        self._supervisor.send("state_lost", step=step, message=text)
+        self._supervisor.send("state_lost", message=text)
         if self._supervisor.is_connected:
             print_line(f"{text}; the run goes back to the newest checkpoint")
             threading.Event().wait(_PATIENCE_S)

@@ -18,6 +18,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.table.initializers import stream_key
+from clusterctl.runtime.table.quantization import Bytes
 from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.sharding import PART_ELEMENTS, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
@@ -32,7 +33,8 @@ _ZERO = np.float32(0)
 class DenseTable:
     """The run of a dense table's elements that one lane owns (perhaps empty).
 
-    `allocate(count)` makes the two buffers of the values; both are written before they are read.
+    `allocate(count)` makes the two buffers of the values; both are written before they are read. `changes` has by part
+    the last step's changes in bytes, if trainers get these instead of the new values.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class DenseTable:
         self.count = self.stop - self.start
         self.current, self.previous = (allocate or _lazy_pair)(self.count)
         self.state = filled(spec.rule, self.count)
+        self.changes: dict[int, Bytes] = {}
         self.changed_by = -1
         self.parts = -(-self.count // PART_ELEMENTS)
         size = min(CHUNK_ELEMENTS, self.count)
@@ -55,6 +58,20 @@ class DenseTable:
         key = stream_key(seed, spec.key)
         for a, b in _chunks(0, self.count):
             self.current[a:b] = spec.init.dense(key, self.start + a, b - a)
+
+    @property
+    def values(self) -> Floats:
+        """What rules change and what is saved."""
+        return self.current
+
+    @property
+    def base(self) -> Floats | None:
+        """What trainers have, if that differs from `values`."""
+        return None
+
+    def fill(self, start: int, values: Floats, base: Floats | None = None) -> None:
+        """Set elements of the run, before the first step. Base is that of a checkpoint, without one the values."""
+        self.current[start : start + len(values)] = values
 
     def bounds(self, part: int) -> tuple[int, int]:
         """Return the start and stop of a part in the lane's run."""
@@ -76,7 +93,7 @@ class DenseTable:
         `in_place`. A `rate` replaces that of the rule.
         """
         start, stop = self.bounds(part)
-        source, target = self.current, self.current if in_place else self.previous
+        source, target = self.values, self.values if in_place else self.previous
         for a, b in _chunks(start, stop):
             merged, scratch = self._merged[: b - a], self._scratch[: b - a]
             merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
@@ -112,7 +129,8 @@ class FrozenDense:
     def __init__(self, table: DenseTable) -> None:
         self.spec = table.spec
         self.start, self.stop, self.count = table.start, table.stop, table.count
-        self.current = table.current.copy()
+        self.current = table.values.copy()
+        self.base = None if table.base is None else table.base.copy()
         self.state = [state.copy() for state in table.state]
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.errors import ModelError, TableError
+from clusterctl.runtime.errors import ModelError, TableError, UseError
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.store.dense import DenseTable
+from clusterctl.runtime.store.quantized import QuantizedTable
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.table.rules import Delta
 from clusterctl.runtime.table.sharding import Layout, owned_elements
@@ -39,6 +40,8 @@ class CheckpointSource(Protocol):
     cursors: list[dict[str, Any]]
 
     def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None: ...
+
+    def base(self, spec: TableSpec, start: int, stop: int) -> Floats | None: ...
 
     def sparse(self, spec: TableSpec, lane: int, lanes: int) -> tuple[Ids, Mapping[str, Any], Ids, Ids] | None: ...
 
@@ -89,6 +92,10 @@ class TableMaker:
 
     def make(self, declared: TableSpec) -> Table:
         """Return a table with its initial values, or those of the checkpoint or saved model that it starts from."""
+        if declared.wire is not None and self._mode.name != "sync":
+            raise UseError(
+                f"table {declared.name!r} has wire={declared.wire!r} in {self._mode} mode", remedy='use "sync"'
+            )
         spec = replace(declared, rule=Delta()) if self._mode.name == "geo" else declared
         self._require_room(spec)
         try:
@@ -107,7 +114,7 @@ class TableMaker:
         place, places = self._layout.place_of(self._lane, spec.kind)
         if spec.kind == "dense":
             start, stop = owned_elements(spec.elements, spec.key, place, places)
-            needed = 4 * (stop - start) * (2 + spec.rule.states)
+            needed = 4 * (stop - start) * (2 + (spec.wire is not None) + spec.rule.states)
         else:  # only `from_rank0` makes all rows
             rows = (spec.rows or 0) // places if spec.init.is_from_rank0 else 0
             needed = rows * (8 + 4 * spec.dim * (1 + spec.rule.states))
@@ -122,7 +129,10 @@ class TableMaker:
     def _dense(self, spec: TableSpec) -> DenseTable:
         lender = self._lender
         lend = None if lender is None else lambda count: lender.allocate(self._lane, spec.key, count)
-        return DenseTable(spec, *self._layout.place_of(self._lane, "dense"), self._seed, lend)
+        place = self._layout.place_of(self._lane, "dense")
+        if spec.quantizer is not None:
+            return QuantizedTable(spec, spec.quantizer, *place, self._seed, lend)
+        return DenseTable(spec, *place, self._seed, lend)
 
     def _restore(self, table: Table) -> bool:
         """Fill a table from the checkpoint of this run; return False if there is none, or it lacks the table."""
@@ -133,7 +143,7 @@ class TableMaker:
             dense = source.dense(table.spec, table.start, table.stop)
             if dense is None:
                 return False
-            table.current[:] = dense[0]
+            table.fill(0, dense[0], source.base(table.spec, table.start, table.stop))
             for state, saved in zip(table.state, dense[1]):
                 state[:] = saved
             return True
@@ -154,7 +164,7 @@ class TableMaker:
             if isinstance(table, DenseTable):
                 values = source.dense(table.spec, table.start, table.stop)
                 if values is not None:
-                    table.current[:] = values
+                    table.fill(0, values)
                 return values is not None
             rows = source.sparse(table.spec, *self._layout.place_of(self._lane, "sparse"))
             if rows is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from clusterctl.runtime.errors import TableError, UseError
 from clusterctl.runtime.table.initializers import Initial, initial_from_json
+from clusterctl.runtime.table.quantization import QUANTIZERS, Quantizer
 from clusterctl.runtime.table.retention import Retention, retention_from_json
 from clusterctl.runtime.table.rules import Rule, rule_from_json
 from clusterctl.runtime.table.sharding import table_key
@@ -20,7 +21,10 @@ _RESERVED = ("__metadata__",)
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table. `kind` is "dense" (of `shape`) or "sparse" (`shape` is `(dim,)`, `rows` bounds the ids or is None)."""
+    """A table. `kind` is "dense" (of `shape`) or "sparse" (`shape` is `(dim,)`, `rows` bounds the ids or is None).
+
+    `wire` is the format in which gradients and changes of a dense table are sent, of `quantization`; None is float32.
+    """
 
     name: str
     kind: str
@@ -30,6 +34,7 @@ class TableSpec:
     rows: int | None = None
     load: str | None = None
     retention: Retention | None = None
+    wire: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
@@ -54,6 +59,8 @@ class TableSpec:
             )
         if self.kind == "dense" and self.retention is not None:
             raise UseError(f"table {self.name!r}: retention is for embeddings, not for dense tables")
+        if self.wire is not None and (self.kind != "dense" or self.wire not in QUANTIZERS):
+            raise UseError(f"table {self.name!r}: wire={self.wire!r}", remedy='use "int8" or "int4", for a dense table')
         if self.init.is_from_rank0 and self.kind == "sparse" and (self.rows is None or self.retention is not None):
             raise UseError(
                 f"table {self.name!r}: from_rank0 gives all rows their values, which then stay",
@@ -77,6 +84,11 @@ class TableSpec:
     def dim(self) -> int:
         return self.shape[0]
 
+    @property
+    def quantizer(self) -> Quantizer | None:
+        """What packs the gradients and changes of a table with `wire`."""
+        return None if self.wire is None else QUANTIZERS[self.wire]
+
     @functools.cached_property
     def key(self) -> int:
         return table_key(self.name)
@@ -91,12 +103,17 @@ class TableSpec:
             "init": self.init.to_json(),
             "load": self.load,
             "retention": None if self.retention is None else self.retention.to_json(),
+            **({} if self.wire is None else {"wire": self.wire}),
         }
 
     def require_same(self, other: TableSpec, rank: int) -> None:
         """Raise TableError naming each difference between this spec and the one that trainer `rank` declares."""
         mine, theirs = self.to_json(), other.to_json()
-        differing = [f"{k}: {mine[k]} here, {theirs[k]} there" for k in mine if mine[k] != theirs[k]]
+        differing = [
+            f"{k}: {mine.get(k)} here, {theirs.get(k)} there"
+            for k in {**mine, **theirs}
+            if mine.get(k) != theirs.get(k)
+        ]
         if differing:
             raise TableError(
                 f"table {self.name!r} differs from what trainer {rank} declares ({'; '.join(differing)})",
@@ -107,7 +124,7 @@ class TableSpec:
 def spec_from_json(data: dict[str, Any]) -> TableSpec:
     """Return the table in JSON of `TableSpec.to_json`. Raises UseError for anything else."""
     try:
-        rows, load = data["rows"], data["load"]
+        rows, load, wire = data["rows"], data["load"], data.get("wire")
         return TableSpec(
             name=str(data["name"]),
             kind=str(data["kind"]),
@@ -117,6 +134,7 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             rows=None if rows is None else int(rows),
             load=None if load is None else str(load),
             retention=retention_from_json(data.get("retention")),
+            wire=None if wire is None else str(wire),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise UseError(f"table definition {data!r} is malformed") from exc

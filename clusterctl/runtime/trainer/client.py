@@ -55,8 +55,8 @@ class Client:
 
     `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
     of the trainers of an earlier run that had another number of them. `has_state` means that the trainer has state of
-    its own, which pushes say; `cut` is the number of the newest cut of which a reply told. `refresh(part)` is called
-    with the new values in replies to pushes.
+    its own, which pushes say, and `had_state` that its newest push before a restart said so; `cut` is the number of the
+    newest cut of which a reply told. `refresh(part)` is called with the new values in replies to pushes.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Client:
         self.epoch = 0
         self._pushes: deque[PendingReplies] = deque()
         self.cut = 0  # in sync: the next one that was announced
-        self.has_state = False
+        self.has_state = self.had_state = False
         self.position: Any = None
         self.positions: list[Any] = []
         self.resized = False
@@ -271,6 +271,7 @@ class Client:
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
         self.cut = max(int(own["cut"]) for own in facts.values())
         self.position = earliest.get("position")
+        self.had_state = any(own.get("state") for own in facts.values())
 
     def end_pass(self, tag: str, *, repeated: bool = False) -> None:
         """Request the save at the end of a pass; the replies name the trainers that are gone for good.
@@ -287,6 +288,15 @@ class Client:
         """Return (every, offset): this trainer's share of the batches that all trainers read."""
         active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
         return len(active), active.index(self.rank)
+
+    @property
+    def is_lowest(self) -> bool:
+        """True for the lowest rank that the run still has."""
+        return all(rank in self._gone for rank in range(self.rank))
+
+    def send_buffers(self, data: bytes, step: int) -> None:
+        """Send the buffers of a model, as they are after so many pushes, for models that are saved then."""
+        self.ask(wire.BUFFERS, [0], step=step, parts=wire.bytes_parts(data))
 
     def use(self, lanes: list[int], reply_bytes: int = 0) -> None:
         """Take lanes into use for a new table. Before the first table, one lane of each pserver is in use.

@@ -11,6 +11,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.initializers import FromRank0
+from clusterctl.runtime.table.quantization import Bytes
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.guard import Guard
@@ -47,6 +48,7 @@ class Dense:
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
         self.value: Floats = self.flat.reshape(spec.shape)
+        self._error = np.zeros(spec.elements if spec.wire else 0, np.float32)
         self.lanes = owner.layout.places("dense")
         #: `(lane, start, stop)` of each run of the flattened table that has elements.
         self.runs = list(self._runs(self.lanes))
@@ -69,7 +71,40 @@ class Dense:
 
     def refresh(self, part: wire.Part) -> None:
         """Store a part of the table from a reply."""
-        self.flat[part.offset : part.offset + len(part.array)] = part.array
+        quantizer = self.spec.quantizer
+        if part.kind == wire.CHANGE and quantizer is not None:
+            change = quantizer.unpack(part.array)[: len(self.flat) - part.offset]
+            self.flat[part.offset : part.offset + len(change)] += change
+        else:
+            self.flat[part.offset : part.offset + len(part.array)] = part.array
+
+    def packed(self, gradient: Floats, start: int) -> Bytes:
+        """Return the gradient of the elements from `start` as bytes, for a table with `wire`.
+
+        What the bytes lack of it is added to the next gradient of these elements.
+        """
+        assert self.spec.quantizer is not None
+        owed = self._error[start : start + len(gradient)]
+        with np.errstate(all="ignore"):
+            owed += gradient
+            packed, sent = self.spec.quantizer.pack(owed)
+            owed -= sent
+        return packed
+
+    def wire_state(self) -> dict[str, Floats]:
+        """Return copies of what a successor needs to push the same bits: of a table with `wire`, `error` of its shape.
+
+        It changes with each push that has samples and this table.
+        """
+        return {"error": self._error.reshape(self.shape).copy()} if self.spec.wire else {}
+
+    def load_wire_state(self, state: Mapping[str, Any]) -> None:
+        """Continue with a state of `wire_state`. Raises UseError for that of another table."""
+        what, names = f"the state of table {self.name!r}", ["error"] if self.spec.wire else []
+        if sorted(state) != names:
+            raise UseError(f"{what} has {sorted(state)}, not {names}")
+        for name in names:
+            self._error[:] = checked_floats(what, as_array(state[name]), self.shape).reshape(-1)
 
     def checked(self, gradient: Any) -> Floats:
         """Return the flattened gradient, a view where possible. Raises UseError for a wrong shape or dtype."""
@@ -95,12 +130,15 @@ class Embedding:
         Pulling creates no row: an id that was never pushed has its initial value. Ids of more dimensions give
         `ids.shape + (dim,)`. A torch tensor of ids gives a torch tensor.
         """
-        self._owner.guard.check(f"pull of {self.name!r}")
-        checked = checked_ids(self.name, as_array(ids))
-        batch = self.id_batch(checked)
-        rows = self._owner.pull_rows(self, batch)
-        out: Floats = rows.take(batch.groups.inverse, axis=0).reshape(*checked.shape, self.dim)
+        groups, rows = self.pull_distinct(ids)
+        out: Floats = rows.take(groups.inverse, axis=0).reshape(*np.shape(as_array(ids)), self.dim)
         return as_tensor(out) if is_tensor(ids) else out
+
+    def pull_distinct(self, ids: Any) -> tuple[Groups, Floats]:
+        """Return ids of any shape, grouped, and the rows of the distinct ones, (n, dim), as the caller's own array."""
+        self._owner.guard.check(f"pull of {self.name!r}")
+        batch = self.id_batch(ids)
+        return batch.groups, self._owner.pull_rows(self, batch)
 
     def id_batch(self, ids: Any) -> IdBatch:
         """Check and group ids of any shape. The newest batches are kept: rows are usually pulled and pushed by the

@@ -122,7 +122,7 @@ class Packer:
         out = {lane: Outgoing() for lane in lanes}
         for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
             for lane, start, stop in handle.runs:
-                self._dense(out[lane], handle.spec.key, flat, start, stop)
+                self._dense(out[lane], handle, flat, start, stop)
         for embedding, (ids, rows) in gradient.sparse.items():
             for lane, positions in embedding.shared_out(ids):
                 whole = len(positions) == len(ids)
@@ -154,16 +154,18 @@ class Packer:
         self._known_bytes[lane] = self._known_bytes.get(lane, 0) + full.array.nbytes
         return full
 
-    def _dense(self, out: Outgoing, key: int, flat: Floats, start: int, stop: int) -> None:
-        parts = [self._part(key, flat, a, min(a + PART_ELEMENTS, stop)) for a in range(start, stop, PART_ELEMENTS)]
+    def _dense(self, out: Outgoing, handle: Dense, flat: Floats, start: int, stop: int) -> None:
+        parts = [self._part(handle, flat, a, min(a + PART_ELEMENTS, stop)) for a in range(start, stop, PART_ELEMENTS)]
         if stop - start <= _WHOLE_ELEMENTS:
             out.opening += parts
         else:  # dense tables come first, before there is a `full`
-            out.opening.append(wire.later_part(key, len(parts)))
+            out.opening.append(wire.later_part(handle.spec.key, len(parts)))
             out.pieces += parts
 
-    def _part(self, key: int, flat: Floats, start: int, stop: int) -> wire.Part:
-        values = flat[start:stop]
+    def _part(self, handle: Dense, flat: Floats, start: int, stop: int) -> wire.Part:
+        values, key = flat[start:stop], handle.spec.key
+        if handle.spec.wire is not None:
+            return wire.Part(wire.CHANGE, handle.packed(values, start), key, start)
         if self._half:
             return wire.Part(wire.DENSE16, _halved(values), key, start)
         return wire.Part(wire.DENSE, values, key, start)

@@ -110,7 +110,6 @@ class Session:
         try:
             if say is not None:
                 self._parameters.settle()
-                self._states.leave(self._next_pass, self._batch)
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 say()
@@ -121,6 +120,7 @@ class Session:
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)
+        self._states.leave(self._next_pass, self._batch)
         self._progress.done(self._client.step)
 
     def _announce_exit(self) -> None:
@@ -150,10 +150,16 @@ class Session:
 
     # Tables
 
-    def dense(self, name: str, shape: int | Sequence[int], rule: Rule, init: Initial | None = None) -> Dense:
-        """Make a dense float32 table of `shape`, zeros without `init`. Every trainer must declare it the same way."""
+    def dense(
+        self, name: str, shape: int | Sequence[int], rule: Rule, init: Initial | None = None, *, wire: str | None = None
+    ) -> Dense:
+        """Make a dense float32 table of `shape`, zeros without `init`. Every trainer must declare it the same way.
+
+        `wire` is for the outer mode: with "int8" or "int4" gradients and changes of `value` are sent in so many bits.
+        Only in sync mode. Do not write to `value` then: a push adds to it.
+        """
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        spec, unset = self._spec(name, "dense", sizes, rule, init or zeros())
+        spec, unset = self._spec(name, "dense", sizes, rule, init or zeros(), wire=wire)
         handle = Dense(self._parameters, spec)
         self._handles[spec.key] = handle
         self._parameters.begin(handle, unset)
@@ -172,25 +178,19 @@ class Session:
 
         `retention` decides which ids get a row and which rows are removed; without it every pushed id has a row.
         """
-        spec, unset = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
+        initial = init or uniform(0.1)
+        spec, unset = self._spec(name, "sparse", (int(dim),), rule, initial, rows=rows, retention=retention)
         handle = Embedding(self._parameters, spec)
         self._handles[spec.key] = handle
         self._parameters.begin(handle, unset)
         return handle
 
     def _spec(
-        self,
-        name: str,
-        kind: str,
-        shape: tuple[int, ...],
-        rule: Rule,
-        init: Initial,
-        rows: int | None = None,
-        retention: Retention | None = None,
+        self, name: str, kind: str, shape: tuple[int, ...], rule: Rule, init: Initial, **more: Any
     ) -> tuple[TableSpec, list[int]]:
         """Return a table that all its lanes have, and the lanes that have no initial values of it."""
         self._guard.check(f"ps.{'dense' if kind == 'dense' else 'embedding'}")
-        spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
+        spec = TableSpec(name, kind, shape, rule, init, load=self._load, **more)
         given_values(spec, self.rank)  # raises
         lanes = self.layout.places(kind)
         self._parameters.settle()

@@ -24,10 +24,17 @@ While a lane has no values of a table, whose initial values come from trainer 0,
 `{"unset": true}`. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:
 each has one `DENSE` part, or `IDS` and `ROWS`. Once the lane has values it ignores them, but answers.
 
+A `BUFFERS` message to lane 0 has the buffers of a torch model after `step` pushes, for models that are saved then: a
+safetensors file in one or more `BYTES` parts.
+
 Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending), `SAME`
 (the digest of a list of ids that the pserver has cached), each followed in a push or a reply by `ROWS`
 (float32[count][width]); `DENSE16` and `ROWS16` are the same in float16; `LATER` (no bytes; `offset` pieces follow),
-`JSON` (bytes). In a pull a DENSE part of count 0 requests all that the lane owns.
+`JSON` and `BYTES` (bytes). In a pull a DENSE part of count 0 requests all that the lane owns.
+
+The gradients of a table with `wire` come as `CHANGE` (bytes, in the format of `table.quantization`, from the element at
+`offset`). So do its new values in a reply, as what is to be added to the values before the step; a reply with the flag
+`REPEATED`, or to a pull, has `DENSE` instead, and so has one to a trainer that shares memory.
 
 Nothing is unpickled, and no memory is allocated for a size that a message merely claims: a frame is read after it has
 arrived whole, and libzmq refuses frames above `MAX_FRAME_BYTES` (ZMQ_MAXMSGSIZE).
@@ -51,6 +58,7 @@ VERSION = 2
 HEADER = struct.Struct("<4sBBHIIIIIIQQQQQIII4x")
 ENTRY = struct.Struct("<QQQQIBB2x")
 MAX_FRAME_BYTES = 64 * 2**20
+BYTES_OF_A_PART = 16 * 2**20
 MAX_PARTS = 65_536
 MAX_JSON_BYTES = 1 << 20
 #: The longest value of `ps.cursor`, as JSON.
@@ -59,13 +67,13 @@ MAX_POSITION_BYTES = 4_096
 INLINE_BYTES = 16_384
 
 # Kinds of a trainer's requests, and of the replies.
-HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET = 1, 2, 3, 4, 5, 6, 7, 9  # 8 was used by an older version
+HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET, BUFFERS = 1, 2, 3, 4, 5, 6, 7, 9, 10  # 8 was used by older versions
 OK, ERROR, STATE = 64, 65, 66
-REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET))
+REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET, BUFFERS))
 REPLIES = frozenset((OK, ERROR, STATE))
 _KINDS = REQUESTS | REPLIES
 
-DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
+DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME, BYTES, CHANGE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
@@ -85,11 +93,13 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     DENSE16: np.dtype("<f2"),
     ROWS16: np.dtype("<f2"),
     SAME: np.dtype("<u1"),
+    BYTES: np.dtype("<u1"),
+    CHANGE: np.dtype("<u1"),
 }
 _WIDE = frozenset((ROWS, ROWS16))
 _NOTHING = np.empty(0, np.uint8)
 #: The kinds that may be in shared memory. Never ids, which could change between their check and their use.
-_SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16))
+_SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16, CHANGE))
 
 Buffer = Union[bytes, memoryview]
 #: (table, position, bytes) -> those bytes of shared memory; raises WireError if they do not exist.
@@ -149,6 +159,12 @@ class Message:
 
 def json_part(value: dict[str, Any]) -> Part:
     return Part(JSON, np.frombuffer(json.dumps(value).encode(), np.uint8))
+
+
+def bytes_parts(data: bytes) -> list[Part]:
+    """Return parts that together are these bytes."""
+    array = np.frombuffer(data, np.uint8)
+    return [Part(BYTES, array[at : at + BYTES_OF_A_PART]) for at in range(0, len(array), BYTES_OF_A_PART)]
 
 
 def later_part(table: int, pieces: int) -> Part:

@@ -1,4 +1,4 @@
-"""The states of trainers: a checkpoint is complete with them only, and a trainer that lost its own causes a roll back."""
+"""The states of trainers: a checkpoint is complete with them only, and a trainer that lost its own rolls all back."""
 
 from __future__ import annotations
 

@@ -45,6 +45,8 @@ class Column:
 class Run:
     """A run of blocks of a dense table, as held by one lane of a pserver."""
 
+    base = None
+
     def __init__(self, spec: TableSpec, values: np.ndarray, state: Sequence[np.ndarray], start: int, stop: int) -> None:
         self.spec, self.start, self.count = spec, start, stop - start
         self.current = values[start:stop]

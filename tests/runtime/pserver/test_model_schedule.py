@@ -14,10 +14,10 @@ import pytest
 from clusterctl.common.manifest import is_scheduled_tag, pass_of, step_tag
 from clusterctl.runtime import SGD, load_model
 from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.cuts import CHECKPOINT, MODEL, CutSchedule
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.cuts import CHECKPOINT, MODEL, CutSchedule
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
