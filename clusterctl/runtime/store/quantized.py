@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.store.dense import DenseTable, Weighted
-from clusterctl.runtime.table.quantization import Quantizer
+from clusterctl.runtime.table.quantization import Quantizer, cuts
 from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.spec import TableSpec
 
@@ -58,12 +58,15 @@ class QuantizedTable(DenseTable):
     ) -> Floats:
         """Apply a part of step `t`, as `DenseTable`, and return the part's new base. Values always change in place."""
         super().apply(part, grads, total, t, rule, True, rate)
-        start, stop = self.bounds(part)
-        base, after = self.current[start:stop], self.previous[start:stop]
+        run = slice(*self.bounds(part))
+        values, base, after = self._values[run], self.current[run], self.previous[run]
+        changes = []
         with np.errstate(all="ignore"):
-            np.subtract(self._values[start:stop], base, out=after)
-            self.changes[part], change = self._quantizer.pack(after)
-            np.add(base, change, out=after)
+            for cut in cuts(len(base)):
+                packed, change = self._quantizer.pack(values[cut] - base[cut])
+                np.add(base[cut], change, out=after[cut])
+                changes.append(packed)
+        self.changes[part] = np.concatenate(changes)
         return after
 
     def keep(self, part: int) -> None:

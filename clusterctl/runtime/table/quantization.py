@@ -13,6 +13,8 @@ becomes NaN as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +23,16 @@ from clusterctl.runtime.arrays import Floats
 Bytes = npt.NDArray[np.uint8]
 
 SCALE_ELEMENTS = 256
+#: Longer arrays are worked on in cuts: the memory of large temporary ones would go back to the system each time.
+_CUT_ELEMENTS = 32_768
 _SMALLEST = np.finfo(np.float32).tiny
 _NEVER, _NAN = np.float32(np.inf), np.float32(np.nan)
+
+
+def cuts(count: int) -> Iterator[slice]:
+    """Yield the cuts of `count` elements in which they are to be packed."""
+    for a in range(0, count, _CUT_ELEMENTS):
+        yield slice(a, min(a + _CUT_ELEMENTS, count))
 
 
 class Quantizer:
@@ -59,9 +69,11 @@ class Quantizer:
     def unpack(self, packed: Bytes) -> Floats:
         """Return the numbers in `packed`, a new array. Numbers beyond those that were packed fill the last block."""
         blocks = _padded(packed, self._block.itemsize).view(self._block)
+        out = np.empty((len(blocks), SCALE_ELEMENTS), np.float32)
         with np.errstate(all="ignore"):
-            out = self._steps(np.ascontiguousarray(blocks["codes"]))
-            out *= blocks["scale"][:, None]
+            for a in range(0, len(blocks), _CUT_ELEMENTS // SCALE_ELEMENTS):
+                own = slice(a, a + _CUT_ELEMENTS // SCALE_ELEMENTS)
+                np.multiply(self._steps(blocks["codes"][own]), blocks["scale"][own, None], out=out[own])
         return out.reshape(-1)
 
     def _codes(self, steps: Floats) -> Bytes:
@@ -73,7 +85,7 @@ class Quantizer:
 
     def _steps(self, codes: Bytes) -> Floats:
         if self._bits == 8:
-            return codes.view(np.int8).astype(np.float32)
+            return codes.astype(np.int8).astype(np.float32)
         pairs = codes.astype("<u2")
         pairs |= pairs << 4
         pairs &= 0x0F0F

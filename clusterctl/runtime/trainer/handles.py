@@ -11,7 +11,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.initializers import FromRank0
-from clusterctl.runtime.table.quantization import Bytes
+from clusterctl.runtime.table.quantization import Bytes, cuts
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.guard import Guard
@@ -84,12 +84,14 @@ class Dense:
         What the bytes lack of it is added to the next gradient of these elements.
         """
         assert self.spec.quantizer is not None
-        owed = self._error[start : start + len(gradient)]
+        error, out = self._error[start : start + len(gradient)], []
         with np.errstate(all="ignore"):
-            owed += gradient
-            packed, sent = self.spec.quantizer.pack(owed)
-            owed -= sent
-        return packed
+            for cut in cuts(len(gradient)):
+                owed = error[cut] + gradient[cut]
+                packed, sent = self.spec.quantizer.pack(owed)
+                np.subtract(owed, sent, out=error[cut])
+                out.append(packed)
+        return np.concatenate(out)
 
     def wire_state(self) -> dict[str, Floats]:
         """Return copies of what a successor needs to push the same bits: of a table with `wire`, `error` of its shape.
