@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import zmq
+
+from networks import Network
 
 RUN = "0001"
 DEADLINE_S = 300.0
@@ -75,9 +78,16 @@ def report(**facts: Any) -> None:
 class Child:
     """A child process that reads numbers and writes JSON lines. It is killed at the end."""
 
-    def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: Path, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: dict[str, str],
+        cwd: Path,
+        pass_fds: Sequence[int] = (),
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, *argv],
+            [*prefix, sys.executable, *argv],
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **env},
             cwd=cwd,
             pass_fds=pass_fds,
@@ -153,36 +163,58 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(layout: Layout, script: str, **given: Any) -> Iterator[Fleet]:
-    """Start the pservers and trainers of `layout`: `python script trainer JSON`, with `given` as the JSON."""
+def fleet(layout: Layout, script: str, net: Network | None = None, **given: Any) -> Iterator[Fleet]:
+    """Start the pservers and trainers of `layout`: `python script trainer JSON`, with `given` as the JSON.
+
+    `net`: the machines to start them on, each process on the one of its rank; without it, all are on this one.
+    """
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-bench-")))
         make_job(root, layout)
 
-        def start(role: str, rank: int, argv: Sequence[str], addresses: Sequence[str] = ()) -> tuple[Child, IO[str]]:
+        def start(role: str, rank: int, argv: Sequence[str], addresses: Sequence[str] = ()) -> _Started:
             ours, theirs = socket.socketpair()
             stack.callback(ours.close)
-            ours.settimeout(DEADLINE_S)
+            control = stack.enter_context(ours.makefile("r"))
             env = process_environment(root, layout, role, rank, addresses, theirs.fileno())
-            child = Child(argv, env, root, [theirs.fileno()])
+            child = Child(argv, env, root, [theirs.fileno()], net.nodes[rank].inside() if net else ())
             theirs.close()
             stack.callback(child.reap)
-            return child, stack.enter_context(ours.makefile("r"))
+            return _Started(child, ours, control)
 
         servers = [start("pserver", p, ["-m", "clusterctl.runtime.pserver"]) for p in range(layout.pservers)]
-        addresses = [f"127.0.0.1:{ready_ports(control)[0]}" for _, control in servers]
+        hosts = [net.address(p) if net else "127.0.0.1" for p in range(layout.pservers)]
+        addresses = [f"{host}:{server.ready_port()}" for host, server in zip(hosts, servers, strict=True)]
         program = [str(Path(script).resolve()), "trainer", json.dumps(given)]
         trainers = [start("trainer", t, program, addresses) for t in range(layout.trainers)]
-        yield Fleet([child for child, _ in servers], [child for child, _ in trainers])
+        for started in (*servers, *trainers):
+            threading.Thread(target=started.discard, daemon=True).start()
+        yield Fleet([server.child for server in servers], [trainer.child for trainer in trainers])
 
 
-def ready_ports(control: IO[str]) -> list[int]:
-    """Return the ports that a pserver reports as bound."""
-    for line in control:
-        event = json.loads(line)
-        if event["event"] == "ready":
-            return [int(port) for port in event["ports"]]
-    raise RuntimeError("a pserver exited before it was ready; see its output above")
+@dataclass(frozen=True)
+class _Started:
+    """A process, and the end of its socket to its supervisor, which the harness stands in for."""
+
+    child: Child
+    socket: socket.socket
+    control: IO[str]
+
+    def ready_port(self) -> int:
+        """Return the first port that a pserver reports as bound."""
+        self.socket.settimeout(DEADLINE_S)
+        for line in self.control:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                return int(event["ports"][0])
+        raise RuntimeError("a pserver exited before it was ready; see its output above")
+
+    def discard(self) -> None:
+        """Read reports until the process ends, so that it never waits for a reader."""
+        self.socket.settimeout(None)
+        with contextlib.suppress(OSError, ValueError):
+            for _ in self.control:
+                pass
 
 
 def make_job(root: Path, layout: Layout) -> None:

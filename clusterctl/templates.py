@@ -12,16 +12,21 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Template:
-    """A starter workspace: its source directory, the patterns of its data files, and a one-line description."""
+    """A starter workspace: its source directory, the patterns of its data files, and a one-line description.
+
+    `prepare`: the command that makes its data for four trainers.
+    """
 
     source: str
     shards: tuple[str, ...]
     summary: str
+    prepare: str = "prepare_data.py --shards 4"
 
 
 TEMPLATES = {
     "ngram": Template("workspace_template", ("train.txt-*", "test.txt-*"), "a language model"),
     "ctr": Template("workspace_ctr", ("train.npy-*", "test.npy-*"), "a click-through model on real flights"),
+    "torch": Template("workspace_torch", (), "a transformer in torch", "prepare_data.py"),
 }
 DEFAULT = "ngram"
 
@@ -36,9 +41,10 @@ def data_file(name: str) -> Path:
 
 
 def template_conf(name: str = DEFAULT) -> str:
-    """Return the text of conf.py.example, with SHARDS set for the data files of the template."""
+    """Return the text of conf.py.example, with SHARDS set if the template has data files for single trainers."""
     text = data_file("conf.py.example").read_text()
-    return text.replace("# SHARDS = []", f"SHARDS = {json.dumps(TEMPLATES[name].shards)}")
+    shards = TEMPLATES[name].shards
+    return text.replace("# SHARDS = []", f"SHARDS = {json.dumps(shards)}") if shards else text
 
 
 def copy_workspace(target: Path, name: str = DEFAULT) -> None:

@@ -38,5 +38,5 @@ def test_a_template_that_is_not_there_is_refused_by_name_and_makes_nothing(tmp_p
     done = init(tmp_path, "--template", "vision", "new")
     assert done.returncode == 2
     assert "vision" in done.stderr
-    assert "ngram, ctr" in done.stderr
+    assert "ngram, ctr, torch" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -23,6 +23,5 @@ def init(invocation: Invocation, directory: Path, template: str) -> None:
     invocation.console.document({"conf": str(conf), "workspace": str(workspace)})
     invocation.console.say(f"{conf}       list your machines in HOSTS")
     invocation.console.say(f"{workspace}/   {TEMPLATES[template].summary} to start from; see its README.md")
-    invocation.console.say(
-        f"next: cd {directory} && python3 workspace/prepare_data.py --shards 4, then clusterctl dispatch"
-    )
+    prepare = f"python3 workspace/{TEMPLATES[template].prepare}"
+    invocation.console.say(f"next: cd {directory} && {prepare}, then clusterctl dispatch")

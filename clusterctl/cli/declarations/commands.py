@@ -36,7 +36,10 @@ def init(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing.")] = Path(),
     template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="ngram (a language model) or ctr (click-through).")
+        str,
+        typer.Option(
+            "--template", metavar="NAME", help="ngram (a language model), ctr (click-through) or torch (a transformer)."
+        ),
     ] = "ngram",
 ) -> None:
     """Write a conf.py and a workspace to start from."""
