@@ -50,7 +50,7 @@ test: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(SEPARATE))"
 
 slow: $(VENV)/dev.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not docker and not engines and not upgrade"
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not docker and not engines and not upgrade"
 	$(IN_MEMORY) CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q -n 2 tests/runtime/test_hostile.py
 
 docker: $(VENV)/docker.stamp
