@@ -162,8 +162,7 @@ class StateKeeper:
 
     def _find(self) -> SavedState | None:
         """Return the state to load. In sync it fits the pushes that the pservers have."""
-        own, step = self._files.newest(), self._client.step
-        own = own if self._is_sync else own or self._files.in_cuts()
+        own, step = self._files.newest() or self._files.in_cuts(), self._client.step
         restored = self._restored() if self._is_sync or not own else None
         found = own if restored is None else [*own, restored]
         if not self._is_sync:
@@ -201,9 +200,10 @@ class StateKeeper:
         """End a trainer that cannot go on, as it has no state: in sync the others need what it would compute."""
         step = self._client.step
         text = f"trainer {self._env.rank}: its state of step {step} is not on this node{self._damage}"
-        if not self._is_sync and self._client.had_state:
+        if not self._client.had_state:
+            return
+        if not self._is_sync:
             print_line(f"warning: {text}; it starts as the program made it")
-        if not self._is_sync or not self._client.had_state:
             return
         self._supervisor.send("state_lost", message=text)
         if self._supervisor.is_connected:

@@ -20,7 +20,7 @@ from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, RUN, ThreadCluster, thread_cluster
 
-SHARES = (3, 2)  # batches of a pass, by trainer
+SHARES = (3, 2, 4)  # batches of a pass, by trainer
 PASSES = 2
 BY_STEP = {"checkpoints": True, "save_every": {"unit": "step", "n": 2}}
 
@@ -302,7 +302,7 @@ def test_in_sync_a_trainer_whose_state_is_gone_asks_to_go_back(tmp_path: Path, h
 def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
     size = keeper.LARGEST // 8 + 1
     with thread_cluster(tmp_path, 1, 1, **BY_STEP) as cluster:
-        killed_at(cluster, 0, 3, lambda ps: program(ps, size=size))
+        killed_at(cluster, 0, 4, lambda ps: program(ps, size=size))
         assert steps_on_node(tmp_path) == []
         assert cuts(tmp_path) == {"step-000000002": 2}
         with pytest.raises(ProcessError), session(cluster, 0, attempt=2) as ps:
@@ -312,6 +312,16 @@ def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
         resumed = cluster.train(lambda ps: program(ps, size=size))
     with thread_cluster(tmp_path / "whole", 1, 1) as cluster:
         assert_equal(resumed, cluster.train(lambda ps: program(ps, size=size)))
+
+
+def test_a_large_state_that_was_just_written_at_a_cut_fits(tmp_path: Path) -> None:
+    size = keeper.LARGEST // 8 + 1
+    with thread_cluster(tmp_path / "whole", 1, 1) as cluster:
+        expected = cluster.train(lambda ps: program(ps, size=size))
+    with thread_cluster(tmp_path / "killed", 1, 1, **BY_STEP) as cluster:
+        killed_at(cluster, 0, 3, lambda ps: program(ps, size=size))
+        with session(cluster, 0, attempt=2) as ps:
+            assert_equal([program(ps, size=size)], expected)
 
 
 def test_a_large_state_that_is_always_wanted_is_written_after_each_push(tmp_path: Path) -> None:
