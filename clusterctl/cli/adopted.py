@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.common.errors import first_of
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
@@ -47,5 +48,4 @@ def adopt_directory(invocation: Invocation, cluster: Cluster, ref: str, allow_pa
 
 
 def _some(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - SHOWN:,} more" if len(paths) > SHOWN else ""
-    return clean(", ".join(paths[:SHOWN])) + more
+    return clean(first_of(paths, SHOWN))

@@ -1,9 +1,10 @@
-"""Errors that a node reports to the control machine, with a remedy if there is one."""
+"""Errors that a node reports to the control machine, with a remedy if there is one; lists in their messages."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -39,3 +40,9 @@ def describe_os_error(exc: OSError, doing: str) -> AgentError:
     where = f" {exc.filename}" if exc.filename else ""
     message = f"{doing}: {exc.strerror or exc}{where}"
     return AgentError(message, hint=remedies.get(exc.errno or 0))
+
+
+def first_of(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first `most` names, and how many more there are: `a, b and 3 more`."""
+    shown = separator.join(names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 
+from clusterctl.common.errors import first_of
 from clusterctl.common.tree import shortened
 
 SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
@@ -46,8 +47,7 @@ class Unkept:
 
 
 def _named(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
-    return ", ".join(map(shortened, paths[:MOST_NAMED])) + more
+    return first_of([*map(shortened, paths)], MOST_NAMED)
 
 
 def _has_hole(place: str, size: int) -> bool:

@@ -4,7 +4,8 @@ Shipped to the nodes. The only package that imports torch; it also imports numpy
 `session.py`.
 """
 
+from clusterctl.torch.embeddings import Embedding
 from clusterctl.torch.models import load_model
-from clusterctl.torch.session import Embedding, Session, connect
+from clusterctl.torch.session import Session, connect
 
 __all__ = ["Embedding", "Session", "connect", "load_model"]

@@ -1,47 +1,65 @@
-"""`ps.distribute`: a model's parameters as dense tables, and an optimizer whose `step` pushes their gradients."""
+"""`ps.distribute`: a model's parameters as tables, and an optimizer whose `step` pushes their gradients."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from clusterctl.runtime import from_rank0
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.trainer.handles import Dense
+from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.packing import Handle
+from clusterctl.torch.embeddings import Rows, sparse_modules
 from clusterctl.torch.rules import check_optimizer, check_unchanged, fixed_numbers, rule_of
 
 #: (gradients, samples, loss, rates): the push of a step.
 Push = Callable[[Mapping[Handle, Any], Optional[int], Any, Mapping[Handle, float]], None]
 
 
-class _Placed(NamedTuple):
-    """A parameter, its table and the number of its group."""
-
-    parameter: Any
-    table: Dense
-    group: int
-
-
 class Distribution:
-    """Makes tables by `dense`, which is `ps.dense`, and replaces `optimizer.step`; all else of the optimizer stays."""
+    """Makes tables by `dense` and `embedding`, which are those of `ps`, and replaces `optimizer.step`.
 
-    def __init__(self, dense: Callable[..., Dense], push: Push, model: Any, optimizer: Any) -> None:
+    All else of the optimizer stays.
+    """
+
+    def __init__(
+        self,
+        dense: Callable[..., Dense],
+        embedding: Callable[..., Embedding],
+        push: Push,
+        model: Any,
+        optimizer: Any,
+    ) -> None:
         check_optimizer(optimizer)
         named = _named(model, optimizer)
+        groups = optimizer.param_groups
+        sparse = sparse_modules(model, {id(one) for group in groups for one in group["params"]})
         self._send = push
         self._optimizer = optimizer
-        self._fixed = [fixed_numbers(optimizer, group) for group in optimizer.param_groups]
-        self._placed: list[_Placed] = []
-        rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
-        for number, (group, rule) in enumerate(zip(optimizer.param_groups, rules)):
+        self._fixed = [fixed_numbers(optimizer, group) for group in groups]
+        self._dense: list[tuple[Any, Dense]] = []
+        self._rows: list[Rows] = []
+        #: The number of the group whose rate a table has; those with a rule of their own are not here.
+        self._group_of: dict[Handle, int] = {}
+        rules = [rule_of(optimizer, group) for group in groups]
+        for number, (group, rule) in enumerate(zip(groups, rules)):
             for parameter in group["params"]:
-                value = parameter.detach().cpu().numpy()
-                table = dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
-                self._placed.append(_Placed(parameter, table, number))
+                if id(parameter) in sparse:
+                    rows = Rows(*sparse.pop(id(parameter)), embedding, rule, group["params"])
+                    self._rows.append(rows)
+                    if rows.has_rule_of_group:
+                        self._group_of[rows.table] = number
+                else:
+                    value = parameter.detach().cpu().numpy()
+                    table = dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
+                    self._dense.append((parameter, table))
+                    self._group_of[table] = number
+        self._rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
+        for rows in self._rows:
+            rows.attach()
         self.refresh()
         self._replace_methods()
 
@@ -72,19 +90,21 @@ class Distribution:
                 "the state of an optimizer was loaded after ps.distribute",
                 remedy="resume the run: the servers keep the optimizer's state",
             )
+        gradients: dict[Handle, Any] = {
+            table: _gradient(one, table) for one, table in self._dense if one.grad is not None
+        }
+        gradients.update((rows.table, pair) for rows in self._rows if (pair := rows.gradient()) is not None)
         lr = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._send(
-            {table: _gradient(one, table) for one, table, _ in self._placed if one.grad is not None},
-            samples,
-            loss.detach() if isinstance(loss, torch.Tensor) else loss,
-            {table: lr[group] for _, table, group in self._placed},
-        )
+        rates = {table: lr[group] for table, group in self._group_of.items()}
+        self._send(gradients, samples, loss.detach() if isinstance(loss, torch.Tensor) else loss, rates)
+        for rows in self._rows:
+            rows.clear()
         self.refresh()
 
     def refresh(self) -> None:
         """Copy the newest values into the parameters."""
         with torch.no_grad():
-            for parameter, table, _ in self._placed:
+            for parameter, table in self._dense:
                 parameter.copy_(table.tensor())
 
 
@@ -108,7 +128,6 @@ def _named(model: Any, optimizer: Any) -> dict[int, str]:
                     remedy="register it in the model, or use an optimizer of its own without ps.distribute",
                 )
             _check_parameter(name, parameter)
-    _check_embeddings(model, {id(one) for group in optimizer.param_groups for one in group["params"]})
     return named
 
 
@@ -122,13 +141,3 @@ def _check_parameter(name: str, parameter: Any) -> None:
         raise UseError(
             f"parameter {name!r} is {parameter.dtype}, not float32", remedy="use model.float(), and autocast"
         )
-
-
-def _check_embeddings(model: Any, trained: set[int]) -> None:
-    for name, module in model.named_modules():
-        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-        if isinstance(module, kinds) and module.sparse and id(module.weight) in trained:
-            raise UseError(
-                f"module {name!r} is a {type(module).__name__} with sparse=True, which ps.distribute does not support",
-                remedy="use sparse=False, or ps.embedding of clusterctl.runtime",
-            )

@@ -62,7 +62,7 @@ class Session(session.Session):
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         if self._distribution is not None:
             raise UseError("a second ps.distribute", remedy="distribute one model with one optimizer")
-        self._distribution = Distribution(self.dense, self._push_batches, model, optimizer)
+        self._distribution = Distribution(self.dense, self.embedding, self._push_batches, model, optimizer)
         self._optimizer, buffers = optimizer, buffers_of(model)
         if buffers is not None:
             self._states.add(BUFFERS, buffers)
@@ -194,13 +194,3 @@ class Session(session.Session):
     def outer(self, *args: Any, **options: Any) -> None:
         """Raise UseError: there is no outer mode."""
         raise UseError("ps.outer is not supported", remedy="use ps.distribute")
-
-
-class Embedding:
-    """Raises UseError: there is no distributed embedding for torch."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        raise UseError(
-            "clusterctl.torch.Embedding is not supported",
-            remedy="use torch.nn.Embedding, or ps.embedding of clusterctl.runtime",
-        )

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import clusterctl.torch as ct
+from clusterctl.runtime import from_rank0
 from clusterctl.runtime.errors import UseError
 from torch_api.programs import DATASET, SIZE, X, cluster_of, fit, mlp, values
 
@@ -76,12 +77,37 @@ def test_an_optimizer_that_the_servers_cannot_replace(ps: Any, message: str, mak
     ps.distribute(model, optim.SGD(model.parameters(), lr=0.1))  # nothing was declared
 
 
+class OwnForward(nn.Embedding):
+    def forward(self, ids: Any) -> Any:
+        return super().forward(ids) * 2
+
+
+def tied(one: Any, other: Any) -> Any:
+    other.weight = one.weight
+    return nn.Sequential(one, other)
+
+
 MODELS: list[tuple[str, Callable[[], Any]]] = [
     ("parameter 'weight' is torch.float64, not float32; use model.float()", lambda: nn.Linear(2, 2).double()),
     ("parameter 'weight' is torch.bfloat16, not float32", lambda: nn.Linear(2, 2).bfloat16()),
     ("parameter 'weight' is a meta tensor", lambda: nn.Linear(2, 2, device="meta")),
-    ("module '0' is a Embedding with sparse=True", lambda: nn.Sequential(nn.Embedding(5, 2, sparse=True))),
-    ("module '0' is a EmbeddingBag with sparse=True", lambda: nn.Sequential(nn.EmbeddingBag(5, 2, sparse=True))),
+    (
+        "Embedding module '': the servers have no max_norm=1.0; leave max_norm out, or use sparse=False",
+        lambda: nn.Embedding(5, 2, sparse=True, max_norm=1.0),
+    ),
+    (
+        "EmbeddingBag module '0': the servers have no scale_grad_by_freq=True",
+        lambda: nn.Sequential(nn.EmbeddingBag(5, 2, sparse=True, scale_grad_by_freq=True)),
+    ),
+    ("Embedding module '' has a forward of its own; use Embedding itself", lambda: OwnForward(5, 2, sparse=True)),
+    (
+        "the weight of module '0', which has sparse=True, is also '1.weight'; use sparse=False",
+        lambda: tied(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 5)),
+    ),
+    (
+        "the weight of module '0', which has sparse=True, is also '1.weight'; use sparse=False",
+        lambda: tied(nn.EmbeddingBag(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True)),
+    ),
 ]
 
 
@@ -213,5 +239,35 @@ def test_batches_without_a_tensor_need_a_number_of_samples(ps: Any) -> None:
 def test_what_is_not_supported(ps: Any) -> None:
     with pytest.raises(UseError, match=r"ps\.outer is not supported; use ps\.distribute"):
         ps.outer(mlp(), None, every=50)
-    with pytest.raises(UseError, match=r"clusterctl\.torch\.Embedding is not supported"):
-        ct.Embedding(8)
+
+
+def test_embeddings_of_ours_that_are_wrong(ps: Any) -> None:
+    for wrong, message in (
+        ({"dim": 0}, "dim=0 is not an integer >= 1"),
+        ({"dim": 2, "rule": 0.1}, "rule=0.1"),
+        ({"dim": 2, "init": 0.1}, "init=0.1"),
+        ({"dim": 2, "retention": 3}, "retention=3"),
+        ({"dim": 2, "init": from_rank0([])}, "from_rank0 gives all rows their values"),
+    ):
+        with pytest.raises(UseError, match=message):
+            ct.Embedding(**wrong)
+    model = nn.Sequential(ct.Embedding(2), nn.Linear(2, 1))
+    with pytest.raises(UseError, match=r"clusterctl\.torch\.Embedding has no rows before ps\.distribute"):
+        model(torch.tensor([1]))
+    with pytest.raises(UseError) as caught:
+        ps.distribute(model, optim.SGD(model[1].parameters(), lr=0.1))
+    assert str(caught.value) == (
+        "Embedding module '0' has no rule, and its weight is not in the optimizer; "
+        "pass rule=, or an optimizer of model.parameters()"
+    )
+
+
+def test_ids_that_an_embedding_does_not_have(ps: Any) -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    ps.distribute(model, optim.SGD(model.parameters(), lr=0.1))
+    for wrong, message in (
+        (torch.tensor([1, 5]), "ids for table 'weight' go from 1 to 5, it has rows=5"),
+        (torch.tensor([0.5]), "ids for table 'weight' have dtype float32"),
+    ):
+        with pytest.raises(UseError, match=message):
+            model(wrong)

@@ -12,6 +12,7 @@ from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.messages import Pace
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
+from clusterctl.common.errors import first_of
 from clusterctl.common.events import Cause, Standstill
 
 SURE_S = 3.0  # a suspended machine reports long waits when it wakes; by then, a process that moves has reported it
@@ -70,7 +71,5 @@ class DeadlockDetector:
 
 def _words(waiting: Mapping[Key, Pace], stalled_s: float) -> str:
     waits = [f"{name_of(key)} for {message['message']}" for key, message in waiting.items()]
-    more = f", and {len(waits) - MOST_NAMED} more" if len(waits) > MOST_NAMED else ""
-    named = "; ".join(waits[:MOST_NAMED]) + more
     waited = f"all trainers have been waiting for {stalled_s:.0f} s, and every process responds"
-    return f"the run is stalled: {waited} ({named})"
+    return f"the run is stalled: {waited} ({first_of(waits, MOST_NAMED, '; ')})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from clusterctl.agent.lead.messages import Exited
+from clusterctl.common.errors import first_of
 from clusterctl.common.events import RunWarning
 
 MOST_TABLES = 3  # that are named
@@ -25,8 +26,7 @@ def find_doubts(trainers: Collection[Exited], not_finite: Mapping[str, str]) -> 
         found.append({"kind": "loss_not_finite", "message": "every loss of the last pass was not finite"})
     if not_finite:
         tables = sorted(not_finite)
-        more = f" and {len(tables) - MOST_TABLES} more" if len(tables) > MOST_TABLES else ""
-        names = f"{'table' if len(tables) == 1 else 'tables'} {', '.join(tables[:MOST_TABLES])}{more}"
+        names = f"{'table' if len(tables) == 1 else 'tables'} {first_of(tables, MOST_TABLES)}"
         first = min(not_finite.values(), key=lambda tag: (len(tag), tag))
         message = f"the saved model has values that are not finite, since {first}: {names}"
         found.append({"kind": "model_not_finite", "message": message})

@@ -32,7 +32,7 @@ from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, has_requirements, in_environment
 from clusterctl.agent.peer import Peer
 from clusterctl.common.engines import node_list
-from clusterctl.common.errors import AgentError
+from clusterctl.common.errors import AgentError, first_of
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
@@ -97,9 +97,8 @@ def _find(root: Path, ref: str | None) -> tuple[JobPaths, list[Any]]:
 def _check_undamaged(job: JobPaths, peer: Peer) -> None:
     damaged = find_damage(job, peer.beat)
     if damaged:
-        more = f" and {len(damaged) - MOST_NAMED} more" if len(damaged) > MOST_NAMED else ""
         hint = f"put these files back into {job.dir}, or dispatch the workspace again"
-        names = ", ".join(damaged[:MOST_NAMED]) + more
+        names = first_of(damaged, MOST_NAMED)
         raise AgentError(f"a power cut seems to have damaged {job.dir.name}: {names}", kind="refused", hint=hint)
 
 

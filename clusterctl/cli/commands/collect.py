@@ -11,6 +11,7 @@ from clusterctl.cli.causes import warning_lines
 from clusterctl.cli.commands.report import NAME, attempt_report
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.common.errors import first_of
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
@@ -129,11 +130,9 @@ def _document(collection: Collection) -> dict[str, Any]:
 def _left_lines(collection: Collection) -> Iterator[str]:
     """Say what was left on the nodes: a few paths of each kind."""
     for kind, reason in LEFT.items():
-        some = [one for one in collection.left if one.kind == kind]
-        paths = ", ".join(f"node{one.node}:{one.path}" for one in some[:SHOWN])
-        more = f" and {len(some) - SHOWN:,} more" if len(some) > SHOWN else ""
-        if some:
-            yield clean(f"not collected, {reason}: {paths}{more}")
+        paths = [f"node{one.node}:{one.path}" for one in collection.left if one.kind == kind]
+        if paths:
+            yield clean(f"not collected, {reason}: {first_of(paths, SHOWN)}")
     for node, more_there in {one.node: one.more for one in collection.left if one.more}.items():
         yield f"not collected: {more_there:,} more on node{node}"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.common.errors import first_of
 
 if TYPE_CHECKING:
     from clusterctl.errors import ClusterctlError
@@ -24,9 +25,7 @@ def setup(invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bo
     requirements = read_requirements(workspace, runtime=settings.engine == "clusterctl")
     with invocation.cluster(settings) as cluster:
         nodes = plural(len(cluster.nodes), "node")
-        packages = ", ".join(requirements.packages[:MOST_SHOWN])
-        more = len(requirements.packages) - MOST_SHOWN
-        packages += f" and {more} more" if more > 0 else ""
+        packages = first_of(requirements.packages, MOST_SHOWN)
         console.say(f"{requirements.source}: {packages}     {settings.source}: {nodes}")
         with invocation.progress.operation("setting up") as operation:
             wishes = Wishes(offline, upgrade)

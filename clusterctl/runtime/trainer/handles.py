@@ -95,12 +95,18 @@ class Embedding:
         Pulling creates no row: an id that was never pushed has its initial value. Ids of more dimensions give
         `ids.shape + (dim,)`. A torch tensor of ids gives a torch tensor.
         """
-        self._owner.guard.check(f"pull of {self.name!r}")
-        checked = checked_ids(self.name, as_array(ids))
-        batch = self.id_batch(checked)
-        rows = self._owner.pull_rows(self, batch)
-        out: Floats = rows.take(batch.groups.inverse, axis=0).reshape(*checked.shape, self.dim)
+        groups, rows = self.pull_distinct(ids)
+        out: Floats = rows.take(groups.inverse, axis=0).reshape(*np.shape(as_array(ids)), self.dim)
         return as_tensor(out) if is_tensor(ids) else out
+
+    def pull_distinct(self, ids: Any) -> tuple[Groups, Floats]:
+        """Return ids of any shape, grouped, and the rows of the distinct ones, (n, dim), as the caller's own array.
+
+        A gradient of the very array of distinct ids that this returns is pushed without being grouped again.
+        """
+        self._owner.guard.check(f"pull of {self.name!r}")
+        batch = self.id_batch(ids)
+        return batch.groups, self._owner.pull_rows(self, batch)
 
     def id_batch(self, ids: Any) -> IdBatch:
         """Check and group ids of any shape. The newest batches are kept: rows are usually pulled and pushed by the
@@ -117,6 +123,8 @@ class Embedding:
     def checked(self, gradient: Any) -> tuple[Ids, Floats]:
         """Return the distinct ids, ascending, and the sum of each id's gradients in order of occurrence."""
         ids, values = self.pair(gradient)
+        if any(known.groups.distinct is gradient[0] for known in self._recent):
+            return gradient[0], values
         batch = self.id_batch(ids)
         return batch.groups.distinct, batch.groups.sum(values)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.messages import CutOrder, CutReport
+from clusterctl.common.errors import first_of
 from clusterctl.common.events import CutDropped
 from clusterctl.common.manifest import checkpoint_tag, step_tag
 
@@ -133,6 +134,5 @@ class CutCoordinator:
 def _reason(ranks: Sequence[int]) -> str:
     if not ranks:
         return "a pserver did not answer in time"
-    names = ", ".join(f"trainer{rank}" for rank in ranks[:MOST_NAMED])
-    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    return f"a push of {names}{more} did not reach all pservers in 5 s"
+    names = first_of([f"trainer{rank}" for rank in ranks], MOST_NAMED)
+    return f"a push of {names} did not reach all pservers in 5 s"
