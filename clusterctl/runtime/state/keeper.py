@@ -72,6 +72,7 @@ class StateKeeper:
         self._base = _restored_step(env)
         self._announced: set[int] = set()
         self._taken = -1  # the pushes at the last call of `take`
+        self._at = (-1, 0)  # the pass and batch of then
         self._is_large = False
         self._cut_tag = ""  # that of the last cut written
         self._damage = ""
@@ -126,10 +127,12 @@ class StateKeeper:
         """
         if not self._kept or self._env.local:
             return
-        place = Place(self._client.step, pass_, batch, self._client.position)
-        if place.step == self._taken and not again:
+        if self._client.step == self._taken and not again:
             return
-        self._taken = place.step
+        if pass_ == self._at[0]:  # a trainer that rejoins at the end of a pass has forgotten how many batches it had
+            batch = max(batch, self._at[1])
+        place = Place(self._client.step, pass_, batch, self._client.position)
+        self._taken, self._at = place.step, (pass_, batch)
         tag = checkpoint_tag(place.step) if is_cut else self._due_cut(place.step)
         if self._is_large and not self.always and tag is None:
             return

@@ -159,6 +159,31 @@ def test_in_sync_a_killed_trainer_goes_on_with_the_state_that_fits(
         assert_equal(together(cluster, killed_and_restarted, rank, run), expected)
 
 
+def test_a_trainer_that_waits_for_the_end_of_a_pass_may_die_twice(tmp_path: Path) -> None:
+    """It has two batches in a pass and then makes two empty pushes, which another attempt must not take for batches."""
+    with thread_cluster(tmp_path / "whole", 1, 3) as cluster:
+        expected = cluster.train(program)
+    with thread_cluster(tmp_path / "killed", 1, 3) as cluster:
+        results: list[Any] = [None] * 3
+
+        def run(rank: int, attempt: int = 1) -> None:
+            with session(cluster, rank, attempt) as ps:
+                results[rank] = program(ps)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in (0, 2)]
+        for thread in threads:
+            thread.start()
+        for attempt, number in ((1, 2), (2, 4)):
+            point = "taken" if attempt == 1 else "answered"
+            with pytest.raises(Killed), session(cluster, 1, attempt).die_at(point, number) as ps:
+                program(ps)
+        run(1, 3)
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+    assert_equal(results, expected)
+
+
 def steps_on_node(root: Path, rank: int = 0) -> list[int]:
     """Return the pushes of the states that are on a trainer's node."""
     paths = (root / ".clusterctl/runs" / RUN / "state").glob(f"trainer-{rank:05d}-*")
