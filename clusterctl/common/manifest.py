@@ -171,7 +171,8 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     for entry in data["files"]:
         if not isinstance(entry, dict) or not is_piece_name(entry.get("file")):
             raise ValueError(f"{directory / NAME} lists a file that is not a piece: {entry!r}")
-    for entry in data.get("states", ()):
+    states = data.get("states", [])
+    for entry in states if isinstance(states, list) else [None]:
         if not isinstance(entry, dict) or not is_state_name(entry.get("file")):
             raise ValueError(f"{directory / NAME} lists a file that is not the state of a trainer: {entry!r}")
     return data

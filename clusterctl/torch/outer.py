@@ -18,10 +18,11 @@ from clusterctl.runtime import SGD, Momentum
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.rules import Rule
+from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import StepContext, checked_loss, checked_samples, whole_number
 from clusterctl.runtime.trainer.packing import Gradient
-from clusterctl.torch.replica import Replica
+from clusterctl.torch.replica import Replica, trainable
 
 #: The outer rule of the paper.
 NESTEROV = Momentum(0.7, 0.9, nesterov=True)
@@ -60,7 +61,7 @@ class OuterSession(session.Session):
         self._counts: list[int | None] = []
         self._trained_by: str | None = None  # the call that was given a model
         self._replica: Replica | None = None
-        self._every = 0
+        self._every = 0  # the batches of a round; 0 without rounds
         self._round = _Round()
         self._is_looping = False
 
@@ -84,16 +85,21 @@ class OuterSession(session.Session):
             raise UseError("ps.outer in a loop over ps.loader", remedy="call it before the loop")
         if type(rule) not in (SGD, Momentum):
             raise UseError(f"the outer rule is {type(rule).__name__}", remedy="use SGD or Momentum")
-        self._every = whole_number("every", every, 1)
+        batches, parameters = whole_number("every", every, 1), trainable(model, optimizer)
+        self._every = batches
         can_undo = self._nan_policy.policy == "skip"
         dense = functools.partial(self.dense, wire=self._wire)
-        self._replica = Replica(dense, model, optimizer, rule, can_undo=can_undo)
+        self._replica = Replica(dense, model, parameters, optimizer, rule, can_undo=can_undo)
         self._trained_by = "ps.outer"
         for name, value, late in self._replica.state():
             self._states.add(name, value, late=late)
         self._states.always = True
         self._keep_state_of(model, optimizer)
         return Outer(self._end_inner_step)
+
+    def _spec(self, *given: Any, **more: Any) -> tuple[TableSpec, list[int]]:
+        """Give tables the length of rounds, so that pservers refuse a trainer with another one."""
+        return super()._spec(*given, **more, every=self._every or None)
 
     def _keep_state_of(self, model: Any, optimizer: Any) -> None:
         """Make the buffers of a model, and gradients that are not used yet, part of this trainer's state."""

@@ -65,6 +65,7 @@ def test_a_malformed_receipt_of_a_trainer_is_refused(wrong: dict[str, Any]) -> N
 @pytest.mark.parametrize("name", ["pserver-00000.safetensors", "../trainer-00000.safetensors", "trainer-0.safetensors"])
 def test_a_manifest_with_another_file_as_a_state_is_refused(tmp_path: Path, name: str) -> None:
     manifest = build_manifest("JOB", "0001", [piece(states=[1])], {1: {**STATE, "file": name}})
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="not the state of a trainer"):
-        read_manifest(tmp_path)
+    for states in (manifest and manifest["states"], {"file": "trainer-00000.safetensors"}, 5):
+        (tmp_path / "manifest.json").write_text(json.dumps({**(manifest or {}), "states": states}))
+        with pytest.raises(ValueError, match="not the state of a trainer"):
+            read_manifest(tmp_path)

@@ -141,6 +141,6 @@ def test_in_a_new_epoch_messages_of_the_previous_one_are_refused(tmp_path: Path)
             cluster.pservers[0].handle_command({"cmd": "epoch", "epoch": 1})
             with pytest.raises(RefusedError, match="sent a message of epoch 0, the job is in epoch 1"):
                 pull_for_ever(w)
-            ps._client._epoch = 1  # so that it can say goodbye
+            ps._client.epoch = 1  # so that it can say goodbye
         with cluster.session(0, attempt=2) as ps:
             assert ps.dense("w", shape=8, rule=SGD(1.0)).value.tolist() == [0] * 8

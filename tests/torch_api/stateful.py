@@ -52,14 +52,16 @@ class Seen:
     def __init__(self) -> None:
         self.scale = torch.tensor(1.0, dtype=torch.bfloat16)
         self.losses: list[float] = []
+        self.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale, "losses": tuple(self.losses), "by_number": dict(enumerate(self.losses[-2:]))}
+        numbered = dict(enumerate(self.losses[-2:]))
+        return {"scale": self.scale, "losses": tuple(self.losses), "by_number": numbered, "batches": self.batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert isinstance(state["losses"], tuple)
         assert all(type(key) is int for key in state["by_number"])
-        self.scale, self.losses = state["scale"], list(state["losses"])
+        self.scale, self.losses, self.batches = state["scale"], list(state["losses"]), state["batches"]
 
 
 def model_of() -> Any:
@@ -87,10 +89,11 @@ def train(ps: Any, every: int = 1, workers: int = 2, rounds: int = 0) -> dict[st
         die("on_pass", pass_)
 
     more = {"num_workers": workers, **({"multiprocessing_context": "fork"} if workers else {})}
-    for number, x in enumerate(ps.loader(Noisy(), SIZE, PASSES, shuffle=True, on_pass=on_pass, **more)):
+    for x in ps.loader(Noisy(), SIZE, PASSES, shuffle=True, on_pass=on_pass, **more):
         loss = (model(x * torch.rand((), generator=noise)) ** 2 - x[:, :1]).square().mean()
         loss.backward()
-        if number % every == every - 1 or every == 1:
+        seen.batches += 1
+        if seen.batches % every == 0:
             if outer is None:
                 optimizer.step(loss=loss)
             else:

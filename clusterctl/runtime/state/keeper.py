@@ -72,6 +72,7 @@ class StateKeeper:
         self._base = _restored_step(env)
         self._announced: set[int] = set()
         self._taken = -1  # the pushes at the last call of `take`
+        self._at = (-1, 0)  # the pass and batch of then
         self._is_large = False
         self._cut_tag = ""  # that of the last cut written
         self._damage = ""
@@ -126,10 +127,12 @@ class StateKeeper:
         """
         if not self._kept or self._env.local:
             return
-        place = Place(self._client.step, pass_, batch, self._client.position)
-        if place.step == self._taken and not again:
+        if self._client.step == self._taken and not again:
             return
-        self._taken = place.step
+        if pass_ == self._at[0]:  # a trainer that rejoins at the end of a pass has forgotten how many batches it had
+            batch = max(batch, self._at[1])
+        place = Place(self._client.step, pass_, batch, self._client.position)
+        self._taken, self._at = place.step, (pass_, batch)
         tag = checkpoint_tag(place.step) if is_cut else self._due_cut(place.step)
         if self._is_large and not self.always and tag is None:
             return
@@ -162,8 +165,7 @@ class StateKeeper:
 
     def _find(self) -> SavedState | None:
         """Return the state to load. In sync it fits the pushes that the pservers have."""
-        own, step = self._files.newest(), self._client.step
-        own = own if self._is_sync else own or self._files.in_cuts()
+        own, step = self._files.newest() or self._files.in_cuts(), self._client.step
         restored = self._restored() if self._is_sync or not own else None
         found = own if restored is None else [*own, restored]
         if not self._is_sync:
@@ -201,9 +203,10 @@ class StateKeeper:
         """End a trainer that cannot go on, as it has no state: in sync the others need what it would compute."""
         step = self._client.step
         text = f"trainer {self._env.rank}: its state of step {step} is not on this node{self._damage}"
-        if not self._is_sync and self._client.had_state:
+        if not self._client.had_state:
+            return
+        if not self._is_sync:
             print_line(f"warning: {text}; it starts as the program made it")
-        if not self._is_sync or not self._client.had_state:
             return
         self._supervisor.send("state_lost", message=text)
         if self._supervisor.is_connected:

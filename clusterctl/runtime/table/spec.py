@@ -24,6 +24,7 @@ class TableSpec:
     """A table. `kind` is "dense" (of `shape`) or "sparse" (`shape` is `(dim,)`, `rows` bounds the ids or is None).
 
     `wire` is the format in which gradients and changes of a dense table are sent, of `quantization`; None is float32.
+    `every` is the number of batches of a round of the outer mode, which is to be that of all trainers.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TableSpec:
     load: str | None = None
     retention: Retention | None = None
     wire: str | None = None
+    every: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
@@ -104,6 +106,7 @@ class TableSpec:
             "load": self.load,
             "retention": None if self.retention is None else self.retention.to_json(),
             **({} if self.wire is None else {"wire": self.wire}),
+            **({} if self.every is None else {"every": self.every}),
         }
 
     def require_same(self, other: TableSpec, rank: int) -> None:
@@ -124,7 +127,7 @@ class TableSpec:
 def spec_from_json(data: dict[str, Any]) -> TableSpec:
     """Return the table in JSON of `TableSpec.to_json`. Raises UseError for anything else."""
     try:
-        rows, load, wire = data["rows"], data["load"], data.get("wire")
+        rows, load, wire, every = data["rows"], data["load"], data.get("wire"), data.get("every")
         return TableSpec(
             name=str(data["name"]),
             kind=str(data["kind"]),
@@ -135,6 +138,7 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             load=None if load is None else str(load),
             retention=retention_from_json(data.get("retention")),
             wire=None if wire is None else str(wire),
+            every=None if every is None else int(every),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise UseError(f"table definition {data!r} is malformed") from exc

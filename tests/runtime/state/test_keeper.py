@@ -20,7 +20,7 @@ from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, RUN, ThreadCluster, thread_cluster
 
-SHARES = (3, 2)  # batches of a pass, by trainer
+SHARES = (3, 2, 4)  # batches of a pass, by trainer
 PASSES = 2
 BY_STEP = {"checkpoints": True, "save_every": {"unit": "step", "n": 2}}
 
@@ -157,6 +157,31 @@ def test_in_sync_a_killed_trainer_goes_on_with_the_state_that_fits(
                 return run(ps)
 
         assert_equal(together(cluster, killed_and_restarted, rank, run), expected)
+
+
+def test_a_trainer_that_waits_for_the_end_of_a_pass_may_die_twice(tmp_path: Path) -> None:
+    """It has two batches in a pass and then makes two empty pushes, which another attempt must not take for batches."""
+    with thread_cluster(tmp_path / "whole", 1, 3) as cluster:
+        expected = cluster.train(program)
+    with thread_cluster(tmp_path / "killed", 1, 3) as cluster:
+        results: list[Any] = [None] * 3
+
+        def run(rank: int, attempt: int = 1) -> None:
+            with session(cluster, rank, attempt) as ps:
+                results[rank] = program(ps)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in (0, 2)]
+        for thread in threads:
+            thread.start()
+        for attempt, number in ((1, 2), (2, 4)):
+            point = "taken" if attempt == 1 else "answered"
+            with pytest.raises(Killed), session(cluster, 1, attempt).die_at(point, number) as ps:
+                program(ps)
+        run(1, 3)
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+    assert_equal(results, expected)
 
 
 def steps_on_node(root: Path, rank: int = 0) -> list[int]:
@@ -302,7 +327,7 @@ def test_in_sync_a_trainer_whose_state_is_gone_asks_to_go_back(tmp_path: Path, h
 def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
     size = keeper.LARGEST // 8 + 1
     with thread_cluster(tmp_path, 1, 1, **BY_STEP) as cluster:
-        killed_at(cluster, 0, 3, lambda ps: program(ps, size=size))
+        killed_at(cluster, 0, 4, lambda ps: program(ps, size=size))
         assert steps_on_node(tmp_path) == []
         assert cuts(tmp_path) == {"step-000000002": 2}
         with pytest.raises(ProcessError), session(cluster, 0, attempt=2) as ps:
@@ -312,6 +337,16 @@ def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
         resumed = cluster.train(lambda ps: program(ps, size=size))
     with thread_cluster(tmp_path / "whole", 1, 1) as cluster:
         assert_equal(resumed, cluster.train(lambda ps: program(ps, size=size)))
+
+
+def test_a_large_state_that_was_just_written_at_a_cut_fits(tmp_path: Path) -> None:
+    size = keeper.LARGEST // 8 + 1
+    with thread_cluster(tmp_path / "whole", 1, 1) as cluster:
+        expected = cluster.train(lambda ps: program(ps, size=size))
+    with thread_cluster(tmp_path / "killed", 1, 1, **BY_STEP) as cluster:
+        killed_at(cluster, 0, 3, lambda ps: program(ps, size=size))
+        with session(cluster, 0, attempt=2) as ps:
+            assert_equal([program(ps, size=size)], expected)
 
 
 def test_a_large_state_that_is_always_wanted_is_written_after_each_push(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from clusterctl.agent.lead.messages import Recovery
 from clusterctl.agent.lead.saving.messages import DropModels, Keep, Kept, Logged, Saved
 from clusterctl.agent.lead.saving.pending import PendingSave
 from clusterctl.common import events
+from clusterctl.common.errors import first_of
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
 
+MOST_NAMED = 4
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
 
@@ -117,7 +119,7 @@ class CheckpointTracker:
 
 
 def _dropped(ranks: Sequence[int]) -> RecordEvent:
-    names = ", ".join(f"trainer{rank}" for rank in ranks)
+    names = first_of([f"trainer{rank}" for rank in ranks], MOST_NAMED)
     message = f"no checkpoint this time: {names} ended before the state was written; the next one comes at its time"
     event: events.CutDropped = {
         "event": "cut_dropped",
