@@ -119,18 +119,16 @@ def rates_of(optimizer: Any) -> Value:
 def gradients_of(optimizer: Any, counts: list[int | None]) -> Value:
     """Return as state the gradients of batches at the end of a pass that the next push will include.
 
-    `counts` are the samples of the batches since the last push.
+    `counts` are the samples of the batches since the last push. Rows that embeddings have pulled are left out.
     """
-
-    def parameters() -> list[Any]:
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def get() -> dict[str, Any] | None:
-        return {"counts": list(counts), "gradients": [one.grad for one in parameters()]} if counts else None
+        return {"counts": list(counts), "gradients": [one.grad for one in parameters]} if counts else None
 
     def put(value: dict[str, Any]) -> None:
         counts[:] = value["counts"]
-        for parameter, gradient in zip(parameters(), value["gradients"]):
+        for parameter, gradient in zip(parameters, value["gradients"]):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     return Value(GRADIENTS, get, put)
