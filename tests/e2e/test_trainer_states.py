@@ -112,6 +112,7 @@ def crash(site: Site, job: str, *arguments: str) -> str:
 def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The model of an undisturbed run, whose checkpoints have the states."""
     site = embedded_site
+    site.defaults = {}  # copies; `site` has not been asked for yet, and the test before may have set others
     site.directory = tmp_path_factory.mktemp("undisturbed")
     site.conf_path = site.directory / "conf.py"
     site.conf(HOSTS=site.hosts[:3], **QUICK)
