@@ -24,6 +24,7 @@ class TableSpec:
     """A table. `kind` is "dense" (of `shape`) or "sparse" (`shape` is `(dim,)`, `rows` bounds the ids or is None).
 
     `wire` is the format in which gradients and changes of a dense table are sent, of `quantization`; None is float32.
+    `place`, modulo the number of places, is the place of a dense table's first block; None chooses it by the name.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TableSpec:
     load: str | None = None
     retention: Retention | None = None
     wire: str | None = None
+    place: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
@@ -61,6 +63,8 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: retention is for embeddings, not for dense tables")
         if self.wire is not None and (self.kind != "dense" or self.wire not in QUANTIZERS):
             raise UseError(f"table {self.name!r}: wire={self.wire!r}", remedy='use "int8" or "int4", for a dense table')
+        if self.place is not None and not 0 <= self.place < 2**32:
+            raise UseError(f"table {self.name!r}: place={self.place}")
         if self.init.is_from_rank0 and self.kind == "sparse" and (self.rows is None or self.retention is not None):
             raise UseError(
                 f"table {self.name!r}: from_rank0 gives all rows their values, which then stay",
@@ -93,6 +97,11 @@ class TableSpec:
     def key(self) -> int:
         return table_key(self.name)
 
+    @property
+    def first_place(self) -> int:
+        """The place of the first block, modulo the number of places."""
+        return self.key if self.place is None else self.place
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -104,6 +113,7 @@ class TableSpec:
             "load": self.load,
             "retention": None if self.retention is None else self.retention.to_json(),
             **({} if self.wire is None else {"wire": self.wire}),
+            **({} if self.place is None else {"place": self.place}),
         }
 
     def require_same(self, other: TableSpec, rank: int) -> None:
@@ -124,7 +134,7 @@ class TableSpec:
 def spec_from_json(data: dict[str, Any]) -> TableSpec:
     """Return the table in JSON of `TableSpec.to_json`. Raises UseError for anything else."""
     try:
-        rows, load, wire = data["rows"], data["load"], data.get("wire")
+        rows, load, wire, place = data["rows"], data["load"], data.get("wire"), data.get("place")
         return TableSpec(
             name=str(data["name"]),
             kind=str(data["kind"]),
@@ -135,6 +145,7 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             load=None if load is None else str(load),
             retention=retention_from_json(data.get("retention")),
             wire=None if wire is None else str(wire),
+            place=None if place is None else int(place),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise UseError(f"table definition {data!r} is malformed") from exc
