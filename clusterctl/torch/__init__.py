@@ -1,4 +1,4 @@
-"""Torch models on the parameter servers: `connect`, whose session has `distribute` and `loader`; and `load_model`.
+"""Torch models on the parameter servers: `load_model`, and `connect`, for `distribute`, `outer` and `loader`.
 
 Shipped to the nodes. The only package that imports torch; it also imports numpy and `runtime`. Start reading at
 `session.py`.

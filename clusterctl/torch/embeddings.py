@@ -46,10 +46,25 @@ class Embedding(nn.Module):  # type: ignore[misc]
         self.init = init
         self.retention = retention
         self.weight = nn.Parameter(torch.empty(0, self.dim))
+        self.loaded: tuple[Any, Any] | None = None
 
     def forward(self, ids: Any) -> Any:
-        """Return the rows of `ids`, float32 of shape `ids.shape + (dim,)`. Raises UseError before `ps.distribute`."""
-        raise UseError("clusterctl.torch.Embedding has no rows before ps.distribute", remedy="distribute the model")
+        """Return the rows of `ids`, float32 of shape `ids.shape + (dim,)`; zeros for an id without a loaded row.
+
+        Raises UseError before `ps.distribute` and `load_model`.
+        """
+        if self.loaded is None:
+            raise UseError("clusterctl.torch.Embedding has no rows before ps.distribute", remedy="distribute the model")
+        known, rows = self.loaded
+        flat = ids.reshape(-1).cpu().numpy()
+        found = np.flatnonzero(np.isin(flat, known))
+        out = np.zeros((len(flat), self.dim), np.float32)
+        out[found] = rows[np.searchsorted(known, flat[found])]
+        return torch.from_numpy(out).to(self.weight.device).reshape(*ids.shape, self.dim)
+
+    def load_rows(self, ids: Any, rows: Any) -> None:
+        """Take the rows of a saved model, for use without servers: ids ascending, rows of shape (len(ids), dim)."""
+        self.loaded = ids, rows
 
     def extra_repr(self) -> str:
         return str(self.dim)
@@ -71,6 +86,11 @@ class Rows:
         self, name: str, module: Any, embedding: Callable[..., handles.Embedding], rule: Rule | None, parameters: Any
     ) -> None:
         if isinstance(module, Embedding):
+            if module.loaded is not None:
+                raise UseError(
+                    f"module {name!r} has rows of ct.load_model, which ps.distribute does not send",
+                    remedy="use start --load or connect(load=...) instead of ct.load_model",
+                )
             self.has_rule_of_group = module.rule is None
             given = {"init": module.init, "retention": module.retention}
             self.table = embedding(name or "embedding", module.dim, module.rule or rule, **given)
@@ -124,8 +144,12 @@ class Rows:
             self._module._parameters[f"{_LEAF}{number}"] = leaf.tensor
 
     def gradient(self) -> tuple[Any, Any] | None:
-        """Return the ids and the gradients since the last push, None if there are none or all are zero."""
-        parts = [self._without_padding(leaf) for leaf in self._leaves if _has_gradient(leaf.tensor)]
+        """Return the ids and the gradients since the last push, None if there are none or all are zero.
+
+        `zero_grad(set_to_none=False)` leaves zeros.
+        """
+        found = [self._without_padding(leaf) for leaf in self._leaves if leaf.tensor.grad is not None]
+        parts = [(ids, rows) for ids, rows in found if rows.any()]
         if len(parts) < 2:
             return parts[0] if parts else None
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([rows for _, rows in parts])
@@ -148,13 +172,10 @@ class Rows:
         self._set([])
 
 
-def _has_gradient(leaf: Any) -> bool:
-    """Return False also for zeros, which `zero_grad(set_to_none=False)` leaves."""
-    return leaf.grad is not None and bool(leaf.grad.any())
-
-
 def _embed(module: Any, input: Any) -> Any:
     positions, rows, padding = module.rows_on_servers.pull(input)
+    if padding is None and rows.device.type == "cpu":  # the same numbers, and its gradient is four times faster
+        return rows.index_select(0, positions.flatten()).reshape(*positions.shape, rows.shape[1])
     return functional.embedding(positions, rows, padding)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from clusterctl.runtime.checkpoint import model as saved
 from clusterctl.runtime.errors import ModelError, UseError
+from clusterctl.torch.embeddings import Embedding
 
 
 def load_model(directory: saved.PathLike, model: Any) -> list[str]:
@@ -31,7 +32,9 @@ def load_model(directory: saved.PathLike, model: Any) -> list[str]:
         _check(name, target, value, directory)
     with torch.no_grad():
         for _, target, value in found:
-            if isinstance(value, tuple):
+            if isinstance(target, Embedding):
+                target.load_rows(*value)
+            elif isinstance(value, tuple):
                 target[torch.from_numpy(value[0])] = torch.from_numpy(value[1]).to(target)
             else:
                 target.copy_(torch.from_numpy(value))
@@ -39,17 +42,20 @@ def load_model(directory: saved.PathLike, model: Any) -> list[str]:
 
 
 def _targets(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names of parameters and buffers: all of them, if a tensor has several."""
+    """Yield the names of parameters and buffers, all of them if a tensor has several, and of `Embedding`s."""
+    for name, module in model.named_modules():
+        if isinstance(module, Embedding):
+            yield name or "embedding", module
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, torch.Tensor):
             yield name, value
 
 
 def _check(name: str, target: Any, value: Any, directory: saved.PathLike) -> None:
-    shape = tuple(target.shape)
+    shape = (None, target.dim) if isinstance(target, Embedding) else tuple(target.shape)
     if isinstance(value, tuple):
         ids, rows = value
-        if len(shape) == 2 and shape[1] == rows.shape[1] and (not len(ids) or (ids[0] >= 0 and ids[-1] < shape[0])):
+        if len(shape) == 2 and shape[1] == rows.shape[1] and _are_within(ids, shape[0]):
             return
         most = f", ids {ids[0]} to {ids[-1]}" if len(ids) else ""
         what = f"rows of width {rows.shape[1]}{most}"
@@ -61,3 +67,7 @@ def _check(name: str, target: Any, value: Any, directory: saved.PathLike) -> Non
         f"{name!r} is {shape} in this model, but in {directory} it is {what}",
         remedy="make the model as it was when it was saved, and load it before ps.distribute",
     )
+
+
+def _are_within(ids: Any, count: int | None) -> bool:
+    return count is None or not len(ids) or bool(ids[0] >= 0 and ids[-1] < count)

@@ -7,6 +7,7 @@ DiLoCo: Douillard et al. 2023, arXiv 2311.08105. A round ends with one push of s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +19,12 @@ from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.initializers import Initial
 from clusterctl.runtime.table.rules import Rule
+from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import StepContext, checked_loss, checked_samples, whole_number
 from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.packing import Gradient
-from clusterctl.torch.replica import Replica
+from clusterctl.torch.replica import Replica, trainable
 
 #: The outer rule of the paper.
 NESTEROV = Momentum(0.7, 0.9, nesterov=True)
@@ -61,7 +63,7 @@ class OuterSession(session.Session):
         self._counts: list[int | None] = []
         self._trained_by: str | None = None  # the call that was given a model
         self._replica: Replica | None = None
-        self._every = 0
+        self._every = 0  # the batches of a round; 0 without rounds
         self._round = _Round()
         self._is_looping = False
 
@@ -81,12 +83,15 @@ class OuterSession(session.Session):
         if self.mode != "sync":
             raise UseError(f"ps.outer does not work in {self.mode} mode", remedy='set MODE to "sync"')
         self._check_first("ps.outer")
+        if self._is_looping:
+            raise UseError("ps.outer in a loop over ps.loader", remedy="call it before the loop")
         if type(rule) not in (SGD, Momentum):
             raise UseError(f"the outer rule is {type(rule).__name__}", remedy="use SGD or Momentum")
-        self._every = whole_number("every", every, 1)
+        batches, parameters = whole_number("every", every, 1), trainable(model, optimizer)
+        self._every = batches
         can_undo = self._nan_policy.policy == "skip"
         dense = functools.partial(self._dense_at, wire=self._wire)
-        self._replica = Replica(dense, model, optimizer, rule, can_undo=can_undo)
+        self._replica = Replica(dense, model, parameters, optimizer, rule, can_undo=can_undo)
         self._trained_by = "ps.outer"
         for name, value, late in self._replica.state():
             self._states.add(name, value, late=late)
@@ -100,6 +105,10 @@ class OuterSession(session.Session):
         """Make a table as `dense` does, whose first block has this place."""
         spec, unset = self._spec(name, "dense", tuple(shape), rule, init, wire=wire, place=place)
         return self._begun(Dense(self._parameters, spec), unset)
+
+    def _spec(self, *given: Any, **more: Any) -> tuple[TableSpec, list[int]]:
+        """Give tables the length of rounds, so that pservers refuse a trainer with another one."""
+        return super()._spec(*given, **more, every=self._every or None)
 
     def _keep_state_of(self, model: Any, optimizer: Any) -> None:
         """Make the buffers of a model, and gradients that are not used yet, part of this trainer's state."""
@@ -149,8 +158,10 @@ class OuterSession(session.Session):
             raise UseError("outer.step() without a new batch of ps.loader", remedy="call it once for each batch")
         count = checked_samples(self._samples_of(samples, "outer.step"), self.rank, self.step)
         value = checked_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        if self._nan_policy.policy != "skip":  # which undoes whole rounds
+        if self._nan_policy.policy != "skip":
             self._nan_policy.admits(self.step, Gradient(), value)
+        elif value is not None and not math.isfinite(value):
+            value = None  # its round will be undone
         batches = self._round.batches + len(self._counts)
         self._round = _Round(batches, self._round.samples + count, context)
         self._counts.clear()

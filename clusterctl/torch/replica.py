@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -27,20 +28,28 @@ class _Placed(NamedTuple):
 
 
 class Replica:
-    """Every trainable parameter of a model as a table made by `dense`, which is `ps.dense`; and the inner optimizer.
+    """The `parameters` of a model, by name, as tables made by `dense`, which is `ps.dense`; and the inner optimizer.
 
     `can_undo` keeps a copy of the inner state from the beginning of a round.
     """
 
-    def __init__(self, dense: Callable[..., Dense], model: Any, optimizer: Any, rule: Rule, *, can_undo: bool) -> None:
-        named = _trainable(model, optimizer)
+    def __init__(
+        self,
+        dense: Callable[..., Dense],
+        model: Any,
+        parameters: Mapping[str, Any],
+        optimizer: Any,
+        rule: Rule,
+        *,
+        can_undo: bool,
+    ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._can_undo = can_undo
         self._before: tuple[Any, dict[str, Any]] | None = None
         self._placed: list[_Placed] = []
-        places = places_in_turn(parameter.numel() for parameter in named.values())
-        for (name, parameter), place in zip(named.items(), places):
+        places = places_in_turn(parameter.numel() for parameter in parameters.values())
+        for (name, parameter), place in zip(parameters.items(), places):
             value = parameter.detach().cpu().numpy()
             table = dense(name, value.shape, rule, from_rank0(value), place=place)
             self._placed.append(_Placed(parameter, table, torch.empty_like(table.tensor())))
@@ -108,7 +117,7 @@ class Replica:
                 parameter.copy_(table.tensor())
 
 
-def _trainable(model: Any, optimizer: Any) -> dict[str, Any]:
+def trainable(model: Any, optimizer: Any) -> dict[str, Any]:
     """Return the trainable parameters of a model by name. Raises UseError if `optimizer` has others."""
     if not isinstance(model, torch.nn.Module):
         raise UseError(f"model={type(model).__name__} is not a torch.nn.Module")

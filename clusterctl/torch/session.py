@@ -32,7 +32,7 @@ Optimizer = TypeVar("Optimizer")
 
 
 def connect(load: str | None = None) -> Session:
-    """Join the run as `clusterctl.runtime.connect` does; the session also has `distribute` and `loader`."""
+    """Join the run as `clusterctl.runtime.connect` does; the session also has `distribute`, `outer` and `loader`."""
     return connector.join(Session, load)
 
 
@@ -136,8 +136,9 @@ class Session(OuterSession):
                 f"a second optimizer.step() for batch {context.batch} of pass {context.pass_}",
                 remedy="call it once per batch",
             )
+        count = self._samples_of(samples, "optimizer.step")
         self._before_push(rates)
-        self.push(gradients, self._samples_of(samples, "optimizer.step"), loss, rates)
+        self.push(gradients, count, loss, rates)
         self._counts.clear()
 
     def _buffers_of(self, model: Any) -> list[Entry]:

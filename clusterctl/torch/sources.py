@@ -58,8 +58,10 @@ class DatasetSource(LoaderSource):
         own = self._loading.batches(rng, seed, *self._share_of(pass_))
         wanted = [(Position(self._seed, self._rank, pass_, n), own[n]) for n in range(batch, len(own))]
         given = self._loading.given
-        loader = self._loading.loader(_Batches(given.dataset, given.collate_fn, self._loading.is_batched), wanted)
-        for (position, indices), value in zip(wanted, loader):
+        batches = _Batches(given.dataset, given.collate_fn, self._loading.is_batched)
+        here = given.num_workers == 0 and not given.pin_memory  # then a DataLoader would only take time
+        loaded = map(batches.__getitem__, wanted) if here else self._loading.loader(batches, wanted)
+        for (position, indices), value in zip(wanted, loaded):
             samples = len(indices) if self._loading.is_batched else length_of(value)
             yield position.batch, position.batch + 1 == len(own), (samples, value)
 

@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.copies, pytest.mark.nodes(3)]
 QUICK = {"PSERVERS": 2, "TRAINERS": 2, "SAVE_EVERY": 7, "KEEP": 9, "RESTARTS": 3}
 STEPS = 34
 # The gradients are made of a state that only the trainer has, so the bits of the model depend on it. With the arguments
-# HOW, STEP and RANK, that trainer of the first run dies at that step, once. "loses": its state is gone then; "writing":
-# it dies when it has half written its state for a checkpoint; "fails": all of its attempts die; "copied": the same,
-# when the state of trainer 1 in the newest checkpoint is on node 2.
+# HOW, STEP and RANK, that trainer of the first run dies at that step, once. "loses": its state is gone then;
+# "damages": that in the newest checkpoint is damaged, too; "writing": it dies when it has half written its state for a
+# checkpoint; "fails": all of its attempts die; "copied": the same, when the state of trainer 1 in the newest checkpoint
+# is on node 2.
 TRAIN = """
 import glob, os, pathlib, signal, sys, time
 import numpy as np
@@ -67,7 +68,10 @@ with connect() as ps:
                 time.sleep(0.01)
             while how == "copied" and not glob.glob(f"{copies}/copies/step-000000014/trainer-00001.safetensors"):
                 time.sleep(0.01)
-            if how == "loses":
+            if how == "damages":
+                path = pathlib.Path(".clusterctl/runs/0001/checkpoints/step-000000014/trainer-00001.safetensors")
+                path.write_bytes(path.read_bytes()[:-1])
+            if how in ("loses", "damages"):
                 for path in pathlib.Path(".clusterctl/runs/0001/state").iterdir():
                     path.unlink()
             die()
@@ -164,6 +168,16 @@ def test_a_trainer_whose_state_is_lost_brings_all_back_to_the_newest_checkpoint(
     assert (back["tag"], back["whole"]) == ("step-000000014", True)
     assert len(events(site, job, "restarting")) == 1, "the roll back spends no RESTARTS"
     assert lost["message"] in ran.out + ran.err
+    assert model_of(site, job) == expected
+
+
+def test_a_checkpoint_with_a_damaged_state_is_discarded(site: Site, expected: bytes) -> None:
+    site.conf(**QUICK)
+    job = site.dispatch(TRAIN)
+    site.ok("start", "--job_workspace", job, "--", "damages", "18", "1")
+    _, damaged = events(site, job, "state_lost")
+    assert "trainer-00001.safetensors is damaged: it has " in damaged["message"]
+    assert [event["tag"] for event in events(site, job, "rolled_back")] == ["step-000000014", "step-000000007"]
     assert model_of(site, job) == expected
 
 

@@ -108,3 +108,22 @@ def test_in_the_other_modes_no_push_is_lost_or_counted_twice(
         rows = {int(i): float(t.pull(np.array([i]), None)[0, 0]) for t in tables if t.spec.name == "e" for i in t.ids}
     np.testing.assert_array_equal(values, np.full(ELEMENTS, dense))
     assert rows == {3: 4 * STEPS, 8: 2 * STEPS, -1: 2 * STEPS}
+
+
+@pytest.mark.parametrize("step", [2, 5, 6, 8, 9, 10])
+def test_a_trainer_that_dies_in_a_second_loop_repeats_no_pass_of_it(tmp_path: Path, step: int) -> None:
+    def program(ps: Session, dies_at: int = -1) -> Any:
+        w, passes = ps.dense("w", 3, SGD(1.0)), []
+        for loop in range(2):
+            for pass_ in ps.steps(lambda pass_, rng: [pass_] * 3, passes=2):
+                passes.append((loop, pass_))
+                ps.push({w: -np.ones(3)}, samples=1)
+                if ps.step == dies_at:
+                    raise InterruptedError
+        return w.value[0], passes
+
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+        with pytest.raises(InterruptedError), cluster.session(0) as ps:
+            program(ps, step)
+        with cluster.session(0, attempt=2) as ps:
+            assert program(ps) == (12, [(pass_ // 2, pass_) for pass_ in range(4) for _ in range(3)][step:])

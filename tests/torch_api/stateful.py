@@ -115,7 +115,7 @@ def die(point: str, number: int) -> None:
 
 def _plant() -> None:
     """Make the points at which this process may die."""
-    take, write, end_pass, forward = StateKeeper.take, safetensors._write, Client.end_pass, nn.Sequential.forward
+    take, write, end_pass, forward = StateKeeper.take, safetensors.write_to, Client.end_pass, nn.Sequential.forward
     settle = Client.settle
     calls = {"forward": 0, "write": 0}
 
@@ -151,7 +151,7 @@ def _plant() -> None:
         return forward(self, *given)
 
     StateKeeper.take, Client.end_pass, Client.settle = dying_take, dying_end, dying_settle  # type: ignore[method-assign]
-    safetensors._write, nn.Sequential.forward = dying_write, dying_forward
+    safetensors.write_to, nn.Sequential.forward = dying_write, dying_forward
 
 
 class Reports(SupervisorSocket):

@@ -55,7 +55,7 @@ def through_a_file(path: Path, value: Any) -> Any:
     state = State({"thing": packer.pack(value)}, packer.entries)
     place = {"step": "3", "pass": "1", "batch": "2"}
     write_tensors(path, state.entries, {**ABOUT, **place, "tree": json.dumps(state.tree)})
-    saved = SavedState(path)
+    saved = SavedState(TensorFile(path))
     return unpack(saved.tree["thing"], saved)
 
 

@@ -158,12 +158,45 @@ def test_an_embedding_takes_the_rows_that_were_saved(tmp_path: Path) -> None:
     assert torch.equal(model.weight[[1, 3]], before[[1, 3]])
 
 
+class WithIds(nn.Module):
+    """An embedding of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = ct.Embedding(2)
+        self.some = nn.Embedding(5, 2, sparse=True)
+
+    def forward(self, x: Any) -> Any:
+        return (self.any(x * 10**12) + self.some(x)).sum(1)
+
+
+def test_embeddings_on_servers_are_filled_with_their_rows() -> None:
+    model = WithIds()
+    x = torch.tensor([0, 3, 1, 3])
+    with ct.connect() as ps:
+        ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
+        for (batch,) in ps.loader(torch.utils.data.TensorDataset(x), 2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            expected = model(x)
+        ps.save("mine")
+    loaded = WithIds()
+    assert ct.load_model("output/mine", loaded) == ["any", "some.weight"]
+    assert torch.equal(loaded(x), expected)
+    assert torch.equal(loaded.any(torch.tensor([[5], [-7]])), torch.zeros(2, 1, 2))
+    with pytest.raises(UseError, match=r"'any' has rows of ct\.load_model"), ct.connect() as ps:
+        ps.distribute(loaded, optim.SGD(loaded.parameters(), lr=0.1))
+
+
 @pytest.mark.parametrize(
     ("tables", "problem"),
     [
         ({"weight": np.ones((5, 3), np.float32)}, r"'weight' is \(5, 2\) in this model, but .* it is \(5, 3\)"),
         ({"weight": (np.array([5]), np.ones((1, 2), np.float32))}, "rows of width 2, ids 5 to 5"),
         ({"weight": (np.array([0]), np.ones((1, 3), np.float32))}, "rows of width 3, ids 0 to 0"),
+        ({"weight": np.array(1.0)}, r"it is \(\)"),
         ({"other": np.ones(2, np.float32)}, "has other, but nothing of this model"),
     ],
 )

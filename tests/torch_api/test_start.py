@@ -19,8 +19,9 @@ pytestmark = pytest.mark.engines
 SAYS = 'print(f"rank {ps.rank}:", *(value.detach().double().sum().item() for value in model.parameters()))\n'
 
 
-def test_a_torch_workspace_trains_on_two_nodes_with_workers(tmp_path: Path) -> None:
-    block, *_ = blocks(REPOSITORY / "docs" / "torch.md", "python")
+@pytest.mark.parametrize("call", ["ps.distribute", "ps.outer"])
+def test_a_torch_workspace_trains_on_two_nodes_with_workers(tmp_path: Path, call: str) -> None:
+    block = next(block for block in blocks(REPOSITORY / "docs" / "torch.md", "python") if call in block.body)
     with make_site("embedded", tmp_path, 2) as site:
         site.conf(PYTHON=sys.executable)  # which has torch
         package = str(site.workspace(block.body.replace("shuffle=True", "shuffle=True, num_workers=1") + SAYS))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import clusterctl.torch as ct
 from clusterctl.runtime import Adam, from_rank0
-from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.errors import TableError, UseError
 from torch_api.programs import DATASET, SIZE, X, cluster_of, fit, mlp, values
 
 pytestmark = pytest.mark.engines
@@ -254,6 +254,14 @@ def test_the_outer_mode_after_distribute(ps: Any) -> None:
         ps.outer(model, trained(model))
 
 
+def test_the_outer_mode_begins_before_the_loop(ps: Any) -> None:
+    model = mlp()
+    for _ in ps.loader(DATASET, SIZE, 1):
+        with pytest.raises(UseError, match=r"ps\.outer in a loop over ps\.loader; call it before the loop"):
+            ps.outer(model, trained(model))
+        break
+
+
 def test_an_outer_step_is_for_a_batch_of_ps_loader(ps: Any) -> None:
     model = mlp()
     outer, message = ps.outer(model, trained(model)), r"outer\.step\(\) without a new batch of ps\.loader; call it once"
@@ -275,6 +283,20 @@ def test_an_outer_step_is_for_a_batch_of_ps_loader(ps: Any) -> None:
     for _ in ps.steps(lambda pass_, rng: [1], passes=1):
         with pytest.raises(UseError, match=message):
             outer.step(samples=1)
+
+
+def test_rounds_of_unequal_length(tmp_path: Path) -> None:
+    def program(ps: Any) -> None:
+        model = mlp()
+        ps.outer(model, trained(model), every=2 + ps.rank)
+
+    with (
+        cluster_of(tmp_path, 1, 2) as cluster,
+        pytest.raises(
+            TableError, match=r"table '0.weight' differs from what trainer . declares \(every: . here, . there"
+        ),
+    ):
+        cluster.train(program)
 
 
 @pytest.mark.parametrize("mode", ["async", "half-async", "ssp(2)", "geo(2)"])

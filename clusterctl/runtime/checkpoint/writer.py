@@ -167,7 +167,7 @@ def write_piece(
         extra = {"cursors": [dict(cursor) for cursor in cursors], "lanes": lanes, "places": places}
         metadata.update({name: json.dumps(value) for name, value in extra.items()})
         more = {"checkpoint": True, "trainers": len(cursors), "lanes": list(lanes), **_own_steps(cut, cursors)}
-        if states := [cursor["rank"] for cursor in cursors if cursor.get("state") and not cursor["left"]]:
+        if states := [cursor["rank"] for cursor in cursors if cursor.get("state")]:
             more["states"] = states  # of these trainers belong to the checkpoint
     path = output_dir / cut.tag / piece_name(cut.pserver)
     size, digest = write_tensors(path, aligned(entries), metadata)

@@ -73,7 +73,7 @@ class TrainerState:
         pass_, batch = self.cursor
         at = {"rank": rank, "step": self.pushed, "pass": pass_, "batch": batch}
         position = {} if self.position is None else {"position": self.position}
-        state = {"state": True} if self.state else {}
+        state = {"state": True} if self.state and not self.left else {}  # one that has left writes it no more
         return {**at, "passes": self.passes, "left": self.left, **position, **state}
 
 

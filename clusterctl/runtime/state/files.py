@@ -104,6 +104,12 @@ class StateFiles:
         self._written = [state.path for state in reversed(found)]
         return found
 
+    def in_cuts(self) -> list[SavedState]:
+        """Return the states of this epoch that are in checkpoints on this node, newest first. Complete or not."""
+        states = [_open(path) for path in self._env.checkpoint_dir.glob(f"*/{self._of_cut('').name}")]
+        own = [state for state in states if state is not None and state.epoch == self._epoch]
+        return sorted(own, key=lambda state: state.place.step, reverse=True)
+
     def restored(self) -> SavedState | None:
         """Return the state of the checkpoint from which this epoch began. Raises ModelError if it is damaged."""
         file = open_saved_state(self._env, run_peers(self._env))

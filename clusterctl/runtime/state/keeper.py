@@ -10,7 +10,7 @@ to the newest checkpoint. In the other modes the newest state is loaded, and the
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 from clusterctl.common.manifest import checkpoint_tag
 from clusterctl.runtime.cuts import CHECKPOINT, CutSchedule
@@ -79,8 +79,7 @@ class StateKeeper:
         if self._found is not None and self._is_sync:
             _go_back(client, self._found.place)
         self._began = client.step
-        #: True if the state that was loaded is that before `on_pass` of a pass that all trainers have ended.
-        self.lacks_on_pass = False
+        self._lacks_on_pass = False
 
     def add(self, name: str, kept: Kept, *, late: bool = False) -> None:
         """Add a thing, and load its state if there is one. One that is `late` only goes along with others, and is
@@ -110,9 +109,15 @@ class StateKeeper:
         if self._taken < 0 and found is not None:
             self._load_late(found)
             if found.place.step == step:
-                self.lacks_on_pass = found.place.pass_ < pass_
+                self._lacks_on_pass = found.place.pass_ < pass_
                 pass_, batch = found.place.pass_, found.place.batch
         self.take(pass_, batch)
+
+    def repeat_on_pass(self, on_pass: Callable[[int], Any] | None, pass_: int) -> None:
+        """Call `on_pass` if the state that was loaded is that before it, of a pass that all trainers have ended."""
+        if self._lacks_on_pass and on_pass is not None:
+            on_pass(pass_)
+        self._lacks_on_pass = False
 
     def take(self, pass_: int, batch: int, *, again: bool = False, is_cut: bool = False) -> None:
         """Take the state before a batch, unless it was taken since the last push; with `again` in any case.
@@ -158,6 +163,7 @@ class StateKeeper:
     def _find(self) -> SavedState | None:
         """Return the state to load. In sync it fits the pushes that the pservers have."""
         own, step = self._files.newest(), self._client.step
+        own = own if self._is_sync else own or self._files.in_cuts()
         restored = self._restored() if self._is_sync or not own else None
         found = own if restored is None else [*own, restored]
         if not self._is_sync:

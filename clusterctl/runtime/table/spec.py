@@ -25,6 +25,7 @@ class TableSpec:
 
     `wire` is the format in which gradients and changes of a dense table are sent, of `quantization`; None is float32.
     `place`, modulo the number of places, is the place of a dense table's first block; None chooses it by the name.
+    `every` is the number of batches of a round of the outer mode, which is to be that of all trainers.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TableSpec:
     retention: Retention | None = None
     wire: str | None = None
     place: int | None = None
+    every: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
@@ -114,6 +116,7 @@ class TableSpec:
             "retention": None if self.retention is None else self.retention.to_json(),
             **({} if self.wire is None else {"wire": self.wire}),
             **({} if self.place is None else {"place": self.place}),
+            **({} if self.every is None else {"every": self.every}),
         }
 
     def require_same(self, other: TableSpec, rank: int) -> None:
@@ -134,7 +137,8 @@ class TableSpec:
 def spec_from_json(data: dict[str, Any]) -> TableSpec:
     """Return the table in JSON of `TableSpec.to_json`. Raises UseError for anything else."""
     try:
-        rows, load, wire, place = data["rows"], data["load"], data.get("wire"), data.get("place")
+        rows, load, wire = data["rows"], data["load"], data.get("wire")
+        place, every = data.get("place"), data.get("every")
         return TableSpec(
             name=str(data["name"]),
             kind=str(data["kind"]),
@@ -146,6 +150,7 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             retention=retention_from_json(data.get("retention")),
             wire=None if wire is None else str(wire),
             place=None if place is None else int(place),
+            every=None if every is None else int(every),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise UseError(f"table definition {data!r} is malformed") from exc

@@ -137,7 +137,10 @@ class Embedding:
         return as_tensor(out) if is_tensor(ids) else out
 
     def pull_distinct(self, ids: Any) -> tuple[Groups, Floats]:
-        """Return ids of any shape, grouped, and the rows of the distinct ones, (n, dim), as the caller's own array."""
+        """Return ids of any shape, grouped, and the rows of the distinct ones, (n, dim), as the caller's own array.
+
+        A gradient of the very array of distinct ids that this returns is pushed without being grouped again.
+        """
         self._owner.guard.check(f"pull of {self.name!r}")
         batch = self.id_batch(ids)
         return batch.groups, self._owner.pull_rows(self, batch)
@@ -157,6 +160,8 @@ class Embedding:
     def checked(self, gradient: Any) -> tuple[Ids, Floats]:
         """Return the distinct ids, ascending, and the sum of each id's gradients in order of occurrence."""
         ids, values = self.pair(gradient)
+        if any(known.groups.distinct is gradient[0] for known in self._recent):
+            return gradient[0], values
         batch = self.id_batch(ids)
         return batch.groups.distinct, batch.groups.sum(values)
 

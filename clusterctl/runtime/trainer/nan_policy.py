@@ -72,7 +72,7 @@ class NanPolicy:
 
     def _is_due(self, gradient: Gradient) -> bool:
         now, size = self._clock(), sum([array.size for array in gradient.arrays()])
-        if size > _SMALL_ELEMENTS and now - self._checked_s < _CHECK_EVERY_S:
+        if size == 0 or (size > _SMALL_ELEMENTS and now - self._checked_s < _CHECK_EVERY_S):
             return False
         self._checked_s = now
         return True

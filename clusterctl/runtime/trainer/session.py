@@ -70,7 +70,6 @@ class Session:
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
-        self._first_pass = 0
         # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
         self._pass_is_over = self._client.passes_done >= self._next_pass > 0
         self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
@@ -78,8 +77,7 @@ class Session:
         self._position, others, resized = self._client.position, bool(self._client.positions), self._client.resized
         self._cursor = ReaderCursor(self._position, has_others=others, resized=resized)
         self._rates: Mapping[Handle, float] = {}
-        self._sharded = False
-        self._accumulate = 1
+        self._first_pass, self._accumulate, self._sharded = 0, 1, False
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
         self._parts = PartPool(env.trainer_threads, self.rank)
@@ -223,8 +221,7 @@ class Session:
         `reader(pass_, rng)` yields this trainer's batches, or with `shard=True` all trainers' batches, of which each
         trainer takes every M-th. One batch is read ahead (or `prefetch`, if more), so a reader must not reuse the
         memory of earlier batches. `on_pass(pass_)` runs on every trainer after the last update of a pass and before
-        its save. Passes are numbered through the run: a second loop continues where the first ended. A batch may end
-        without a push.
+        its save. Passes are numbered through the run, over all loops. A batch may end without a push.
 
         `accumulate=k` sends one push for k batches, with the mean of their gradients, weighted by samples. With
         `prefetch=n` and `ids={embedding: f}` the rows of `f(batch)` are requested up to n batches ahead: in sync mode
@@ -251,11 +248,14 @@ class Session:
         return self._run(lambda base: source(base, length, ahead if streams else max(1, ahead)), number, on_pass)
 
     def _run(self, source_from: Callable[[int], Source], passes: int | None, on_pass: OnPass | None) -> Iterator[Any]:
+        begins = self._next_pass - self._rejoins if self._open_pass is None or self._rejoins else -1
+        if passes is not None and begins >= self._first_pass + passes:  # an earlier attempt died in a later loop
+            self._first_pass += passes
+            return
         self._states.begin(self._next_pass, self._batch)
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
-            if self._states.lacks_on_pass and on_pass is not None:
-                on_pass(self._open_pass)
+            self._states.repeat_on_pass(on_pass, self._open_pass)
             self._save_pass(repeated=self._rejoins and self._pass_is_over)
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
         self._rejoins = False
@@ -263,7 +263,7 @@ class Session:
             return
         source, after = source_from(self._first_pass), None if passes is None else self._first_pass + passes
         while after is None or self._next_pass < after:
-            pass_, (batch, self._skip) = self._next_pass, (self._skip, 0)
+            pass_, batch, self._skip = self._next_pass, self._skip, 0
             if not source.begin(pass_, batch) and not batch:
                 break
             self._open_pass = pass_

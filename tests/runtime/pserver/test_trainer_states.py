@@ -64,8 +64,11 @@ def test_a_resumed_lane_knows_of_states_unless_the_number_of_trainers_has_change
 
 
 def test_the_receipt_of_a_checkpoint_names_the_states_of_those_that_have_not_left(tmp_path: Path) -> None:
-    cursor = {"step": 1, "pass": 0, "batch": 1, "passes": 0, "left": False, "state": True}
-    cursors = [{**cursor, "rank": 0}, {**cursor, "rank": 1, "left": True}, {**cursor, "rank": 2, "state": False}]
-    cut = Cut("JOB", "0001", "step-000000001", 0, 1, "sync", 0, 0, 1)
-    assert write_piece(tmp_path, cut, [], cursors=cursors)["states"] == [0]
-    assert "states" not in write_piece(tmp_path, cut, [], cursors=cursors[2:])
+    core = core_of("async")
+    for rank in range(2):
+        push(core, rank, 0, state=True)
+    core.handle(0, wire.Message(wire.BYE, 0, 20))
+    cut = Cut("JOB", "0001", "step-000000001", 0, 1, "async", 0, 0, 1)
+    assert write_piece(tmp_path, cut, [], cursors=core.trainers.cursors())["states"] == [1]
+    core.handle(1, wire.Message(wire.BYE, 1, 20))
+    assert "states" not in write_piece(tmp_path, cut, [], cursors=core.trainers.cursors())

@@ -162,13 +162,13 @@ def test_in_sync_a_killed_trainer_goes_on_with_the_state_that_fits(
 def steps_on_node(root: Path, rank: int = 0) -> list[int]:
     """Return the pushes of the states that are on a trainer's node."""
     paths = (root / ".clusterctl/runs" / RUN / "state").glob(f"trainer-{rank:05d}-*")
-    return sorted(SavedState(path).place.step for path in paths)
+    return sorted(SavedState(TensorFile(path)).place.step for path in paths)
 
 
 def cuts(root: Path, rank: int = 0) -> dict[str, int]:
     """Return the checkpoints that have a trainer's state, with its pushes."""
     paths = (root / ".clusterctl/runs" / RUN / "checkpoints").glob(f"*/trainer-{rank:05d}.safetensors")
-    return {path.parent.name: SavedState(path).place.step for path in paths}
+    return {path.parent.name: SavedState(TensorFile(path)).place.step for path in paths}
 
 
 def test_the_two_newest_states_are_on_the_node(tmp_path: Path) -> None:
@@ -295,7 +295,8 @@ def test_in_sync_a_trainer_whose_state_is_gone_asks_to_go_back(tmp_path: Path, h
         ):
             program(ps)
     [(event, fields)] = recorder.events
-    assert (event, fields["step"]) == ("state_lost", 3)
+    assert event == "state_lost"
+    assert fields["message"].startswith("trainer 0: its state of step 3 is not on this node")
 
 
 def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
@@ -359,6 +360,29 @@ def test_outside_sync_the_newest_state_is_loaded(tmp_path: Path, mode: str) -> N
         with session(cluster, 0, attempt=2) as ps:
             _, _, calls = program(ps)
     assert calls > 2 * 3
+
+
+def test_outside_sync_a_large_state_comes_from_the_newest_cut(tmp_path: Path) -> None:
+    size = keeper.LARGEST // 8 + 1
+    with thread_cluster(tmp_path, 1, 1, mode="half-async", **BY_STEP) as cluster:
+
+        def run(ps: Session) -> Any:
+            push = ps.push
+
+            def settled(*given: Any, **more: Any) -> None:
+                push(*given, **more)
+                cluster.lead.wait_for_cut()
+
+            ps.push = settled  # type: ignore[method-assign]
+            return program(ps, size=size)
+
+        killed_at(cluster, 0, 5, run)
+        assert steps_on_node(tmp_path) == []
+        newest = max(cuts(tmp_path).values())
+        with session(cluster, 0, attempt=2) as ps:
+            assert ps._states._found is not None
+            assert ps._states._found.place.step == newest
+            program(ps, size=size)
 
 
 @pytest.mark.parametrize("mode", ["async", "half-async", "ssp(1)", "geo(2)"])

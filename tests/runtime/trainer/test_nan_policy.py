@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, connect, zeros
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import NotFiniteError, ProcessError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
@@ -144,3 +145,23 @@ def test_the_event_reports_the_action_at_most_once_a_second(policy: str, action:
     assert events == [("nan", action, 7, "the loss of trainer 3")] * (3 if policy == "fail" else 2)
     assert [event["skipped"] for event in supervisor.sent][-1] == (3 if policy == "skip" else 0)
     assert finite.admits(8, Gradient(), 1.0)
+
+
+class Large(Gradient):
+    """A large gradient that is not finite."""
+
+    def arrays(self) -> list[Floats]:
+        return [np.zeros(300_000, np.float32)]
+
+    def not_finite(self, half: bool = False) -> list[str]:
+        return ["w"]
+
+
+def test_a_loss_alone_does_not_postpone_the_check_of_a_large_gradient() -> None:
+    """In the outer mode the losses of inner steps are checked between the gradients of rounds."""
+    supervisor, now = Recorder(), 100.0
+    finite = NanPolicy("warn", 0, half=False, progress=Progress(supervisor), clock=lambda: now)
+    assert finite.admits(7, Gradient(), 1.0)
+    now = 100.1
+    assert finite.admits(7, Large())
+    assert [event["what"] for event in supervisor.sent] == ["the gradient of table 'w' of trainer 0"]

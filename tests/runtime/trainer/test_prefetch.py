@@ -1,4 +1,4 @@
-"""Prefetched rows: those that the program gets, and those that it never uses."""
+"""Pulled rows: prefetched ones that the program gets or never uses, and distinct ids that it pushes again."""
 
 from __future__ import annotations
 
@@ -92,3 +92,22 @@ def test_ids_that_were_changed_after_they_were_pulled_are_pushed_as_they_are_now
     with thread_cluster(tmp_path, 1, 1) as cluster:
         [rows] = cluster.train(program)
     assert rows.tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_pulled_distinct_ids_are_pushed_as_they_are(tmp_path: Path, pservers: int) -> None:
+    """A gradient of the very array from `pull_distinct` gives the values of one that is grouped again."""
+
+    def program(ps: Any) -> Any:
+        e = ps.embedding("e", 3, SGD(1.0))
+        ids = np.array([[7, -2], [7, 5]])
+        for number in ps.steps(lambda pass_, rng: range(2), passes=1):
+            groups, rows = e.pull_distinct(ids)
+            assert groups.distinct.tolist() == [-2, 5, 7]
+            assert np.array_equal(rows[groups.inverse].reshape(2, 2, 3), e.pull(ids))
+            ps.push({e: (groups.distinct if number else groups.distinct.copy(), rows / 2)}, samples=1)
+            assert np.array_equal(e.pull(groups.distinct), rows - rows / 2)
+        return None
+
+    with thread_cluster(tmp_path, pservers, 1) as cluster:
+        cluster.train(program)
