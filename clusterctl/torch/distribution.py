@@ -10,6 +10,7 @@ import torch
 
 from clusterctl.runtime import from_rank0
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.sharding import places_in_turn
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.embeddings import Rows, sparse_modules
@@ -42,6 +43,8 @@ class Distribution:
         self._fixed = [fixed_numbers(optimizer, group) for group in groups]
         self._dense: list[tuple[Any, Dense]] = []
         self._rows: list[Rows] = []
+        dense_ones = [one for group in groups for one in group["params"] if id(one) not in sparse]
+        place_of = dict(zip(map(id, dense_ones), places_in_turn(one.numel() for one in dense_ones)))
         #: The number of the group whose rate a table has; those with a rule of their own are not here.
         self._group_of: dict[Handle, int] = {}
         rules = [rule_of(optimizer, group) for group in groups]
@@ -54,7 +57,8 @@ class Distribution:
                         self._group_of[rows.table] = number
                 else:
                     value = parameter.detach().cpu().numpy()
-                    table = dense(named[id(parameter)], value.shape, rule, init=from_rank0(value))
+                    place = place_of[id(parameter)]
+                    table = dense(named[id(parameter)], value.shape, rule, from_rank0(value), place=place)
                     self._dense.append((parameter, table))
                     self._group_of[table] = number
         self._rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]

@@ -17,10 +17,12 @@ import torch
 from clusterctl.runtime import SGD, Momentum
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.initializers import Initial
 from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer import session
 from clusterctl.runtime.trainer.batches import StepContext, checked_loss, checked_samples, whole_number
+from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.torch.replica import Replica, trainable
 
@@ -88,7 +90,7 @@ class OuterSession(session.Session):
         batches, parameters = whole_number("every", every, 1), trainable(model, optimizer)
         self._every = batches
         can_undo = self._nan_policy.policy == "skip"
-        dense = functools.partial(self.dense, wire=self._wire)
+        dense = functools.partial(self._dense_at, wire=self._wire)
         self._replica = Replica(dense, model, parameters, optimizer, rule, can_undo=can_undo)
         self._trained_by = "ps.outer"
         for name, value, late in self._replica.state():
@@ -96,6 +98,13 @@ class OuterSession(session.Session):
         self._states.always = True
         self._keep_state_of(model, optimizer)
         return Outer(self._end_inner_step)
+
+    def _dense_at(
+        self, name: str, shape: tuple[int, ...], rule: Rule, init: Initial, *, place: int, wire: str | None = None
+    ) -> Dense:
+        """Make a table as `dense` does, whose first block has this place."""
+        spec, unset = self._spec(name, "dense", tuple(shape), rule, init, wire=wire, place=place)
+        return self._begun(Dense(self._parameters, spec), unset)
 
     def _spec(self, *given: Any, **more: Any) -> tuple[TableSpec, list[int]]:
         """Give tables the length of rounds, so that pservers refuse a trainer with another one."""

@@ -11,6 +11,7 @@ import torch
 from clusterctl.runtime import from_rank0
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.rules import Rule
+from clusterctl.runtime.table.sharding import places_in_turn
 from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.torch.distribution import check_parameter
@@ -47,9 +48,10 @@ class Replica:
         self._can_undo = can_undo
         self._before: tuple[Any, dict[str, Any]] | None = None
         self._placed: list[_Placed] = []
-        for name, parameter in parameters.items():
+        places = places_in_turn(parameter.numel() for parameter in parameters.values())
+        for (name, parameter), place in zip(parameters.items(), places):
             value = parameter.detach().cpu().numpy()
-            table = dense(name, value.shape, rule, init=from_rank0(value))
+            table = dense(name, value.shape, rule, from_rank0(value), place=place)
             self._placed.append(_Placed(parameter, table, torch.empty_like(table.tensor())))
         self.refresh()
 

@@ -59,7 +59,7 @@ class Session(OuterSession):
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         self._check_first("ps.distribute")
-        self._distribution = Distribution(self.dense, self.embedding, self._push_batches, model, optimizer)
+        self._distribution = Distribution(self._dense_at, self.embedding, self._push_batches, model, optimizer)
         self._trained_by = "ps.distribute"
         self._states.add(RATES, rates_of(optimizer), late=True)
         self._keep_state_of(model, optimizer)

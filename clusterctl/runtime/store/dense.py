@@ -46,7 +46,7 @@ class DenseTable:
         allocate: Callable[[int], tuple[Floats, Floats]] | None = None,
     ) -> None:
         self.spec = spec
-        self.start, self.stop = owned_elements(spec.elements, spec.key, place, places)
+        self.start, self.stop = owned_elements(spec.elements, spec.first_place, place, places)
         self.count = self.stop - self.start
         self.current, self.previous = (allocate or _lazy_pair)(self.count)
         self.state = filled(spec.rule, self.count)

@@ -113,7 +113,7 @@ class TableMaker:
         """Raise TableError if a table exceeds the machine's memory; the kernel would overcommit and kill later."""
         place, places = self._layout.place_of(self._lane, spec.kind)
         if spec.kind == "dense":
-            start, stop = owned_elements(spec.elements, spec.key, place, places)
+            start, stop = owned_elements(spec.elements, spec.first_place, place, places)
             needed = 4 * (stop - start) * (2 + (spec.wire is not None) + spec.rule.states)
         else:  # only `from_rank0` makes all rows
             rows = (spec.rows or 0) // places if spec.init.is_from_rank0 else 0

@@ -5,12 +5,14 @@ into `SLOTS` slots. Both depend on the table only and never change (the file for
 blocks and slots to pservers depends on the number of pservers, so any model loads onto any number of them.
 
 A lane owns one contiguous run of a dense table's blocks, so that a trainer sends a gradient as a view, without
-copying. Small tables start at a lane chosen by their name, so that they do not all go to the first.
+copying. Small tables start at a lane chosen by their name, so that they do not all go to the first, or at the next of
+the lanes that are filled in turn with the tables of a model (`places_in_turn`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,10 +93,22 @@ def block_count(elements: int) -> int:
     return -(-elements // BLOCK_ELEMENTS)
 
 
-def owned_elements(elements: int, key: int, place: int, places: int) -> tuple[int, int]:
+def places_in_turn(sizes: Iterable[int]) -> Iterator[int]:
+    """Yield the place of the first block of each table of a model, given the tables' elements.
+
+    Each block of the model's numbers in this order has the place after that of the block before, and a table has that
+    of its middle. So the places get about the same number of elements, whatever their number is.
+    """
+    before = 0
+    for size in sizes:
+        yield (before + size // 2) // BLOCK_ELEMENTS
+        before += size
+
+
+def owned_elements(elements: int, first_place: int, place: int, places: int) -> tuple[int, int]:
     """Return `(start, stop)` of the flattened table's elements at `place`; empty if start == stop."""
     blocks = block_count(elements)
-    at = (place - key) % places
+    at = (place - first_place) % places
     first, last = at * blocks // places, (at + 1) * blocks // places
     return min(first * BLOCK_ELEMENTS, elements), min(last * BLOCK_ELEMENTS, elements)
 

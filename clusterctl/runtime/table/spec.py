@@ -24,6 +24,7 @@ class TableSpec:
     """A table. `kind` is "dense" (of `shape`) or "sparse" (`shape` is `(dim,)`, `rows` bounds the ids or is None).
 
     `wire` is the format in which gradients and changes of a dense table are sent, of `quantization`; None is float32.
+    `place`, modulo the number of places, is the place of a dense table's first block; None chooses it by the name.
     `every` is the number of batches of a round of the outer mode, which is to be that of all trainers.
     """
 
@@ -36,6 +37,7 @@ class TableSpec:
     load: str | None = None
     retention: Retention | None = None
     wire: str | None = None
+    place: int | None = None
     every: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: retention is for embeddings, not for dense tables")
         if self.wire is not None and (self.kind != "dense" or self.wire not in QUANTIZERS):
             raise UseError(f"table {self.name!r}: wire={self.wire!r}", remedy='use "int8" or "int4", for a dense table')
+        if self.place is not None and not 0 <= self.place < 2**32:
+            raise UseError(f"table {self.name!r}: place={self.place}")
         if self.init.is_from_rank0 and self.kind == "sparse" and (self.rows is None or self.retention is not None):
             raise UseError(
                 f"table {self.name!r}: from_rank0 gives all rows their values, which then stay",
@@ -95,6 +99,11 @@ class TableSpec:
     def key(self) -> int:
         return table_key(self.name)
 
+    @property
+    def first_place(self) -> int:
+        """The place of the first block, modulo the number of places."""
+        return self.key if self.place is None else self.place
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -106,6 +115,7 @@ class TableSpec:
             "load": self.load,
             "retention": None if self.retention is None else self.retention.to_json(),
             **({} if self.wire is None else {"wire": self.wire}),
+            **({} if self.place is None else {"place": self.place}),
             **({} if self.every is None else {"every": self.every}),
         }
 
@@ -127,7 +137,8 @@ class TableSpec:
 def spec_from_json(data: dict[str, Any]) -> TableSpec:
     """Return the table in JSON of `TableSpec.to_json`. Raises UseError for anything else."""
     try:
-        rows, load, wire, every = data["rows"], data["load"], data.get("wire"), data.get("every")
+        rows, load, wire = data["rows"], data["load"], data.get("wire")
+        place, every = data.get("place"), data.get("every")
         return TableSpec(
             name=str(data["name"]),
             kind=str(data["kind"]),
@@ -138,6 +149,7 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             load=None if load is None else str(load),
             retention=retention_from_json(data.get("retention")),
             wire=None if wire is None else str(wire),
+            place=None if place is None else int(place),
             every=None if every is None else int(every),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:

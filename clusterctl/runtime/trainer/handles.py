@@ -55,7 +55,7 @@ class Dense:
 
     def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
         for place, lane in enumerate(lanes):
-            start, stop = owned_elements(self.spec.elements, self.spec.key, place, len(lanes))
+            start, stop = owned_elements(self.spec.elements, self.spec.first_place, place, len(lanes))
             if stop > start:
                 yield lane, start, stop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
 
 Handle = Union[Dense, Embedding]
+Made = TypeVar("Made", Dense, Embedding)
 #: The number of a piece of initial values, the number of all pieces of a lane, and its parts.
 InitialPiece = tuple[int, int, list[wire.Part]]
 MakeParts = Callable[[], list[wire.Part]]

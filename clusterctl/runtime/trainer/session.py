@@ -39,7 +39,7 @@ from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of, given_values
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
-from clusterctl.runtime.trainer.packing import Gradient, Handle, checked_rates
+from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
@@ -158,10 +158,7 @@ class Session:
         """
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         spec, unset = self._spec(name, "dense", sizes, rule, init or zeros(), wire=wire)
-        handle = Dense(self._parameters, spec)
-        self._handles[spec.key] = handle
-        self._parameters.begin(handle, unset)
-        return handle
+        return self._begun(Dense(self._parameters, spec), unset)
 
     def embedding(
         self,
@@ -178,8 +175,10 @@ class Session:
         """
         initial = init or uniform(0.1)
         spec, unset = self._spec(name, "sparse", (int(dim),), rule, initial, rows=rows, retention=retention)
-        handle = Embedding(self._parameters, spec)
-        self._handles[spec.key] = handle
+        return self._begun(Embedding(self._parameters, spec), unset)
+
+    def _begun(self, handle: Made, unset: list[int]) -> Made:
+        self._handles[handle.spec.key] = handle
         self._parameters.begin(handle, unset)
         return handle
 
