@@ -105,7 +105,7 @@ def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
     known = site.directory / "known_hosts"
     known.write_text("\n".join(f"{name} {' '.join(other)}" if line.startswith(name) else line for line in lines) + "\n")
     site.conf(KNOWN_HOSTS=known)
-    error = failing(site, 4, "status", "--json").json()["error"]
+    error = failing(site, 4, "jobs", "--json").json()["error"]
     assert error["node"] == "node1"
     assert "changed" in str(error).lower()
     assert failing(site, 4, "trust", "--yes").code == 4
