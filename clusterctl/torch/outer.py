@@ -59,6 +59,7 @@ class OuterSession(session.Session):
     def __init__(self, env: Environment, *args: Any) -> None:
         super().__init__(env, *args)
         self._wire = env.table_wire
+        self._shrinks = env.spec.failures.on_trainer_loss == "shrink"
         #: The samples of each batch of `loader` since the last push or inner step; None where the number is unknown.
         self._counts: list[int | None] = []
         self._trained_by: str | None = None  # the call that was given a model
@@ -82,6 +83,10 @@ class OuterSession(session.Session):
         self._guard.check("ps.outer")
         if self.mode != "sync":
             raise UseError(f"ps.outer does not work in {self.mode} mode", remedy='set MODE to "sync"')
+        if self._shrinks:
+            raise UseError(
+                "ps.outer does not work with ON_TRAINER_LOSS = 'shrink'", remedy='set it to "fail" or "wait"'
+            )
         self._check_first("ps.outer")
         if self._is_looping:
             raise UseError("ps.outer in a loop over ps.loader", remedy="call it before the loop")

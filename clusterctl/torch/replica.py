@@ -137,6 +137,6 @@ def trainable(model: Any, optimizer: Any) -> dict[str, Any]:
             if id(parameter) not in ours:
                 raise UseError(
                     f"parameter {place} of optimizer group {number} is not a trainable one of model.named_parameters()",
-                    remedy="register it in the model, or use an optimizer of its own",
+                    remedy="give the optimizer only parameters of the model with requires_grad",
                 )
     return named

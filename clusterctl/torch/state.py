@@ -23,6 +23,8 @@ INNER, GROUPS, ERRORS = "_inner", "_groups", "_errors"
 class Value:
     """State as `get()` returns it, None if there is none at present, and `put(value)` takes it."""
 
+    remedy = "start the run anew: its model or optimizer has changed"
+
     def __init__(self, name: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
         self._name = name
         self._get = get
@@ -36,11 +38,17 @@ class Value:
         return State({self._name: packer.pack(value)}, packer.entries)
 
     def load(self, saved: SavedState) -> None:
-        self._put(unpack(saved.tree[self._name], saved))
+        try:
+            self._put(unpack(saved.tree[self._name], saved))
+        except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as exc:
+            what = f"the state of {self._name.lstrip('_')!r} that was saved does not fit: {exc}"
+            raise UseError(what, remedy=self.remedy) from exc
 
 
 class Thing(Value):
     """What `ps.keep` was given: anything with `state_dict` and `load_state_dict`, or a torch.Generator."""
+
+    remedy = "keep the same thing under this name"
 
     def __init__(self, name: str, thing: Any) -> None:
         if not isinstance(name, str) or not name or name.startswith("_") or "/" in name:
@@ -56,13 +64,6 @@ class Thing(Value):
             )
         super().__init__(name, get, put)
         self.thing = thing
-
-    def load(self, saved: SavedState) -> None:
-        try:
-            super().load(saved)
-        except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as exc:
-            what = f"the state of {self._name!r} that was saved does not fit: {exc}"
-            raise UseError(what, remedy="keep the same thing under this name") from exc
 
 
 def saved_buffers(model: Any) -> dict[str, Any]:
@@ -124,14 +125,29 @@ def gradients_of(optimizer: Any, counts: list[int | None]) -> Value:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def get() -> dict[str, Any] | None:
-        return {"counts": list(counts), "gradients": [one.grad for one in parameters]} if counts else None
+        return {"counts": list(counts), "gradients": [_parts(one.grad) for one in parameters]} if counts else None
 
     def put(value: dict[str, Any]) -> None:
         counts[:] = value["counts"]
         for parameter, gradient in zip(parameters, value["gradients"]):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else _whole(gradient).to(parameter.device)
 
     return Value(GRADIENTS, get, put)
+
+
+def _parts(gradient: Any) -> Any:
+    """Return a gradient as plain tensors: of a sparse one its indices and values."""
+    if gradient is None or gradient.layout != torch.sparse_coo:
+        return gradient
+    return gradient._indices(), gradient._values(), list(gradient.shape), gradient.is_coalesced()
+
+
+def _whole(saved: Any) -> Any:
+    """Return the gradient of which `_parts` returned the parts."""
+    if not isinstance(saved, tuple):
+        return saved
+    indices, values, shape, is_coalesced = saved
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True, is_coalesced=is_coalesced)
 
 
 def unkept_scheduler(optimizer: Any, kept: Iterable[Any]) -> str | None:

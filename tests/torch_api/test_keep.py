@@ -18,6 +18,7 @@ from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.files import SavedState, State
 from clusterctl.torch.packing import Packer, unpack
+from clusterctl.torch.state import Value, gradients_of
 from tests.torch_api.programs import DATASET, SIZE, cluster_of, fit, mlp
 
 pytestmark = pytest.mark.engines
@@ -57,6 +58,38 @@ def through_a_file(path: Path, value: Any) -> Any:
     write_tensors(path, state.entries, {**ABOUT, **place, "tree": json.dumps(state.tree)})
     saved = SavedState(TensorFile(path))
     return unpack(saved.tree["thing"], saved)
+
+
+def test_gradients_come_back_also_sparse_ones(tmp_path: Path) -> None:
+    def make() -> Any:
+        model = nn.ModuleList([nn.Embedding(9, 2, sparse=True), nn.Linear(2, 1), nn.Linear(2, 1)])
+        return model, optim.SGD(model.parameters(), lr=0.1)
+
+    model, optimizer = make()
+    model[1](model[0](torch.tensor([3, 1, 3]))).sum().backward()
+    taken = gradients_of(optimizer, [3, 4]).take()
+    place = {"step": "3", "pass": "1", "batch": "2"}
+    assert taken is not None
+    write_tensors(tmp_path / "s.safetensors", taken.entries, {**ABOUT, **place, "tree": json.dumps(taken.tree)})
+    (other, successor), counts = make(), []
+    gradients_of(successor, counts).load(SavedState(TensorFile(tmp_path / "s.safetensors")))
+    assert counts == [3, 4]
+    for one, again in zip(model.parameters(), other.parameters(), strict=True):
+        if one.grad is None:
+            assert again.grad is None
+        else:
+            assert (one.grad.layout, one.grad.shape) == (again.grad.layout, again.grad.shape)
+            assert torch.equal(one.grad.to_dense(), again.grad.to_dense())
+
+
+def test_a_saved_state_that_does_not_fit_is_an_error_in_words(tmp_path: Path) -> None:
+    packer = Packer("_inner")
+    state = State({"_inner": packer.pack({"a": 1})}, packer.entries)
+    place = {"step": "3", "pass": "1", "batch": "2"}
+    write_tensors(tmp_path / "s.safetensors", state.entries, {**ABOUT, **place, "tree": json.dumps(state.tree)})
+    value = Value("_inner", dict, lambda given: given["b"])
+    with pytest.raises(UseError, match="the state of 'inner' that was saved does not fit: 'b'; start the run anew"):
+        value.load(SavedState(TensorFile(tmp_path / "s.safetensors")))
 
 
 def test_values_come_back_with_their_types(tmp_path: Path) -> None:

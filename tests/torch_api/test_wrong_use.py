@@ -234,6 +234,18 @@ def test_what_ps_outer_does_not_take(
     ps.distribute(other := mlp(), optim.SGD(other.parameters(), lr=0.1))  # nothing was declared
 
 
+def test_the_outer_mode_needs_all_its_trainers(tmp_path: Path) -> None:
+    def program(ps: Any) -> None:
+        model = mlp()
+        ps.outer(model, trained(model))
+
+    with (
+        cluster_of(tmp_path, 1, 1, on_trainer_loss="shrink") as cluster,
+        pytest.raises(UseError, match=r"ps\.outer does not work with ON_TRAINER_LOSS = 'shrink'; set it to"),
+    ):
+        cluster.train(program)
+
+
 def test_the_outer_mode_is_alone(ps: Any) -> None:
     model = mlp()
     ps.outer(model, trained(model))

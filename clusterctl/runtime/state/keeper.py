@@ -137,7 +137,6 @@ class StateKeeper:
         if self._is_large and not self.always and tag is None:
             return
         state = self._state()
-        self._is_large = state.bytes > LARGEST
         if self.always or not self._is_large:
             self._files.write(state, place)
         if tag is not None:
@@ -154,7 +153,10 @@ class StateKeeper:
             self.take(pass_, batch, again=True)
 
     def _state(self) -> State:
-        taken = [state for kept in (*self._kept.values(), *self._late.values()) if (state := kept.take()) is not None]
+        """Return the state. What goes along, such as the gradients of a pass's end, does not make it a large one."""
+        taken = [state for kept in self._kept.values() if (state := kept.take()) is not None]
+        self._is_large = sum(state.bytes for state in taken) > LARGEST
+        taken += [state for kept in self._late.values() if (state := kept.take()) is not None]
         tree = {name: value for state in taken for name, value in state.tree.items()}
         return State(tree, [entry for state in taken for entry in state.entries])
 

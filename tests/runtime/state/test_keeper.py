@@ -339,6 +339,35 @@ def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
         assert_equal(resumed, cluster.train(lambda ps: program(ps, size=size)))
 
 
+class Gradients:
+    """What goes along at the end of a pass, and is large."""
+
+    there = False
+
+    def take(self) -> State | None:
+        return State({"gradients": 0}, [entry_of("gradients", "F64", np.zeros(keeper.LARGEST))]) if self.there else None
+
+    def load(self, saved: SavedState) -> None:
+        raise AssertionError
+
+
+def test_what_goes_along_does_not_make_a_state_large(tmp_path: Path) -> None:
+    def run(ps: Session) -> None:
+        memory, gradients, w = Memory(), Gradients(), ps.dense("w", 5, SGD(0.5))
+        ps._states.add("memory", memory)
+        ps._states.add("gradients", gradients, late=True)
+        for number in ps.steps(
+            lambda pass_, rng: range(3), passes=2, on_pass=lambda pass_: setattr(gradients, "there", True)
+        ):
+            if number == 0:
+                gradients.there = False
+            ps.push({w: np.ones(5)}, samples=1)
+
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+        killed_at(cluster, 0, 5, run)
+    assert steps_on_node(tmp_path) == [3, 4]
+
+
 def test_a_large_state_that_was_just_written_at_a_cut_fits(tmp_path: Path) -> None:
     size = keeper.LARGEST // 8 + 1
     with thread_cluster(tmp_path / "whole", 1, 1) as cluster:
