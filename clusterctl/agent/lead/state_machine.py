@@ -164,8 +164,7 @@ class Lead:
             return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
         order: messages.Spawn = {"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}
-        places = self._saves.copies.places if role == "pserver" else {}
-        if places:
+        if role == "pserver" and (places := self._saves.copies.places):
             order["pieces"] = places
         return [self._phase_note(), SendOrder(order)]
 
@@ -301,7 +300,8 @@ class Lead:
             if self._policy.on_trainer_loss == "wait":
                 self._table.held.add(key)
                 message = f"{cause['message']}; the run is waiting for start --rejoin"
-                return [RecordEvent({"event": "held", **self._table.on_node(key), "message": message})]
+                held = RecordEvent({"event": "held", **self._table.on_node(key), "message": message})
+                return [held, *self._saves.leave([key[1]])]
         return self._fail(cause, now)
 
     def _shrink(self, keys: Collection[Key], cause: Cause, now: float) -> list[Action]:
@@ -326,9 +326,9 @@ class Lead:
         return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._table.ended_well]
 
     def _respawn(self, key: Key, delay_s: float) -> SendOrder:
-        node = self._table.node_of[key]
-        self._detector.idle.discard(node)
-        return SendOrder(self._table.respawn(key, delay_s), node)
+        self._detector.idle.discard(self._table.node_of[key])
+        self._saves.come_back(key)
+        return SendOrder(self._table.respawn(key, delay_s), self._table.node_of[key])
 
     @property
     def _restart_together(self) -> bool:

@@ -188,10 +188,12 @@ class TensorFile:
             dtype, shape, (first, last) = DTYPES[info["dtype"]], self.shape(name), info["data_offsets"]
             if not 0 <= first <= last <= self._content.size - self._data:
                 raise ValueError("outside the file")
+            if any(size < 0 for size in shape):
+                raise ValueError("a negative size")
             count = (last - first) // dtype.itemsize
             data = self._content.read(self._data + first, self._data + last)
             return np.frombuffer(data, dtype, count).reshape(shape)
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, OverflowError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: tensor {name!r} is damaged ({exc})") from exc
 
     def _read_header(self) -> dict[str, Any]:
@@ -202,7 +204,7 @@ class TensorFile:
         self._data = 8 + length
         try:
             header = json.loads(bytes(self._content.read(8, self._data)))
-        except ValueError as exc:
+        except (RecursionError, ValueError) as exc:
             raise ModelError(f"{self.path}: the header does not parse") from exc
         if not isinstance(header, dict):
             raise ModelError(f"{self.path}: the header is not an object")

@@ -66,10 +66,10 @@ class SavedState:
         if about.get("format") != FORMAT:
             raise ModelError(f"{self.path} is not the state of a trainer")
         try:
-            self.tree: dict[str, Any] = json.loads(about["tree"])
+            self.tree: dict[str, Any] = dict(json.loads(about["tree"]))
             self.place = Place(int(about["step"]), int(about["pass"]), int(about["batch"]), json.loads(about["cursor"]))
             self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, RecursionError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: the metadata is damaged ({exc!r})") from exc
         self.boot = about.get("boot")
 

@@ -76,6 +76,7 @@ class StateKeeper:
         self._is_large = False
         self._cut_tag = ""  # that of the last cut written
         self._damage = ""
+        self._failed = False
         self._found = None if env.local else self._find()
         if self._found is not None and self._is_sync:
             _go_back(client, self._found.place)
@@ -138,7 +139,7 @@ class StateKeeper:
             return
         state = self._state()
         if self.always or not self._is_large:
-            self._files.write(state, place)
+            self._write(state, place)
         if tag is not None:
             self._write_cut(state, place, tag)
 
@@ -167,7 +168,8 @@ class StateKeeper:
 
     def _find(self) -> SavedState | None:
         """Return the state to load. In sync it fits the pushes that the pservers have."""
-        own, step = self._files.newest() or self._files.in_cuts(), self._client.step
+        own, step = [*self._files.newest(), *self._files.in_cuts()], self._client.step
+        own.sort(key=lambda state: state.place.step, reverse=True)
         restored = self._restored() if self._is_sync or not own else None
         found = own if restored is None else [*own, restored]
         if not self._is_sync:
@@ -194,12 +196,26 @@ class StateKeeper:
             is_due, tag = bool(self._announced), checkpoint_tag(max(self._announced, default=0))
         return tag if is_due and tag != self._cut_tag else None
 
+    def _write(self, state: State, place: Place) -> None:
+        """Write the state for a successor. Without it, the run may have to go back further: no reason to end it."""
+        try:
+            self._files.write(state, place)
+        except OSError as exc:
+            if not self._failed:
+                print_line(f"warning: the state of trainer {self._env.rank} cannot be written ({exc}); free some space")
+            self._failed = True
+
     def _write_cut(self, state: State, place: Place, tag: str) -> None:
         """Write and report the state of a checkpoint; an earlier attempt may have done so."""
         receipt = self._files.cut_written(tag) if self._cut_tag == "" else None
         self._cut_tag = tag
         self._announced = {number for number in self._announced if number > place.step and self._is_sync}
-        self._supervisor.send("saved", **(receipt or self._files.write_cut(state, place, tag)))
+        try:
+            receipt = receipt or self._files.write_cut(state, place, tag)
+        except OSError as exc:
+            what = f"trainer {self._env.rank}: its state cannot be written into checkpoint {tag} ({exc})"
+            raise ProcessError(what, remedy="free some space on its node, or set ROOT_DIR to another disk") from exc
+        self._supervisor.send("saved", **receipt)
 
     def _check_lost(self) -> None:
         """End a trainer that cannot go on, as it has no state: in sync the others need what it would compute."""

@@ -108,6 +108,26 @@ def test_outside_sync_the_next_cut_begins_after_a_void_one() -> None:
     assert [order["order"] for order in orders if order["do"] == "cut"] == ["hold"]
 
 
+def test_outside_sync_cuts_go_on_while_a_trainer_is_held_and_expect_its_state_when_it_is_back() -> None:
+    policy = Policy(together=False, on_trainer_loss="wait")
+    play = Play(nodes=1, policy=policy, processes=[("pserver", 0, 0), *trainers(2)]).reach("running")
+    cut = {"role": "pserver", "rank": 0}
+    play.says(0, "cut", phase="due", purpose=CHECKPOINT, **cut)
+    play.says(0, "cut", phase="held", cut=1, counts=[5, 5], step=10, passes=0, **cut)
+    play.says(0, "cut", phase="made", cut=1, table_sums=[1], **cut)
+    piece(play, 0, 10, 0, 1)
+    play.says(0, "cut", phase="due", purpose=CHECKPOINT, **cut)
+    orders = [action.message for action in play.exits("trainer", 1, 1) if hasattr(action, "message")]
+    assert [order["order"] for order in orders if order["do"] == "cut"] == ["hold"]
+    assert [event["trainers"] for event in play.noted("cut_dropped")] == [[1]]
+    play.lead._saves.come_back(("trainer", 1))
+    piece(play, 0, 20, 0, 1)
+    state(play, 0, 20)
+    assert play.manifests() == []
+    (whole,) = state(play, 1, 20)
+    assert whole.tag == tag(20)
+
+
 def trainers(count: int) -> list[tuple[str, int, int]]:
     return [("trainer", rank, 0) for rank in range(count)]
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from clusterctl.common.manifest import build_manifest, piece_name, read_manifest, write_manifest
 from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, save_model, uniform
+from clusterctl.runtime.checkpoint.buffers import Buffers
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
@@ -29,6 +30,25 @@ def tables(ps: Session) -> tuple[Any, ...]:
     free = ps.embedding("free", 3, Adagrad(0.1))
     empty = ps.embedding("untouched", 4, SGD(0.1), rows=10)
     return wide, single, free, empty
+
+
+def file_of(header: bytes, data: bytes = b"") -> bytes:
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        file_of(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,16]}}', bytes(16)),
+        file_of(b'{"a":{"dtype":"F32","shape":[Infinity],"data_offsets":[0,16]}}', bytes(16)),
+        file_of(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
+    ],
+    ids=["negative", "infinite", "deep"],
+)
+def test_buffers_of_a_hostile_trainer_are_a_model_error(data: bytes) -> None:
+    with pytest.raises(ModelError):
+        Buffers(data, "the buffers of trainer 1")
 
 
 def train(ps: Session) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD
-from clusterctl.runtime.checkpoint.safetensors import TensorFile
-from clusterctl.runtime.errors import ProcessError, UseError
+from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
+from clusterctl.runtime.errors import ModelError, ProcessError, UseError
 from clusterctl.runtime.state import keeper
-from clusterctl.runtime.state.files import SavedState, State, entry_of
+from clusterctl.runtime.state.files import SavedState, State, StateFiles, entry_of
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, RUN, ThreadCluster, thread_cluster
@@ -398,6 +398,57 @@ def test_after_a_roll_back_the_state_is_that_of_the_cut_and_later_ones_are_remov
             assert ps._states._found is not None
             assert ps._states._found.path.parent.name == "step-000000002"
         assert steps_on_node(tmp_path) == []
+
+
+def growing(ps: Session) -> Any:
+    """Train with a memory that is large from the third batch on."""
+    memory, w = Memory(), ps.dense("w", 5, SGD(0.5))
+    ps._states.add("memory", memory)
+    for number in ps.steps(lambda pass_, rng: range(6), passes=1):
+        if number == 3:
+            memory.numbers = np.arange(keeper.LARGEST // 8 + 1, dtype=np.float64)
+        memory.calls = number
+        ps.push({w: np.ones(5)}, samples=1)
+    return memory.calls
+
+
+def test_a_small_state_of_long_ago_does_not_hide_a_large_one_in_a_cut(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 1, **BY_STEP) as cluster:
+        killed_at(cluster, 0, 5, growing)
+        assert steps_on_node(tmp_path) == [2, 3]
+        with session(cluster, 0, attempt=2) as ps:
+            assert ps._states._found is not None
+            assert ps._states._found.place.step == 4
+            assert growing(ps) == 5
+
+
+def test_a_full_disk_does_not_end_a_trainer_unless_a_checkpoint_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StateFiles, "write", full)
+    with thread_cluster(tmp_path / "none", 1, 1) as cluster:
+        cluster.train(program)
+    warning = "warning: the state of trainer 0 cannot be written ([Errno 28] No space left on device); free some space"
+    assert capfd.readouterr().out.count(warning) == 1
+    monkeypatch.setattr(StateFiles, "write_cut", full)
+    with (
+        thread_cluster(tmp_path / "cuts", 1, 1, **BY_STEP) as cluster,
+        pytest.raises(ProcessError, match=r"cannot be written into checkpoint step-000000002 .* free some space"),
+        session(cluster, 0) as ps,
+    ):
+        program(ps)
+
+
+@pytest.mark.parametrize("tree", ["[1]", "[" * 100_000, "5"])
+def test_a_damaged_tree_is_a_model_error(tmp_path: Path, tree: str) -> None:
+    about = {"format": "clusterctl-state/1", "cursor": "null", "tree": tree}
+    numbers = dict.fromkeys(("step", "pass", "batch", "rank", "trainers", "epoch"), "0")
+    write_tensors(tmp_path / "state.safetensors", [], {**about, **numbers})
+    with pytest.raises(ModelError, match="the metadata is damaged"):
+        SavedState(TensorFile(tmp_path / "state.safetensors"))
 
 
 def test_a_roll_back_to_the_beginning_begins_without_state(tmp_path: Path) -> None:

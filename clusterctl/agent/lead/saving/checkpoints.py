@@ -54,6 +54,10 @@ class CheckpointTracker:
         self._absent.update(ranks)
         return [action for key in list(self._pending) for action in self._settle(key, pservers)]
 
+    def come_back(self, rank: int) -> None:
+        """Expect the states of a trainer again."""
+        self._absent.discard(rank)
+
     def _settle(self, key: tuple[bool, str], pservers: int) -> list[Action]:
         """Complete a save, or drop it if what it lacks will not come."""
         (checkpoint, tag), save = key, self._pending[key]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from clusterctl.agent.lead.actions import Action, WriteManifest
 from clusterctl.agent.lead.messages import Recovery, Report
+from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, CopyTracker
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
@@ -49,6 +50,11 @@ class SaveTracker:
     def leave(self, ranks: Collection[int]) -> list[Action]:
         """Handle the end of trainers, see `CheckpointTracker.leave`."""
         return self._settled(self.checkpoints.leave(ranks, self._pservers))
+
+    def come_back(self, key: Key) -> None:
+        """Expect states of a trainer that had ended, and is started again."""
+        if key[0] == "trainer":
+            self.checkpoints.come_back(key[1])
 
     def _settled(self, actions: list[Action]) -> list[Action]:
         for action in actions:
