@@ -74,7 +74,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Bench:
-    """What to measure, where, and the settings that all trainers get."""
+    """Measures contenders on a network, and adds what it finds to `results`. All trainers get `common`."""
 
     net: Network
     results: Results

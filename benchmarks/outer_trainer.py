@@ -36,7 +36,7 @@ Step = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Given:
-    """What the harness asks for. `evaluate_every` 0: never. `tokens` is that of a trainer's batch."""
+    """A trainer's task. `tokens` are those of one of its batches; with `evaluate_every=0` it never evaluates."""
 
     contender: str
     data: str

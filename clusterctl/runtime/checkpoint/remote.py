@@ -251,7 +251,7 @@ def open_saved_checkpoint(env: Environment, peers: Peers) -> Checkpoint | None:
 
 
 def open_saved_state(env: Environment, peers: Peers) -> TensorFile | None:
-    """Open this trainer's state in the checkpoint that it continues from; None if there is none. Raises ModelError."""
+    """Open this trainer's state in the checkpoint it continues from, or return None. Raises ModelError."""
     tag, sources = _checkpoint(env)
     if tag is None:
         return None

@@ -24,5 +24,5 @@ class BufferBook:
         self._by_step[message.step] = newest
 
     def at(self, step: int) -> Buffers | None:
-        """Return the buffers at a step; None if there are none."""
+        """Return the newest buffers that are not of a later step, or None."""
         return self._by_step.get(max((known for known in self._by_step if known <= step), default=-1))

@@ -135,7 +135,7 @@ class StateFiles:
         return self._receipt(tag, place, *write_tensors(path, state.entries, about))
 
     def cut_written(self, tag: str) -> dict[str, Any] | None:
-        """Return the receipt of a file that an earlier attempt wrote in this epoch, None if there is none."""
+        """Return the receipt of the file that an earlier attempt wrote in this epoch, or None."""
         path = self._of_cut(tag)
         state = _open(path) if path.is_file() else None
         if state is None or state.epoch != self._epoch:

@@ -38,7 +38,7 @@ class Kept(Protocol):
 
 
 class Pushes(Protocol):
-    """A trainer's client: its next batch, its pushes, and the newest cut of which the replies to them told."""
+    """A trainer's client: its next batch, its pushes, and the newest cut that replies announced."""
 
     mode: Mode
     step: int

@@ -61,12 +61,12 @@ class DenseTable:
 
     @property
     def values(self) -> Floats:
-        """What rules change and what is saved."""
+        """The values that rules update and models save."""
         return self.current
 
     @property
     def base(self) -> Floats | None:
-        """What trainers have, if that differs from `values`."""
+        """The values that trainers hold, if they differ from `values`; else None."""
         return None
 
     def fill(self, start: int, values: Floats, base: Floats | None = None) -> None:

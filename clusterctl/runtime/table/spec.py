@@ -92,7 +92,7 @@ class TableSpec:
 
     @property
     def quantizer(self) -> Quantizer | None:
-        """What packs the gradients and changes of a table with `wire`."""
+        """The quantizer of the gradients and changes of a table with `wire`."""
         return None if self.wire is None else QUANTIZERS[self.wire]
 
     @functools.cached_property

@@ -56,7 +56,7 @@ class Client:
     `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
     of the trainers of an earlier run that had another number of them. `has_state` means that the trainer has state of
     its own, which pushes say, and `had_state` that its newest push before a restart said so; `cut` is the number of the
-    newest cut of which a reply told. `refresh(part)` is called with the new values in replies to pushes.
+    newest cut that a reply announced. `refresh(part)` is called with the new values in replies to pushes.
     """
 
     def __init__(

@@ -16,13 +16,12 @@ from clusterctl.agent.lead.actions import (
     WriteManifest,
 )
 from clusterctl.agent.lead.messages import Recovery
+from clusterctl.agent.lead.saving.cuts import CHECKPOINT, cut_dropped, names_of
 from clusterctl.agent.lead.saving.messages import DropModels, Keep, Kept, Logged, Saved
 from clusterctl.agent.lead.saving.pending import PendingSave
 from clusterctl.common import events
-from clusterctl.common.errors import first_of
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
 
-MOST_NAMED = 4
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
 
@@ -67,7 +66,7 @@ class CheckpointTracker:
         del self._pending[key]
         self.settled.append(key)
         if lost:
-            return [_dropped(lost)]
+            return [cut_dropped(CHECKPOINT, f"{names_of(lost)} ended before the state was written", lost)]
         if checkpoint:
             return [WriteManifest(tag, save.pieces, checkpoint, save.states)]
         step = save.pieces[-1].get("step")
@@ -104,7 +103,7 @@ class CheckpointTracker:
         return self._retention.newest is not None or not self._retention.resumed
 
     def discard_newest(self) -> bool:
-        """Discard the newest checkpoint like `discard`. Return False also if there is none."""
+        """Discard the newest checkpoint, as `discard` does. Return False if there is none, too."""
         newest = self._retention.newest
         return newest is not None and self.discard(newest.tag)
 
@@ -120,18 +119,6 @@ class CheckpointTracker:
         if forget_logs:
             self._retention.forget_after(step)
         return {"tag": newest.tag if newest else None, "step": step}
-
-
-def _dropped(ranks: Sequence[int]) -> RecordEvent:
-    names = first_of([f"trainer{rank}" for rank in ranks], MOST_NAMED)
-    message = f"no checkpoint this time: {names} ended before the state was written; the next one comes at its time"
-    event: events.CutDropped = {
-        "event": "cut_dropped",
-        "message": message,
-        "trainers": ranks,
-        "saves": ["checkpoint"],
-    }
-    return RecordEvent(event)
 
 
 class Best(NamedTuple):

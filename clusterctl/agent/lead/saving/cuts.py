@@ -111,15 +111,9 @@ class CutCoordinator:
         return self._order("write")
 
     def _drop(self, why: str, ranks: Sequence[int]) -> list[Action]:
-        saves = [name for one, name in PURPOSES.items() if self._purpose & one]
-        event: CutDropped = {
-            "event": "cut_dropped",
-            "message": f"no {' and '.join(saves)} this time: {why}; the next one comes at its time",
-            "trainers": list(ranks),
-            "saves": saves,
-        }
+        dropped = cut_dropped(self._purpose, why, ranks)
         self._due &= ~self._purpose
-        return [RecordEvent(event), *self._abandon()]
+        return [dropped, *self._abandon()]
 
     def _abandon(self) -> list[Action]:
         """Let the pservers go on without a cut; there is nothing to save."""
@@ -131,8 +125,24 @@ class CutCoordinator:
         return [SendOrder(message, node) for node in self._nodes]
 
 
+def cut_dropped(purpose: int, why: str, ranks: Sequence[int]) -> RecordEvent:
+    """Record that there is no cut for a purpose, which trainers are the reason, and why."""
+    saves = [name for one, name in PURPOSES.items() if purpose & one]
+    event: CutDropped = {
+        "event": "cut_dropped",
+        "message": f"no {' and '.join(saves)} this time: {why}; the next one comes at its time",
+        "trainers": list(ranks),
+        "saves": saves,
+    }
+    return RecordEvent(event)
+
+
+def names_of(ranks: Sequence[int]) -> str:
+    """Return the names of trainers for a message: the first ones, and how many more there are."""
+    return first_of([f"trainer{rank}" for rank in ranks], MOST_NAMED)
+
+
 def _reason(ranks: Sequence[int]) -> str:
     if not ranks:
         return "a pserver did not answer in time"
-    names = first_of([f"trainer{rank}" for rank in ranks], MOST_NAMED)
-    return f"a push of {names} did not reach all pservers in 5 s"
+    return f"a push of {names_of(ranks)} did not reach all pservers in 5 s"
