@@ -178,7 +178,9 @@ def peer(given: Given) -> Record:
         averager.step = 1  # the first average is after the first period, not after the first step
         optimizer = PostLocalSGDOptimizer(optimizer, averager)
     elif given.contender in ("ddp", "powersgd"):
-        forward = DistributedDataParallel(Loss(learner.model))
+        # With several buckets PowerSGD's all-reduces start in different orders on different ranks, which gloo refuses.
+        one_bucket = {"bucket_cap_mb": 100} if given.contender == "powersgd" else {}
+        forward = DistributedDataParallel(Loss(learner.model), **one_bucket)
         if given.contender == "powersgd":
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10)
             forward.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

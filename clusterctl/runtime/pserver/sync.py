@@ -109,8 +109,14 @@ class SyncUpdates(UpdatePolicy):
             self.lane.step = max(self.lane.step, message.step)
 
     def announce(self, purpose: int) -> list[Output]:
-        """Announce the cut with the replies of this step; trainers send it to all lanes with their next push."""
+        """Announce the cut with the replies of this step; trainers send it to all lanes with their next push.
+
+        One that was announced before, and that no push has passed, is not replaced: a trainer that is started again
+        may still owe it its state.
+        """
         at, others = self.lane.cut_schedule.decode(self.cuts)
+        if self.cuts and at >= self.lane.step and not purpose & ~others:
+            return []
         due = self.lane.step + 2
         self.cuts = self.lane.cut_schedule.encode(due, purpose | others if at == due else purpose)
         return []

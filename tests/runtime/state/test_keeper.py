@@ -14,6 +14,7 @@ import pytest
 from clusterctl.runtime import SGD
 from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import ModelError, ProcessError, UseError
+from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.state import keeper
 from clusterctl.runtime.state.files import SavedState, State, StateFiles, entry_of
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
@@ -276,6 +277,30 @@ def test_a_step_cut_that_the_clock_asks_for_has_states(tmp_path: Path) -> None:
     [(tag, step)] = cuts(tmp_path).items()
     assert tag == f"step-{step:09d}"
     assert (tmp_path / ".clusterctl/runs" / RUN / "checkpoints" / tag / "pserver-00000.safetensors").exists()
+
+
+def test_a_cut_due_while_a_trainer_is_away_does_not_replace_the_one_it_was_killed_at(tmp_path: Path) -> None:
+    saves = {"checkpoints": True, "save_every": {"unit": "s", "n": 3600}}
+    with thread_cluster(tmp_path, 1, 1, **saves) as cluster:
+
+        def ask_for_a_cut() -> None:
+            asked = threading.Event()
+
+            def ask(core: ServerCore) -> Any:
+                outputs = core.request_cut()
+                asked.set()
+                return outputs
+
+            cluster.lanes[0].submit(ask)
+            assert asked.wait(DEADLINE_S)
+
+        ask_for_a_cut()  # at step 2
+        killed_at(cluster, 0, 2, program)
+        ask_for_a_cut()
+        with session(cluster, 0, attempt=2) as ps:
+            program(ps)
+    checkpoints = tmp_path / ".clusterctl/runs" / RUN / "checkpoints"
+    assert cuts(tmp_path) == {path.parent.name: 2 for path in checkpoints.glob("*/pserver-00000.safetensors")}
 
 
 def test_a_trainer_that_leaves_its_loop_at_a_cut_writes_its_state(tmp_path: Path) -> None:
