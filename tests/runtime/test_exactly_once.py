@@ -235,7 +235,7 @@ def test_a_silent_pserver_is_an_error_after_the_grace_period(tmp_path: Path) -> 
     finally:
         link.close()
     assert unanswered == [0], "its supervisor is notified"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_long_wait_names_the_missing_trainers(

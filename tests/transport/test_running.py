@@ -120,7 +120,7 @@ def test_a_conversation_goes_back_and_forth(transport: Transport, node: TestNode
     with transport.open(node, command("cat")) as process:
         for line in (b"one\n", b"two\n"):
             process.write(line)
-            assert process.readline(deadline_s=10) == line
+            assert process.readline(deadline_s=60) == line
         process.close_stdin()
         assert process.read() == b""
         assert process.wait(10) == 0
@@ -163,7 +163,7 @@ def test_a_read_has_its_own_deadline(transport: Transport, node: TestNode) -> No
         with pytest.raises(NodeError, match="timed out after"):
             process.wait(0.1)
         process.write(b"still there\n")
-        assert process.readline(deadline_s=10) == b"still there\n"
+        assert process.readline(deadline_s=60) == b"still there\n"
 
 
 def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, node: TestNode) -> None:
@@ -236,7 +236,7 @@ def test_closing_the_input_as_the_command_ends_does_not_end_the_connection(
 
 def test_after_closing_the_command_sees_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
     process = transport.open(node, sh("echo $$; cat; echo over >$HOME/over.$$"))
-    pid = process.readline(deadline_s=10).decode().strip()
+    pid = process.readline(deadline_s=60).decode().strip()
     process.close()
     over = command("cat", RemotePath(f"~/over.{pid}"))
     assert wait_until(lambda: transport.run(node, over).stdout == b"over\n")

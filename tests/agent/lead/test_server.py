@@ -243,7 +243,7 @@ def test_a_silent_lead_is_lost_after_the_grace_period(loop: EventLoop, keys: Key
         follower.lead.let_go()
     assert "no message from the lead" in follower.lost[0]
     assert follower.silent_s is not None
-    assert 0.5 <= follower.silent_s < 5
+    assert 0.5 <= follower.silent_s < 30
 
 
 def test_a_lead_that_is_lost_after_the_end_is_ignored(loop: EventLoop, leader: Lead, keys: Keys) -> None:
