@@ -15,7 +15,6 @@ from clusterctl.config.findings import Finding, config_error
 from clusterctl.config.hosts import own_root
 from clusterctl.errors import UsageError
 
-
 LOOPBACK = "127.0.0.1"
 
 
@@ -25,7 +24,8 @@ class Node:
 
     `where` is for messages: the host, with its port unless that is 22. An `ssh_user`, `ssh_port` or `identity` of None
     is left to ~/.ssh/config and SSH's defaults. If `address` is None, the agent determines it. `root_dir` is a path on
-    the node and may start with `~`. `via` carries commands to it; `carrier` names that in messages. `env` is ENV with the host's own variables on top; it is read-only.
+    the node and may start with `~`. `via` carries commands to it; `carrier` is its name in messages.
+    `env` is ENV with the host's own variables on top; it is read-only.
     """
 
     id: int

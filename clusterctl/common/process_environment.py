@@ -12,7 +12,6 @@ from typing import NamedTuple
 from clusterctl.common.engines import ENGINES, Endpoints
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
-
 #: What belongs to the SSH command that started the agent, or to its shell.
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 #: What makes a program take itself for a step of Slurm or a rank of MPI. Those of ENGINE are added later.

@@ -216,6 +216,7 @@ def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) ->
     for name, value in reading.values.items():
         if isinstance(value, Path):
             reading.values[name] = resolve(value, name)
+
     def resolve_program(via: Any, key: str) -> Any:
         """A program with a slash in its name is a path, too."""
         if isinstance(via, tuple) and "/" in via[0]:

@@ -70,7 +70,7 @@ def quote(command: Command) -> str:
 
 
 def script_of(command: Command, before: str = "") -> str:
-    """Return a command as a script for `/bin/sh -c`, one line of valid UTF-8, which begins with the shell text `before`.
+    """Return a command as a script for `/bin/sh -c`: one line of valid UTF-8, after the shell text `before`.
 
     Raises as `quote` does.
     """

@@ -277,7 +277,9 @@ def test_one_host_may_be_several_nodes_with_directories_of_their_own() -> None:
 
 def test_nodes_of_this_machine_need_directories_of_their_own() -> None:
     message = problem(HOSTS=["a", "b"], VIA="local")
-    assert message.endswith('duplicates HOSTS[0], which is this machine too; write ROOT_DIR = "~/clusterctl/node{node}"')
+    assert message.endswith(
+        'duplicates HOSTS[0], which is this machine too; write ROOT_DIR = "~/clusterctl/node{node}"'
+    )
 
 
 def test_nodes_of_this_machine_alone_use_its_loopback_address() -> None:

@@ -26,7 +26,9 @@ def trust(invocation: Invocation, *, yes: bool) -> None:
 
         by_ssh = [node for node in cluster.nodes if node.via == "ssh"]
         if others := len(cluster.nodes) - len(by_ssh):
-            invocation.console.say(f"{plural(others, 'host')} without a host key: VIA reaches them by other means than SSH")
+            invocation.console.say(
+                f"{plural(others, 'host')} without a host key: VIA reaches them by other means than SSH"
+            )
         outcomes = cluster.map(look, by_ssh)
         scanned = [outcome.get() for outcome in outcomes if outcome.ok]
         refused = [one for one in scanned if one[2].state in ("changed", "revoked")]

@@ -6,8 +6,6 @@ import os
 import shlex
 import subprocess
 import threading
-from collections.abc import Sequence
-from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.carrier import failures

@@ -68,8 +68,8 @@ EARLY = [
     (
         "docker",
         127,
-        'OCI runtime exec failed: exec failed: unable to start container process: exec: "/bin/sh": stat /bin/sh: no such'
-        " file or directory: unknown",
+        'OCI runtime exec failed: exec failed: unable to start container process: exec: "/bin/sh": stat /bin/sh: '
+        "no such file or directory: unknown",
         "n1 has no /bin/sh",
     ),
     ("kubectl", 1, 'Error from server (NotFound): pods "n1" not found', "kubectl: there is no pod n1"),
@@ -80,7 +80,7 @@ EARLY = [
         "kubectl: this account may not run commands in the pod n1",
     ),
     ("kubectl", 1, "error: You must be logged in to the server (Unauthorized)", "does not accept this account"),
-    ("kubectl", 1, "error: unable to upgrade connection: container not found (\"main\")", "is not running"),
+    ("kubectl", 1, 'error: unable to upgrade connection: container not found ("main")', "is not running"),
     ("kubectl", 1, "error: cannot exec into a container in a completed pod; current phase is Succeeded", "not running"),
     (
         "kubectl",
@@ -94,9 +94,24 @@ EARLY = [
         "srun: error: Unable to confirm allocation for job 77: Invalid job id specified\nsrun: Check SLURM_JOB_ID",
         "srun: there is no allocation: the Slurm job 77 is not running",
     ),
-    ("srun", 1, "srun: error: Unable to create step for job 77: Job/step already completing or completed", "no allocat"),
-    ("srun", 1, "srun: error: Unable to create step for job 7: Required node not available (down, drained)", "n1 is down"),
-    ("srun", 1, "srun: error: Unable to create step for job 5: Requested node configuration is not available", "not a node"),
+    (
+        "srun",
+        1,
+        "srun: error: Unable to create step for job 77: Job/step already completing or completed",
+        "no allocat",
+    ),
+    (
+        "srun",
+        1,
+        "srun: error: Unable to create step for job 7: Required node not available (down, drained)",
+        "n1 is down",
+    ),
+    (
+        "srun",
+        1,
+        "srun: error: Unable to create step for job 5: Requested node configuration is not available",
+        "not a node",
+    ),
     ("srun", 1, "srun: error: Unable to create step for job 5: Requested nodes are busy", "in use by another step"),
     ("srun", 1, "srun: error: Unable to create step for job 5: Access/permission denied", "Slurm denied access"),
     ("srun", 1, "srun: error: Unable to contact slurm controller (connect failure)", "controller does not answer"),
@@ -130,7 +145,11 @@ def test_unknown_words_are_passed_on(transport: Transport, tmp_path: Path, name:
 
 
 LATE = [
-    ("srun", "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "time limit"),
+    (
+        "srun",
+        "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***",
+        "time limit",
+    ),
     ("srun", "srun: error: Node failure on n1", "the Slurm node n1 is down"),
     ("srun", "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO PREEMPTION ***", "preempt"),
     ("srun", "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***", "step was cancelled"),

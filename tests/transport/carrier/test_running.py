@@ -202,7 +202,7 @@ def test_after_closing_the_command_sees_the_end_of_its_input(
     process = transport.open(node, sh("echo $$; cat; echo over >$HOME/over"))
     process.readline(deadline_s=10)
     process.close()
-    assert wait_until(lambda: (tmp_path / "box/over").exists())
+    assert wait_until((tmp_path / "box/over").exists)
 
 
 def test_a_closed_carrier_that_does_not_end_is_killed_with_its_group(
@@ -267,7 +267,9 @@ rm {tmp_path}/starting/$$; exec "$@"
     with Transport(TestSettings(None, None, None)) as limited:
         done: list[int] = []
         thread = threading.Thread(
-            target=lambda: done.extend(one.get() for one in limited.map(nodes, lambda n: limited.run(n, sh("sleep 1")).exit_code))
+            target=lambda: done.extend(
+                one.get() for one in limited.map(nodes, lambda n: limited.run(n, sh("sleep 1")).exit_code)
+            )
         )
         thread.start()
         assert wait_until(lambda: len(list((tmp_path / "starting").iterdir())) == 3)
