@@ -202,6 +202,12 @@ class Tail:
     def kept(self) -> bytes:
         return bytes(self._kept[-self._limit :])
 
+    def take(self) -> bytes:
+        """Return them and forget them."""
+        kept = self.kept()
+        self._kept.clear()
+        return kept
+
     def add(self, piece: bytes) -> None:
         self._kept += piece
         if len(self._kept) > 2 * self._limit:

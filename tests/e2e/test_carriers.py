@@ -156,6 +156,23 @@ exec "$@"
 """
 
 
+def test_no_secret_is_on_the_command_line_of_a_carrier(site: Site) -> None:
+    noting = CLEAN.replace("cd /\n", f'cd /\nprintf "%s\\n" "$@" >>{site.directory}/lines\n')
+    site.conf(
+        HOSTS=["node0", "node1"],
+        PYTHON=sys.executable,
+        ENV={"TOKEN": "a-secret-value"},
+        VIA=(carrier(site, "noting", noting), "{host}"),
+    )
+    job = site.start(REGRESSION)
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded")
+    lines = (site.directory / "lines").read_text()
+    assert lines.count("/bin/sh") >= 6
+    assert "TOKEN" not in lines
+    assert "a-secret-value" not in lines
+    assert "PRIVATE KEY" not in lines
+
+
 def test_an_agent_that_ends_well_without_its_last_line_is_a_lost_connection(site: Site) -> None:
     """kubectl may cut its output short and exit with 0."""
     cut = CLEAN.replace("exec env -i", "env -i").rstrip() + " | dd bs=1 count=60 2>/dev/null\nexit 0\n"

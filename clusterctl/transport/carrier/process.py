@@ -167,6 +167,8 @@ class CarrierProcess(RemoteProcess):
         if self._buffer:  # read together with the line before it
             take(bytes(self._buffer), False)
             self._buffer.clear()
+        if early := self._stderr.take():
+            take(early, True)
         output_ended = False
         while not (output_ended and (self._errors_ended or self._popen.poll() is not None)):
             with self._using():

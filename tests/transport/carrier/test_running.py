@@ -89,6 +89,11 @@ def test_output_and_errors_arrive_separately_and_byte_for_byte(transport: Transp
     assert (done.stdout, done.stderr) == (b"a\0\xff\r\n", b"b\0\xfe")
 
 
+def test_errors_that_arrive_with_the_begin_are_passed_on_once(transport: Transport, node: TestNode) -> None:
+    for _ in range(20):
+        assert transport.run(node, sh("echo early >&2; echo out")).stderr == b"early\n"
+
+
 def test_nasty_arguments_arrive_unchanged(transport: Transport, node: TestNode) -> None:
     nasty = ["", " ", "a'b\"c", "$HOME `id`", "a\nb\r\n", "-n", "*?[a]", "~", "!!", "ü 🦉", "\\n\\\\", "\udcff"]
     expected = b"".join(argument.encode("utf-8", "surrogateescape") + b"\0" for argument in nasty)
