@@ -13,7 +13,10 @@ from clusterctl.common.engines import ENGINES, Endpoints
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
 #: What belongs to the SSH command that started the agent, or to its shell.
-NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
+NOT_OURS = (
+    *("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "SSH_ASKPASS_REQUIRE"),
+    *("PWD", "OLDPWD", "SHLVL", "_"),
+)
 #: What makes a program take itself for a step of Slurm or a rank of MPI. Those of ENGINE are added later.
 OF_A_SCHEDULER = ("SLURM", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_")
 OF_THE_JOB = "SLURM_JOB_"

@@ -182,6 +182,15 @@ def test_an_agent_that_ends_well_without_its_last_line_is_a_lost_connection(site
     assert "lost the connection to node0 over kubectl2" in done.out + done.err
 
 
+def test_so_is_one_over_ssh(site: Site) -> None:
+    python = carrier(site, "python", f'#!/bin/sh\n{sys.executable} "$@" | dd bs=1 count=40 2>/dev/null\nexit 0\n')
+    site.conf(PYTHON=python)
+    done = site.run("jobs", "--json")
+    assert done.code == 3
+    assert {node["kind"] for node in done.json()["error"]["details"]["nodes"]} == {"unreachable"}
+    assert "lost the connection to" in done.err
+
+
 def test_a_carrier_that_is_not_found_is_one_clear_error(site: Site) -> None:
     site.conf(HOSTS=["node0", "node1"], VIA=("dockr", "exec", "-i", "{host}"))
     done = site.run("check")

@@ -53,7 +53,7 @@ class Carriers:
             self._turns.release()
 
     def abort(self) -> None:
-        """End every carrier now."""
+        """End every carrier that is not closed now."""
         with self._lock:
             live = list(self._live)
         for process in live:

@@ -74,9 +74,13 @@ class CarrierProcess(RemoteProcess):
         self.on_close()
 
     def abort(self) -> None:
-        """End the carrier now. Every call that waits for it raises UnreachableError."""
-        self.close()
-        self._signal(signal.SIGTERM)
+        """End the carrier now. Every call that waits for it raises UnreachableError.
+
+        One that is closed has done its work, and gets its time to end by itself.
+        """
+        if not self._closed:
+            self.close()
+            self._signal(signal.SIGTERM)
 
     def end(self, patience_s: float = SOON_S) -> None:
         """Wait until the carrier has ended by itself, else kill its group. It is reaped in any case."""

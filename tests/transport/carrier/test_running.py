@@ -220,6 +220,15 @@ def test_a_closed_carrier_that_does_not_end_is_killed_with_its_group(
     assert wait_until(lambda: process._popen.returncode is not None)
 
 
+def test_a_carrier_that_has_done_its_work_ends_by_itself(node: TestNode, tmp_path: Path) -> None:
+    with Transport(TestSettings(None, None, None)) as transport:
+        script = "echo done; exec >/dev/null; trap 'touch $HOME/terminated' TERM; sleep 0.5; touch $HOME/over"
+        with transport.open(node, sh(script)) as process:
+            assert process.readline(deadline_s=10) == b"done\n"
+    assert (tmp_path / "box/over").exists()
+    assert not (tmp_path / "box/terminated").exists()
+
+
 def test_abort_ends_every_wait(transport: Transport, node: TestNode) -> None:
     process = transport.open(node, sh("trap '' TERM; echo $$; sleep 50; sleep 50"))
     pid = int(process.readline(deadline_s=10))
