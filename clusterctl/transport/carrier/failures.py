@@ -104,6 +104,13 @@ TABLE: tuple[Words, ...] = (
         late=True,
     ),
     Words(
+        KUBECTL,
+        r"unexpected EOF|lost connection to pod|error stream|websocket: close",
+        "lost the connection to the pod {host}",
+        "see kubectl get pod {host}; the command may still be running there",
+        late=True,
+    ),
+    Words(
         SRUN,
         r"DUE TO TIME LIMIT",
         "the Slurm job has reached its time limit",
@@ -255,7 +262,7 @@ def _known(ending: Ending, label: str, *, only_late: bool) -> UnreachableError |
 
 def _is_of(carrier: str, line: str) -> bool:
     """Return True if the carrier itself printed this line, as far as it can be told: commands print to it too."""
-    marks = {"srun": ("srun:", "slurmstepd:"), "ssh": ("client_loop:", "Timeout,", "Connection to ")}
+    marks = {"srun": ("srun:", "slurmstepd"), "ssh": ("client_loop:", "Timeout,", "Connection to ")}
     return line.startswith(marks.get(carrier, (f"{carrier}:", "Error", "error:", "Unable to connect", "PRTE", "ORTE")))
 
 

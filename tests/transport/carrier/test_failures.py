@@ -150,9 +150,10 @@ LATE = [
         "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***",
         "time limit",
     ),
+    ("kubectl", "error: unexpected EOF", "lost the connection to the pod n1"),
     ("srun", "srun: error: Node failure on n1", "the Slurm node n1 is down"),
     ("srun", "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO PREEMPTION ***", "preempt"),
-    ("srun", "slurmstepd: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***", "step was cancelled"),
+    ("srun", "slurmstepd-n1: error: *** STEP 5.3 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***", "step was cancelled"),
     ("ssh", "client_loop: send disconnect: Broken pipe", "lost the connection to n1"),
 ]
 
