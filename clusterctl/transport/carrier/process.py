@@ -20,13 +20,14 @@ SOON_S = 2.0  # a carrier whose pipes are closed may take so long to end by itse
 TERM_S = 1.0
 EXIT_POLL_S = 0.02
 LAST_PIECES = 256  # of standard error, read once the carrier has exited
+AHEAD_BYTES = 4 << 20  # of output, read while a command does not read its input; about as much as SSH takes
 
 
 class CarrierProcess(RemoteProcess):
     """A command behind a carrier.
 
-    Whoever waits for one of its pipes also reads its standard error, so that it never blocks on it. Another thread
-    may call `abort` and `close`: the pipes are closed once nobody uses them.
+    Who waits for one of its pipes also reads the others, so that it never blocks on them; of two threads one does.
+    Another thread may call `abort` and `close`: the pipes are closed once nobody uses them.
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class CarrierProcess(RemoteProcess):
         self._stdin, self._stdout, self._errors = (_end(pipe) for pipe in (popen.stdin, popen.stdout, popen.stderr))
         self._lock = threading.Lock()
         self._users = 0
-        self._closed = self._input_ended = self._errors_ended = self._pumping = False
+        self._closed = self._input_ended = self._output_ended = self._errors_ended = False
+        self._reading = threading.Lock()  # held by the thread that reads the outputs
+        self._ahead = bytearray()  # of standard output
+        self._take_errors: Callable[[bytes], None] = self._stderr.add
         self.on_close: Callable[[], None] = lambda: None
 
     def close_stdin(self) -> None:
@@ -56,12 +60,12 @@ class CarrierProcess(RemoteProcess):
     def wait(self, deadline_s: float | None = None) -> int:
         deadline = Deadline(deadline_s)
         while self._popen.poll() is None:
-            with self._using():
-                if self._errors_ended:
+            with self._using(), self._reading:
+                if outputs := self._outputs():
+                    self._take(self._poll(outputs, EXIT_POLL_S))
+                else:
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        self._popen.wait(SLICE_S)
-                elif self._await(None, 0, EXIT_POLL_S):
-                    self._take_errors()
+                        self._popen.wait(EXIT_POLL_S)
             self._check(deadline)
         return self._exit_code(self._popen.returncode)
 
@@ -95,10 +99,8 @@ class CarrierProcess(RemoteProcess):
 
     def ending(self) -> Ending:
         """Return how the carrier ended, or that it goes on: its exit code and its last words."""
-        with contextlib.suppress(ClusterctlError), self._using():
-            for _ in range(LAST_PIECES):
-                if not self._take_errors():
-                    break
+        with self._reading:
+            self._take_last_errors()
         return Ending(self._carrier, self._host, self._popen.poll(), self.stderr_tail())
 
     def _signal(self, number: int) -> None:
@@ -119,91 +121,83 @@ class CarrierProcess(RemoteProcess):
 
     def _send(self, view: memoryview) -> int:
         with self._using():
+            reads = self._reading.acquire(blocking=False)
             try:
                 if self._input_ended:
                     raise BrokenPipeError
-                if self._await(self._stdin, select.POLLOUT, SLICE_S):
-                    return os.write(self._stdin, view[:CHUNK_BYTES])
+                ready = self._poll({self._stdin: select.POLLOUT, **(self._outputs() if reads else {})}, SLICE_S)
+                if reads:
+                    self._take(ready)
+                return os.write(self._stdin, view[:CHUNK_BYTES]) if self._stdin in ready else 0
             except BlockingIOError:
                 return 0
             except BrokenPipeError as exc:
                 raise failures.input_closed(self._label, self._where, self._what) from exc
-            return 0
+            finally:
+                if reads:
+                    self._reading.release()
 
     def _receive(self, size: int) -> bytes | None:
-        with self._using():
-            piece = os.read(self._stdout, size) if self._await(self._stdout, select.POLLIN, SLICE_S) else None
-            if piece == b"" and self._closed:
+        with self._using(), self._reading:
+            if not self._ahead:
+                self._take(self._poll(self._outputs(), 0 if self._output_ended else SLICE_S))
+            if not self._ahead and not self._output_ended:
+                return None
+            piece = bytes(self._ahead[:size])
+            del self._ahead[:size]
+            if not piece and self._closed:
                 raise self.lost()
             return piece
 
-    def _await(self, fd: int | None, event: int, timeout_s: float) -> bool:
-        """Wait for one of the pipes. Take what arrives on standard error meanwhile, unless `_pump` does.
-
-        Without `fd`, wait for standard error itself.
-        """
-        poller = select.poll()
-        if fd is not None:
-            poller.register(fd, event)
-        watched = not self._errors_ended and not self._pumping
-        if watched:
-            poller.register(self._errors, select.POLLIN)
-        ready = dict(poller.poll(timeout_s * 1000))
-        if fd is None:
-            return self._errors in ready
-        if watched and self._errors in ready:
-            self._take_errors()
-        return fd in ready
-
-    def _take_errors(self) -> bytes:
-        """Read a piece of standard error and keep it; b"" if there is none."""
-        with self._lock:
-            try:
-                piece = os.read(self._errors, CHUNK_BYTES)
-            except BlockingIOError:
-                return b""
-            self._errors_ended = not piece
-            self._stderr.add(piece)
-        return piece
-
     def _pump(self, take: Take, deadline: Deadline) -> None:
-        self._pumping = True
-        if self._buffer:  # read together with the line before it
-            take(bytes(self._buffer), False)
-            self._buffer.clear()
-        if early := self._stderr.take():
-            take(early, True)
-        output_ended = False
-        while not (output_ended and (self._errors_ended or self._popen.poll() is not None)):
-            with self._using():
-                poller = select.poll()
-                for fd, ended in ((self._stdout, output_ended), (self._errors, self._errors_ended)):
-                    if not ended:
-                        poller.register(fd, select.POLLIN)
-                ready = dict(poller.poll(1000 * (EXIT_POLL_S if output_ended else SLICE_S)))
-                if self._stdout in ready:
-                    piece = os.read(self._stdout, CHUNK_BYTES)
-                    output_ended = not piece
-                    if piece:
-                        take(piece, False)
-                if self._errors in ready:
-                    self._pass_errors(take)
-            self._check(deadline)
-        with self._using():
-            for _ in range(LAST_PIECES):
-                if not self._pass_errors(take):
-                    break
-        self._pumping = False
+        with self._reading:
+            if early := self._stderr.take():
+                take(early, True)
+            self._take_errors = lambda piece: take(piece, True)
+            self._ahead[:0], self._buffer = self._buffer, bytearray()
+            while not (self._output_ended and (self._errors_ended or self._popen.poll() is not None)):
+                with self._using():
+                    self._take(self._poll(self._outputs(), EXIT_POLL_S if self._output_ended else SLICE_S))
+                if self._ahead:
+                    take(bytes(self._ahead), False)
+                    self._ahead.clear()
+                self._check(deadline)
+            self._take_last_errors()
+            self._take_errors = self._stderr.add
 
-    def _pass_errors(self, take: Take) -> bool:
-        try:
+    def _outputs(self) -> dict[int, int]:
+        """Return what to wait for: the outputs that have not ended, unless too much is read ahead."""
+        wanted = {self._errors: not self._errors_ended}
+        wanted[self._stdout] = not self._output_ended and len(self._ahead) < AHEAD_BYTES
+        return {fd: select.POLLIN for fd, is_wanted in wanted.items() if is_wanted}
+
+    @staticmethod
+    def _poll(events: dict[int, int], timeout_s: float) -> set[int]:
+        poller = select.poll()
+        for fd, event in events.items():
+            poller.register(fd, event)
+        return {fd for fd, _ in poller.poll(timeout_s * 1000)}
+
+    def _take(self, ready: set[int]) -> None:
+        """Read from those outputs that are ready."""
+        if self._stdout in ready:
+            piece = os.read(self._stdout, CHUNK_BYTES)
+            self._output_ended = not piece
+            self._ahead += piece
+        if self._errors in ready:
             piece = os.read(self._errors, CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        self._errors_ended = not piece
-        if piece:
-            take(piece, True)
-        return bool(piece)
+            self._errors_ended = not piece
+            if piece:
+                self._take_errors(piece)
+
+    def _take_last_errors(self) -> None:
+        """Read what is left on standard error, which a process that was left behind may keep open."""
+        with contextlib.suppress(ClusterctlError), self._using():
+            for _ in range(LAST_PIECES):
+                ready = set() if self._errors_ended else self._poll({self._errors: select.POLLIN}, 0)
+                if not ready:
+                    break
+                self._take(ready)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:

@@ -132,6 +132,18 @@ def test_one_thread_reads_while_another_writes(transport: Transport, node: TestN
     assert digest.digest() == hashlib.sha256(block * 20).digest()
 
 
+def test_a_thread_that_only_writes_does_not_block_a_command_that_writes_first(
+    transport: Transport, node: TestNode
+) -> None:
+    with transport.open(node, sh("head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2; wc -c")) as process:
+        process.write(bytes(3 * MB), stall_s=20)
+        process.close_stdin()
+        total = 0
+        while piece := process.read(deadline_s=30):
+            total += len(piece)
+        assert total == 3_000_000 + len(f"{3 * MB}\n")
+
+
 def test_a_command_that_ignores_its_input_does_not_block_us(transport: Transport, node: TestNode) -> None:
     assert transport.run(node, sh("exit 4"), bytes(20 * MB)).exit_code == 4
 
