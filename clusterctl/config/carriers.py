@@ -20,10 +20,15 @@ class Need(NamedTuple):
 
 
 def _flag(letter: str, word: str) -> Callable[[Sequence[str]], bool]:
-    return lambda words: word in words or any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z0-9]*", one) for one in words)
+    form = re.compile(rf"-[a-zA-Z]*{letter}[a-zA-Z0-9]*|{word}(=true)?")
+    return lambda words: any(form.fullmatch(one) for one in words)
 
 
-_STDIN = Need(_flag("i", "--interactive"), "needs -i, or commands get no input")
+_INTERACTIVE = _flag("i", "--interactive")
+_STDIN = Need(
+    lambda words: "compose" in words or _INTERACTIVE(words),  # compose passes input on by itself
+    "needs -i, or commands get no input",
+)
 _KUBECTL = (
     Need(_flag("i", "--stdin"), "needs -i, or commands get no input"),
     Need(lambda words: words[-1] == "--", 'must end with "--", or kubectl takes options of the command for its own'),

@@ -74,6 +74,8 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("VIA", "local", "local"),
     ("VIA", ["my-carrier", "--to", "root@{host}"], ("my-carrier", "--to", "root@{host}")),
     ("VIA", ("/usr/bin/docker", "exec", "-i", "{host}"), ("/usr/bin/docker", "exec", "-i", "{host}")),
+    ("VIA", ("docker", "compose", "exec", "-T", "{host}"), ("docker", "compose", "exec", "-T", "{host}")),
+    ("VIA", ("podman", "exec", "--interactive=true", "{host}"), ("podman", "exec", "--interactive=true", "{host}")),
     ("VIA", ("kubectl", "exec", "-i", "{host}", "--"), ("kubectl", "exec", "-i", "{host}", "--")),
     ("VIA", ("srun", "-uN1", "-w", "{host}"), ("srun", "-uN1", "-w", "{host}")),
     ("PYTHON", "/opt/py/bin/python3", "/opt/py/bin/python3"),

@@ -78,7 +78,6 @@ class Carriers:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=_environment(node.carrier),
-                cwd=None,
                 start_new_session=True,  # Ctrl-C is for us, and it finds no terminal to ask for a password
             )
         except OSError as exc:
