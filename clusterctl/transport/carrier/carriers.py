@@ -81,7 +81,7 @@ class Carriers:
                 start_new_session=True,  # Ctrl-C is for us, and it finds no terminal to ask for a password
             )
         except OSError as exc:
-            raise failures.not_found(node.carrier, node.label, exc.strerror or str(exc)) from exc
+            raise failures.not_started(node.carrier, node.label, exc) from exc
         process = CarrierProcess(
             popen,
             carrier=node.carrier,

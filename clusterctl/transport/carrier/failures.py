@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from typing import NamedTuple
@@ -266,12 +267,17 @@ def _is_of(carrier: str, line: str) -> bool:
     return line.startswith(marks.get(carrier, (f"{carrier}:", "Error", "error:", "Unable to connect", "PRTE", "ORTE")))
 
 
-def not_found(carrier: str, label: str, problem: str) -> UnreachableError:
+def not_started(carrier: str, label: str, exc: OSError) -> UnreachableError:
     """Return the error for a carrier that this machine cannot run."""
+    hint = f"install {carrier} on this machine, or write its full path in VIA"
+    if exc.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "raise the limit in this shell and try again: ulimit -n 4096"
+    elif exc.errno in (errno.EAGAIN, errno.ENOMEM):
+        hint = "this machine is short of processes or memory: see ulimit -u, and free"
     return UnreachableError(
-        f"cannot run {carrier}, the carrier in VIA: {problem}",
+        f"cannot run {carrier}, the carrier in VIA: {exc.strerror or exc}",
         node=label,
-        hint=f"install {carrier} on this machine, or write its full path in VIA",
+        hint=hint,
         details={"reason": "carrier", "carrier": carrier},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -224,6 +225,20 @@ def test_ssh_gets_the_command_as_one_word_and_others_as_three(transport: Transpo
         done = transport.run(named(tmp_path, name, counting), tricky)
         assert done.stderr == b"%d words\n" % count
         assert done.stdout == b"a'b|$HOME|c\nd|"
+
+
+def test_a_limit_of_this_machine_is_named_with_its_own_fix(transport: Transport) -> None:
+    transport._carriers()  # loads its modules
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    try:
+        with pytest.raises(UnreachableError, match="Too many open files") as caught:
+            transport.run(TestNode("node0", None, "n1", via=("cat", "{host}")), TRUE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.hint is not None
+    assert "ulimit -n" in caught.value.hint
 
 
 def test_a_carrier_may_not_ask(transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
