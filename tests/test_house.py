@@ -35,7 +35,7 @@ MAY_IMPORT: Table = {
     "config": ("errors",),
     "certificates": (),
     "inventory": ("config", "errors"),
-    "transport": ("errors",),
+    "transport": ("common", "errors"),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
     "check": ("cluster", "errors", "inventory"),
     "dispatch": ("certificates", "cluster", "common", "errors", "inventory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -118,7 +119,8 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
         if path.startswith(home + "/"):
             path = "~" + path[len(home) :]
     parent, _, name = path.rpartition("/")
-    return name if parent == settings.root_dir.rstrip("/") else path
+    root = re.escape(settings.root_dir.rstrip("/")).replace(re.escape("{node}"), "[0-9]+")
+    return name if re.fullmatch(root, parent) else path
 
 
 def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Reference:

@@ -121,6 +121,8 @@ class AgentCall:
             hint = "make sure that no shell start-up file (such as ~/.bashrc) prints anything without a terminal"
             return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)
         code = self._process.wait(ANSWER_S)
+        if code == 0:  # an agent that ends well says so in its last line
+            return self._process.lost()
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:
             hint = "install python3 (3.9 or later) on the node, or set PYTHON in conf.py to its path"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clusterctl.config.carriers import parse_via
 from clusterctl.config.hosts import some_hosts
 from clusterctl.config.parsers import (
     Parser,
@@ -62,7 +63,7 @@ class Setting:
 NOT_KEPT: Final = frozenset(
     {
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
-        *("PS_SECURITY", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
+        *("PS_SECURITY", "VIA", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
         *("BEFORE_START", "AFTER_END"),
     }
 )
@@ -80,7 +81,10 @@ def _listed(value: object) -> object:
 TABLE: Final[tuple[Setting, ...]] = (
     Setting("HOSTS", _listed, (), '"user@host:port" (user and port are optional), or Host(...); required'),
     Setting(
-        "ROOT_DIR", remote_root, "~/clusterctl", "the directory for jobs on every node; ~ is that node's home directory"
+        "ROOT_DIR",
+        remote_root,
+        "~/clusterctl",
+        "the directory for jobs on every node; ~ is that node's home directory, {node} the node's id",
     ),
     # what runs
     Setting("PYTHON", text, "python3", "the Python interpreter on the nodes; replaces a leading `python` in commands"),
@@ -114,7 +118,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "NIC",
         optional(interface),
         None,
-        "the network interface between nodes, or its subnet; None: the address that SSH connected to",
+        "the network interface between nodes, or its subnet; None: that of SSH, else of the default route",
         old="PADDLE_NIC",
     ),
     Setting(
@@ -130,7 +134,13 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting("PS_SECURITY", choice("curve", "none"), "curve", 'use "none" only on a trusted network'),
     Setting("RELAY", choice("auto", "always", "never"), "auto", "whether nodes forward the workspace to each other"),
-    # SSH
+    # how the nodes are reached
+    Setting(
+        "VIA",
+        parse_via,
+        "ssh",
+        'what carries commands to the nodes: "ssh", "local", or a tuple of words with {host}',
+    ),
     Setting("SSH_CONFIG", optional(local_path), None, "the SSH configuration file; None: ~/.ssh/config"),
     Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and the usual ~/.ssh keys"),
     Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),

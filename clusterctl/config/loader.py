@@ -171,7 +171,7 @@ def _parsed(setting: Setting, raw: object) -> object:
 
 def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
     conf, raw = reading.conf, reading.values["HOSTS"]
-    hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"])
+    hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"], reading.values["VIA"])
     if not hosts and not problems:
         problems = [(None, "is empty" if "HOSTS" in conf.values else "is missing")]
     listed = isinstance(raw, list | tuple) and len(conf.host_lines) == len(raw)
@@ -216,7 +216,20 @@ def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) ->
     for name, value in reading.values.items():
         if isinstance(value, Path):
             reading.values[name] = resolve(value, name)
+
+    def resolve_program(via: Any, key: str) -> Any:
+        """A program with a slash in its name is a path, too."""
+        if isinstance(via, tuple) and "/" in via[0]:
+            return (str(resolve(Path(via[0]), key)), *via[1:])
+        return via
+
+    reading.values["VIA"] = resolve_program(reading.values["VIA"], "VIA")
     hosts: tuple[Host, ...] = reading.values["HOSTS"]
     reading.values["HOSTS"] = tuple(
-        replace(host, identity=resolve(host.identity, "HOSTS")) if host.identity else host for host in hosts
+        replace(
+            host,
+            identity=resolve(host.identity, "HOSTS") if host.identity else None,
+            via=resolve_program(host.via, "HOSTS"),
+        )
+        for host in hosts
     )

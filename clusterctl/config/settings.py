@@ -51,6 +51,7 @@ class Settings:
     engine: str
     ps_security: str
     relay: str
+    via: str | tuple[str, ...]
     heartbeat_s: float
     node_grace_s: float
     grace_s: float
