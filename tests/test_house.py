@@ -35,6 +35,7 @@ MAY_IMPORT: Table = {
     "config": ("errors",),
     "certificates": (),
     "inventory": ("config", "errors"),
+    "schedulers": ("config", "errors"),
     "transport": ("errors",),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
     "check": ("cluster", "errors", "inventory"),
@@ -46,11 +47,11 @@ MAY_IMPORT: Table = {
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
     "export": ("cluster", "errors", "escape", "inventory", "observe"),
-    "fabric": ("cluster", "config", "errors", "inventory", "transport"),
+    "fabric": ("cluster", "config", "errors", "inventory", "schedulers", "transport"),
     "fake": ("common", "errors", "templates"),
     "cli": (
         *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),
-        *("fake", "inventory", "launch", "observe", "prune", "report", "setup", "templates", "transport"),
+        *("fake", "inventory", "launch", "observe", "prune", "report", "schedulers", "setup", "templates", "transport"),
     ),
     "__main__": ("cli",),
 }

@@ -30,9 +30,9 @@ def finding(name: str, value: object) -> str:
     return str(raised.value).removeprefix(f"settings: {name}").strip()
 
 
-def test_settings_has_one_field_for_each_setting_in_the_table_and_one_for_its_origin() -> None:
+def test_settings_has_one_field_for_each_setting_in_the_table_and_those_of_its_origin() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)}
-    assert fields == {entry.field for entry in TABLE} | {"source", "lines", "chosen"}
+    assert fields == {entry.field for entry in TABLE} | {"hosts_from", "source", "lines", "chosen"}
 
 
 def test_no_two_settings_share_a_name() -> None:
