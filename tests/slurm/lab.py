@@ -4,6 +4,7 @@ Everything is below one directory, on ports that were free, and dies with this p
 
 - `tracking`: with "linuxproc" a step's processes are those that its tree shows; with "cgroup" those in its cgroup
   (v1), which also holds them to their memory.
+- Names of nodes have the number of this process in them: the kernel knows cgroups by these names.
 - Credentials expire after 5 s, not 120: for so long a requeued job keeps its nodes from starting it again.
 - A silent slurmd is down after SLURMD_TIMEOUT_S. Time limits are whole minutes, looked at every 30 s.
 - A job of the partition `urgent` requeues one of `train`. Without slurmdbd there is no accounting: `sacct` only fails.
@@ -20,9 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.schedulers.slurm.hosts import carrier
 from support.processes import kill_all, processes_below, processes_with_environment, wait_until
 
-NODES = ("n1", "n2", "n3", "n4")
+COUNT = 4
 CPUS = 4
 MEMORY_MB = 2000
 SLURMD_TIMEOUT_S = 10
@@ -94,7 +96,7 @@ class Lab:
     """`nodes` are the names of the nodes, all in one partition, each with CPUS cores and MEMORY_MB."""
 
     directory: Path
-    nodes: tuple[str, ...] = NODES
+    nodes: tuple[str, ...] = tuple(f"n{os.getpid()}-{number}" for number in range(1, COUNT + 1))
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -136,6 +138,23 @@ class Lab:
         self.wait_for(job, "RUNNING")
         return job
 
+    def step(self, job: str, node: str, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on a node of a job as our carrier does, and return its output and srun's exit code."""
+        words = [word.replace("{host}", node) for word in carrier(job)]
+        return self.run(*words, *argv, **variables)
+
+    def begin_step(self, job: str, node: str, *argv: str) -> subprocess.Popen[bytes]:
+        """Begin a command on a node; its output, also that to stderr, is in pipes. The caller waits for it."""
+        words = [word.replace("{host}", node) for word in carrier(job)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*words, *argv], stdin=pipe, stdout=pipe, stderr=pipe, env=self.environment)
+
+    def nodes_of(self, job: str) -> list[str]:
+        return self.output("scontrol", "show", "hostnames", self.output("squeue", "-h", "-j", job, "-o", "%N")).split()
+
+    def node_of(self, job: str) -> str:
+        return self.nodes_of(job)[0]
+
     def state(self, job: str) -> str:
         return self.output("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
 
@@ -151,9 +170,11 @@ class Lab:
     def start_node(self, name: str) -> None:
         self._start(name, "slurmd", "-D", "-N", name)
 
-    def kill_node(self, name: str) -> None:
-        """Kill -9 the slurmd of a node, and nothing else there."""
-        self._end(name)
+    def kill(self, name: str) -> None:
+        """Kill -9 the slurmd of a node, and nothing else there; or "slurmctld"."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
 
     def clean(self) -> None:
         """End all jobs, and bring all nodes back."""
@@ -203,9 +224,14 @@ class Lab:
             with contextlib.suppress(AssertionError):
                 self.clean()
         for name in list(self._daemons):
-            self._end(name)
+            self.kill(name)
         left = [*processes_below(self.directory), *processes_with_environment("SLURM_CONF", str(self.conf))]
         kill_all(process.pid for process in left)
+        for name in self.nodes:
+            for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{name}"):
+                for group in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
+                    _remove(group)
+                _remove(top)
 
     def log(self, name: str) -> str:
         return (self.directory / f"{name}.log").read_text(errors="replace")
@@ -221,10 +247,16 @@ class Lab:
                 start_new_session=True,
             )
 
-    def _end(self, name: str) -> None:
-        daemon = self._daemons.pop(name)
-        daemon.kill()
-        daemon.wait()
+
+def _remove(group: Path) -> None:
+    """Remove a cgroup. Its last process may still be on its way out."""
+
+    def removed() -> bool:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    wait_until(removed, 5)
 
 
 @contextlib.contextmanager
