@@ -158,8 +158,9 @@ def test_a_job_of_higher_priority_ends_one_or_requeues_it(lab: Lab) -> None:
 
 def test_a_time_limit_ends_a_job(lab: Lab) -> None:
     job = lab.allocate("-N1", "--time=1")
+    lab.output("scontrol", "update", f"jobid={job}", "endtime=now+1")  # within 30 s, not 90
     with lab.begin_step(job, lab.node_of(job), "sleep", "300") as step:
-        words = step.communicate(timeout=150)[1].decode()
+        words = step.communicate(timeout=60)[1].decode()
     assert "DUE TO TIME LIMIT" in words
     assert ended(lab, job).text == "it reached its time limit of 1:00"
 
@@ -168,6 +169,16 @@ def test_a_job_that_is_unknown(lab: Lab) -> None:
     with pytest.raises(UnknownSlurmJob, match="does not know job 999999"):
         job_of(lab, "999999")
     assert lab.run("sacct", "-j", "999999").stderr == "Slurm accounting storage is disabled\n"
+
+
+def test_a_job_is_forgotten_after_its_end(tmp_path: Path) -> None:
+    """After MinJobAge, by default 300 s, the controller knows as much of it as of one that never was."""
+    with slurm(tmp_path, min_job_age_s=2) as lab:
+        job = lab.submit("true")
+        assert ended(lab, job).kind == "succeeded"
+        assert wait_until(lambda: lab.run("squeue", "-h", "-t", "all", "-j", job).returncode != 0)
+        with pytest.raises(UnknownSlurmJob, match=f"does not know job {job}"):
+            job_of(lab, job)
 
 
 def test_a_controller_that_is_gone(tmp_path: Path) -> None:
