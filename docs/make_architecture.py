@@ -80,7 +80,7 @@ BOXES = {
         "certificates": Box(180, 500, 104),
         "inventory": Box(320, 500),
         "transport": Box(550, 500),
-        "schedulers": Box(230, 552, 84),
+        "schedulers": Box(230, 552),
         "fake": Box(100, 604),
         "config": Box(320, 604),
         "templates": Box(100, 716),
