@@ -36,6 +36,7 @@ class Settings:
     pservers_per_node: int
     trainers_per_node: int
     trainer_threads: int
+    sbatch: tuple[str, ...]
     exclusive: bool
     report: bool
     before_start: str | None

@@ -78,6 +78,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
     ("BEFORE_START", "prepare", "prepare"),
     ("AFTER_END", None, None),
+    ("SBATCH", ["--partition=gpu"], ("--partition=gpu",)),
     ("USE_GPU", True, True),
     ("USE_GPU", "True", True),
     ("USE_GPU", "false", False),

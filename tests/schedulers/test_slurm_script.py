@@ -17,19 +17,19 @@ from clusterctl.schedulers.slurm.script import Submission, script
 from support.processes import wait_until
 
 PLAIN = Submission(
-    job="JOB20261123-220000",
+    name="wikitext",
     directory="/home/me/project",
-    output="/shared/clusterctl/JOB20261123-220000.log",
-    start=("clusterctl", "start", "workspace", "--", "--text=it's"),
-    resume=("clusterctl", "start", "--resume"),
+    output="/shared/clusterctl/slurm-%j.out",
+    start=("clusterctl", "start", "workspace", "--name", Submission.RUN, "--", "--text=it's"),
+    resume=("clusterctl", "start", "--resume", Submission.RUN),
     nodes=4,
     time="2:00:00",
 )
 TEXT = """\
 #!/bin/sh
-# JOB20261123-220000: written by clusterctl for sbatch. It ends with the exit code of the run.
-#SBATCH --job-name=JOB20261123-220000
-#SBATCH --output=/shared/clusterctl/JOB20261123-220000.log
+# Written by clusterctl for sbatch. It ends with the exit code of the run.
+#SBATCH --job-name=wikitext
+#SBATCH --output=/shared/clusterctl/slurm-%j.out
 #SBATCH --open-mode=append
 #SBATCH --nodes=4
 #SBATCH --time=2:00:00
@@ -38,7 +38,7 @@ TEXT = """\
 #SBATCH "--comment=a \\"big\\" one"
 
 cd /home/me/project || exit
-exec clusterctl start workspace -- '--text=it'"'"'s'
+exec clusterctl start workspace --name "slurm-$SLURM_JOB_ID" -- '--text=it'"'"'s'
 """
 
 
@@ -49,7 +49,7 @@ def test_the_script_of_a_job_is_readable() -> None:
 def test_a_job_that_may_be_requeued_hears_of_its_end_and_resumes() -> None:
     text = script(replace(PLAIN, requeue=True))
     assert "#SBATCH --requeue\n#SBATCH --signal=B:USR1@120\n" in text
-    assert "  clusterctl start --resume &\n" in text
+    assert '  clusterctl start --resume "slurm-$SLURM_JOB_ID" &\n' in text
     assert "--no-requeue" not in text
 
 
@@ -105,6 +105,11 @@ def life(directory: Path, submission: Submission, restarts: str | None = None) -
 def test_the_script_ends_with_the_exit_code_of_the_run(tmp_path: Path, requeue: bool) -> None:
     with life(tmp_path, replace(PLAIN, start=("sh", "-c", "exit 7"), requeue=requeue)) as process:
         assert process.wait(30) == 7
+
+
+def test_the_run_has_the_number_of_the_slurm_job_in_its_name(tmp_path: Path) -> None:
+    with life(tmp_path, replace(PLAIN, start=("echo", Submission.RUN, "$HOME"))) as process:
+        assert process.communicate(timeout=30)[0] == "slurm-12 $HOME\n"
 
 
 def test_only_a_life_after_the_first_resumes(tmp_path: Path) -> None:

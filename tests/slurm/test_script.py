@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture
 def plain(tmp_path: Path) -> Submission:
     return Submission(
-        job="JOB20261123-220000",
+        name="wikitext",
         directory=str(tmp_path),
         output=str(tmp_path / "the output.log"),
         start=("sh", "-c", "echo start; pwd; exit 7"),
@@ -48,7 +48,7 @@ def test_options_reach_sbatch_as_they_are(lab: Lab, plain: Submission, text: str
     shown = [line.strip() for line in lab.output("scontrol", "show", "job", job).splitlines()]
     assert f"Comment={text}" in shown
     assert f"StdOut={plain.output}" in shown
-    assert f"JobId={job} JobName={plain.job}" in shown
+    assert f"JobId={job} JobName={plain.name}" in shown
     assert any(line.startswith("NumNodes=3") for line in shown)
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clusterctl.errors import UsageError
 
@@ -43,13 +44,16 @@ done
 class Submission:
     """What the script is made of.
 
-    `job` names the Slurm job and is the id of ours. `directory` is where the commands run, `output` the file for what
-    they print; the lives of a requeued job append to it. `start` and `resume` are the commands, attached, so that the
-    script ends with the exit code of the run. `time` is in one of Slurm's forms, such as 2:00:00; None leaves it to the
-    partition. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and `time`.
+    `name` is that of the Slurm job. `directory` is where the commands run, `output` the file for what they print; the
+    lives of a requeued job append to it. `start` and `resume` are the commands, attached, so that the script ends with
+    the exit code of the run; the word RUN in them stands for a name that is this Slurm job's own. `time` is in one of
+    Slurm's forms, such as 2:00:00; None leaves it to the partition. `options` are more options of sbatch, the SBATCH
+    setting; they override `nodes` and `time`.
     """
 
-    job: str
+    RUN: ClassVar[str] = "slurm-$SLURM_JOB_ID"
+
+    name: str
     directory: str
     output: str
     start: Sequence[str]
@@ -64,19 +68,23 @@ def script(submission: Submission) -> str:
     """Return the text of the script. Raises UsageError for options that sbatch would take for something else."""
     _check(submission)
     body = _REQUEUED if submission.requeue else _ONCE
-    commands = {"start": shlex.join(submission.start), "resume": shlex.join(submission.resume)}
+    commands = {"start": _joined(submission.start), "resume": _joined(submission.resume)}
     return (
         "#!/bin/sh\n"
-        f"# {submission.job}: written by clusterctl for sbatch. It ends with the exit code of the run.\n"
+        "# Written by clusterctl for sbatch. It ends with the exit code of the run.\n"
         + "".join(f"#SBATCH {_quoted(option)}\n" for option in _options(submission))
         + f"\ncd {shlex.quote(submission.directory)} || exit\n"
         + body.format(notice_s=NOTICE_S, **commands)
     )
 
 
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(f'"{word}"' if word == Submission.RUN else shlex.quote(word) for word in words)
+
+
 def _options(submission: Submission) -> list[str]:
     # By default the output of each life would replace that of the one before.
-    options = [f"--job-name={submission.job}", f"--output={submission.output}", "--open-mode=append"]
+    options = [f"--job-name={submission.name}", f"--output={submission.output}", "--open-mode=append"]
     if submission.nodes is not None:
         options.append(f"--nodes={submission.nodes}")
     if submission.time is not None:
@@ -101,7 +109,7 @@ def _check(submission: Submission) -> None:
             )
         if option.partition("=")[0] in OURS or option.startswith("-J"):
             raise UsageError(f"SBATCH: {option!r} is set by clusterctl itself")
-    for text in (submission.job, submission.directory, submission.output):
+    for text in (submission.name, submission.directory, submission.output):
         if not text.isprintable():
             raise UsageError(f"{text!r} has characters that a script of sbatch cannot hold")
 
