@@ -55,6 +55,7 @@ def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:
         (("--plan",), "slurm(12)", "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
         ((), "slurm()", "submit only prints the script as yet"),
         (("--to", "pbs", "--plan"), "slurm()", "--to pbs: not a scheduler that clusterctl knows"),
+        (("--plan", "--only", "node0"), "slurm()", "does not accept --only"),
         (("--plan", "--nodes", "0"), "slurm()", "--nodes 0: must be 1 or more"),
     ],
 )

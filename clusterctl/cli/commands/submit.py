@@ -31,6 +31,8 @@ def submit(
         raise UsageError(
             "submit only prints the script as yet", hint="add --plan > job.sh, then submit it yourself: sbatch job.sh"
         )
+    if invocation.options.only:
+        raise UsageError("this command does not accept --only: Slurm chooses the nodes")
     settings = invocation.settings()
     _check_hosts(settings)
     if not workspace.is_dir():
