@@ -64,7 +64,8 @@ NOT_KEPT: Final = frozenset(
     {
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
         *("PS_SECURITY", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
-        *("BEFORE_START", "AFTER_END", "SBATCH"),
+        *("BEFORE_START", "AFTER_END"),
+        "SBATCH",
     }
 )
 #: The values of WIRE for the outer mode.

@@ -173,11 +173,11 @@ def _parsed(setting: Setting, raw: object) -> object:
 
 
 def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
-    conf, raw = reading.conf, reading.values["HOSTS"]
-    if isinstance(raw, HostSource):
-        if problem := raw.problem():
+    if isinstance(source := reading.values["HOSTS"], HostSource):
+        if problem := source.problem():
             reading.report_in_conf("HOSTS", f" {problem}")
         return ()
+    conf, raw = reading.conf, reading.values["HOSTS"]
     hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"])
     if not hosts and not problems:
         problems = [(None, "is empty" if "HOSTS" in conf.values else "is missing")]
