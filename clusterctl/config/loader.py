@@ -173,8 +173,8 @@ def _parsed(setting: Setting, raw: object) -> object:
 
 
 def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
-    if isinstance(source := reading.values["HOSTS"], HostSource):
-        if problem := source.problem():
+    if isinstance(origin := reading.values["HOSTS"], HostSource):
+        if problem := origin.problem():
             reading.report_in_conf("HOSTS", f" {problem}")
         return ()
     conf, raw = reading.conf, reading.values["HOSTS"]
