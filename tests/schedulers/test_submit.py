@@ -34,12 +34,13 @@ def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
         "--signal=B:USR1@120",
         "--partition=gpu",
     ]
-    resume, start = (shlex.split(line.rstrip(" &")) for line in lines if " start " in line and "clusterctl" in line)
-    base = [sys.executable, "-m", "clusterctl", "--conf", f"{tmp_path}/conf.py", "start"]
+    stop, resume, start = (shlex.split(line.rstrip(" &")) for line in lines if " -m clusterctl " in line)
+    base = [sys.executable, "-m", "clusterctl", "--conf", f"{tmp_path}/conf.py"]
     name = "slurm-$SLURM_JOB_ID"
     package = ["--job_dispatch_package", f"{tmp_path}/work space"]
-    assert start == [*base, *package, "--name", name, "--", "--text=it's"]
-    assert resume == [*base, name, "--resume", "--name", name]
+    assert stop == [*base, "stop", name]
+    assert start == [*base, "start", *package, "--name", name, "--", "--text=it's"]
+    assert resume == [*base, "start", name, "--resume", "--name", name]
 
 
 def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:

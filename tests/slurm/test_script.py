@@ -10,7 +10,7 @@ import pytest
 from clusterctl.schedulers.slurm.commands import Slurm
 from clusterctl.schedulers.slurm.script import Submission, script
 from slurm.lab import Lab
-from support.processes import wait_until
+from support.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -23,6 +23,7 @@ def plain(tmp_path: Path) -> Submission:
         output=str(tmp_path / "the output.log"),
         start=("sh", "-c", "echo start; pwd; exit 7"),
         resume=("sh", "-c", "echo resume; exit 3"),
+        stop=("sh", "-c", "kill $(cat run)"),
         nodes=2,
         time="1:00:00",
     )
@@ -61,7 +62,7 @@ def test_the_job_ends_with_the_exit_code_of_the_run(lab: Lab, plain: Submission)
 
 def test_a_job_with_notice_of_its_end_is_requeued_and_resumes(lab: Lab, plain: Submission) -> None:
     """Slurm sends USR1 to the script, whose next life appends to the output of the one before."""
-    waiting = ("sh", "-c", "echo start; exec sleep 300")
+    waiting = ("sh", "-c", "echo $$ > run; echo start; exec sleep 300")
     job = lab.output("sbatch", "--parsable", written(replace(plain, start=waiting, requeue=True)))
     output = Path(plain.output)
     assert wait_until(lambda: output.exists() and output.read_text() == "start\n")
@@ -69,5 +70,6 @@ def test_a_job_with_notice_of_its_end_is_requeued_and_resumes(lab: Lab, plain: S
     lab.wait_for(job, "FAILED")
     ended = Slurm(lab.environment).job(job)
     assert (ended.restarts, ended.exit_code) == (1, 3)
+    assert not is_alive(int(Path(plain.directory, "run").read_text()))
     lines = output.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("start", "resume")

@@ -38,7 +38,7 @@ def submit(
     if not workspace.is_dir():
         raise UsageError(f"{workspace} is not a directory")
     conf = (settings.source or Path("conf.py")).absolute()
-    base = (sys.executable, "-m", "clusterctl", "--conf", str(conf), "start")
+    base = (sys.executable, "-m", "clusterctl", "--conf", str(conf))
     package = ("--job_dispatch_package", str(workspace.absolute()))
     name = ("--name", Submission.RUN)
     arguments = ("--", *invocation.program_args) if invocation.program_args else ()
@@ -47,8 +47,9 @@ def submit(
             name=workspace.absolute().name,
             directory=str(conf.parent),
             output=str(conf.parent).replace("%", "%%") + "/slurm-%j.out",
-            start=(*base, *package, *name, *arguments),
-            resume=(*base, Submission.RUN, "--resume", *name),
+            start=(*base, "start", *package, *name, *arguments),
+            resume=(*base, "start", Submission.RUN, "--resume", *name),
+            stop=(*base, "stop", Submission.RUN),
             nodes=nodes,
             time=time,
             requeue=requeue,

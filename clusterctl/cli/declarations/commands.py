@@ -169,7 +169,7 @@ def submit(
         str | None, typer.Option("--time", metavar="TIME", help="The time limit: minutes, 2:00:00 or 1-12:00:00.")
     ] = None,
     requeue: Annotated[
-        bool, typer.Option("--requeue", help="Queue it again before its time ends, or if it loses its nodes.")
+        bool, typer.Option("--requeue", help="Queue it again before its time ends, and resume.")
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the script; submit nothing.")] = False,
 ) -> None:

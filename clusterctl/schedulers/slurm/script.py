@@ -21,10 +21,14 @@ exec {start}
 """
 # Traps of a shell wait for the command in front; so the run is in the background, and USR1 interrupts `wait`.
 _REQUEUED = """\
-# {notice_s} s before its time limit, and as often as Slurm takes its nodes away, the job is queued again.
+# {notice_s} s before its time limit the run is stopped, and the job is queued again.
 # Its next life resumes from the newest complete checkpoint.
-again=
-trap 'again=yes; scontrol requeue "$SLURM_JOB_ID"' USR1
+requeue() {{
+  again=yes
+  {stop}
+  scontrol requeue "$SLURM_JOB_ID"
+}}
+trap requeue USR1
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
   {resume} &
 else
@@ -46,7 +50,8 @@ class Submission:
 
     `name` is that of the Slurm job. `directory` is where the commands run, `output` the file for what they print; the
     lives of a requeued job append to it. `start` and `resume` are the commands, attached, so that the script ends with
-    the exit code of the run; the word RUN in them stands for a name that is this Slurm job's own. `time` is in one of
+    the exit code of the run, and `stop` the one that ends it; the word RUN in them stands for a name that is this Slurm
+    job's own. `time` is in one of
     Slurm's forms, such as 2:00:00; None leaves it to the partition. `options` are more options of sbatch, the SBATCH
     setting; they override `nodes` and `time`.
     """
@@ -58,6 +63,7 @@ class Submission:
     output: str
     start: Sequence[str]
     resume: Sequence[str]
+    stop: Sequence[str]
     nodes: int | None = None
     time: str | None = None
     requeue: bool = False
@@ -68,7 +74,7 @@ def script(submission: Submission) -> str:
     """Return the text of the script. Raises UsageError for options that sbatch would take for something else."""
     _check(submission)
     body = _REQUEUED if submission.requeue else _ONCE
-    commands = {"start": _joined(submission.start), "resume": _joined(submission.resume)}
+    commands = {name: _joined(getattr(submission, name)) for name in ("start", "resume", "stop")}
     return (
         "#!/bin/sh\n"
         "# Written by clusterctl for sbatch. It ends with the exit code of the run.\n"
