@@ -33,6 +33,7 @@ MAY_IMPORT: Table = {
     "escape": (),
     "templates": (),
     "config": ("errors",),
+    "schedulers": ("config", "errors"),
     "certificates": (),
     "inventory": ("config", "errors"),
     "transport": ("common", "errors"),
@@ -46,11 +47,11 @@ MAY_IMPORT: Table = {
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
     "export": ("cluster", "errors", "escape", "inventory", "observe"),
-    "fabric": ("cluster", "config", "errors", "inventory", "transport"),
+    "fabric": ("cluster", "config", "errors", "inventory", "schedulers", "transport"),
     "fake": ("common", "errors", "templates"),
     "cli": (
         *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),
-        *("fake", "inventory", "launch", "observe", "prune", "report", "setup", "templates", "transport"),
+        *("fake", "inventory", "launch", "observe", "prune", "report", "schedulers", "setup", "templates", "transport"),
     ),
     "__main__": ("cli",),
 }

@@ -56,8 +56,9 @@ class Invocation:
         from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
+        from clusterctl.schedulers import resolve
 
-        settings = settings or self.settings()
+        settings = resolve(settings or self.settings(), os.environ)
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
         self.console.explain = partial(explained, conf=settings.source)

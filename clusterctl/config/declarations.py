@@ -24,6 +24,7 @@ from clusterctl.config.parsers import (
     optional,
     remote_root,
     seconds,
+    strings,
     text,
     whole,
 )
@@ -65,6 +66,7 @@ NOT_KEPT: Final = frozenset(
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
         *("PS_SECURITY", "VIA", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
         *("BEFORE_START", "AFTER_END"),
+        "SBATCH",
     }
 )
 #: The values of WIRE for the outer mode.
@@ -112,6 +114,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
     Setting("BEFORE_START", optional(text), None, "the task of tasks.py that start runs first, on this machine"),
     Setting("AFTER_END", optional(text), None, "the task that an attached start runs here once the run has ended"),
+    Setting("SBATCH", strings, (), "more options of sbatch for submit --to slurm, such as --partition=gpu"),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(

@@ -13,6 +13,7 @@ from typing import Any
 from clusterctl.config import source
 from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, TABLE, Setting
 from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
 from clusterctl.config.settings import Settings
@@ -111,6 +112,7 @@ def _settle(
     reading.take(COMMAND_LINE, overrides)
     if reading.values["ENGINE"] != "clusterctl" and not {"RESTARTS"} & {*conf.values, *overrides}:
         reading.values["RESTARTS"] = BY_SPELLING["RESTARTS"].parse(0)
+    hosts = reading.values["HOSTS"]
     reading.values["HOSTS"] = _hosts(reading, "HOSTS" in overrides)
     _report_combinations(reading)
     _resolve_paths(reading, path.absolute().parent if path else Path.cwd(), environ)
@@ -118,7 +120,8 @@ def _settle(
         raise config_error(sorted(reading.findings, key=_position))
     fields = {setting.field: reading.values[setting.name] for setting in TABLE}
     lines = {setting.name: conf.lines[n] for setting in TABLE for n in setting.spellings if n in conf.lines}
-    return Settings(**fields, source=path, lines=lines, chosen=reading.chosen)
+    hosts_from = hosts if isinstance(hosts, HostSource) else None
+    return Settings(**fields, hosts_from=hosts_from, source=path, lines=lines, chosen=reading.chosen)
 
 
 def _position(finding: Finding) -> tuple[bool, int]:
@@ -170,6 +173,10 @@ def _parsed(setting: Setting, raw: object) -> object:
 
 
 def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
+    if isinstance(origin := reading.values["HOSTS"], HostSource):
+        if problem := origin.problem():
+            reading.report_in_conf("HOSTS", f" {problem}")
+        return ()
     conf, raw = reading.conf, reading.values["HOSTS"]
     hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"], reading.values["VIA"])
     if not hosts and not problems:

@@ -31,9 +31,9 @@ def finding(name: str, value: object) -> str:
     return str(raised.value).removeprefix(f"settings: {name}").strip()
 
 
-def test_settings_has_one_field_for_each_setting_in_the_table_and_one_for_its_origin() -> None:
+def test_settings_has_one_field_for_each_setting_in_the_table_and_those_of_its_origin() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)}
-    assert fields == {entry.field for entry in TABLE} | {"source", "lines", "chosen"}
+    assert fields == {entry.field for entry in TABLE} | {"hosts_from", "source", "lines", "chosen"}
 
 
 def test_no_two_settings_share_a_name() -> None:
@@ -88,6 +88,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
     ("BEFORE_START", "prepare", "prepare"),
     ("AFTER_END", None, None),
+    ("SBATCH", ["--partition=gpu"], ("--partition=gpu",)),
     ("USE_GPU", True, True),
     ("USE_GPU", "True", True),
     ("USE_GPU", "false", False),
