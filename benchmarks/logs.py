@@ -26,7 +26,7 @@ import io, json, os, sys
 from pathlib import Path
 from clusterctl.agent.operations.logs import logs
 from clusterctl.agent.peer import Peer
-logs(Path(sys.argv[1]), json.loads(sys.argv[2]), Peer(io.BytesIO(), os.open(os.devnull, os.O_WRONLY)))
+logs(Path(sys.argv[1]), json.loads(sys.argv[2]), Peer(os.pipe()[0], os.open(os.devnull, os.O_WRONLY)))
 """
 
 
