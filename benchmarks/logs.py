@@ -22,7 +22,7 @@ JOB = "JOB20261121-081530"
 LINES_PER_S = 1000
 BLOCK = 50  # lines, written at once
 SELECT = """
-import io, json, os, sys
+import json, os, sys
 from pathlib import Path
 from clusterctl.agent.operations.logs import logs
 from clusterctl.agent.peer import Peer

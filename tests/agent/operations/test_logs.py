@@ -200,11 +200,12 @@ def test_following_separates_the_lines_of_the_past_from_new_ones(node: Node, mon
     node.alive(True)
     node.say(1, "trainer6", "early\nhal")
 
-    def meanwhile(_: float) -> None:
+    def meanwhile(*_: object) -> list[int]:
         node.say(2, "trainer6", "f\nlate")
         node.alive(False)
+        return []
 
-    monkeypatch.setattr(watch.time, "sleep", meanwhile)
+    monkeypatch.setattr(Peer, "readable", meanwhile)
     messages = node.ask(follow, tail=5)
     kinds = [[row[2] for row in m["lines"]] if "lines" in m else next(iter(m)) for m in messages]
     assert kinds == ["run", ["early"], "caught_up", ["half", "late"]]
@@ -261,14 +262,15 @@ def test_following_lasts_as_long_as_the_supervisor_and_includes_its_last_lines(
     node.say(1, "trainer6", "early\nhalf")
     turns = iter(range(100))
 
-    def meanwhile(_: float) -> None:
+    def meanwhile(*_: object) -> list[int]:
         turn = next(turns)
         if turn == 1:
             node.say(2, "trainer6", " a line\nlate")
             node.event(event="ended")
             node.alive(False)
+        return []
 
-    monkeypatch.setattr(watch.time, "sleep", meanwhile)
+    monkeypatch.setattr(Peer, "readable", meanwhile)
     messages = node.ask(follow)
     assert [row[2] for m in messages for row in m.get("lines", ())] == ["early", "half a line", "late"]
     assert [e["event"] for m in messages for e in m.get("events", ())] == ["ended"]
