@@ -248,9 +248,7 @@ def _make_run(
     return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
 
 
-def _check_routes(
-    cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Run
-) -> None:
+def _check_routes(cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Run) -> None:
     """Let the nodes try to reach each other on the job's ports. Raises NodeError with every pair that cannot."""
 
     def reach(node: Node) -> list[list[Any]]:

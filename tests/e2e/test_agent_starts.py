@@ -79,7 +79,6 @@ def test_no_command_starts_more_than_three_agents_on_a_node(site: Site, counted:
     run("stop")
     run("jobs")
     run("exec", "--", "true")
-    print(starts)
     assert {name: count for name, count in starts.items() if not 1 <= count <= COMMAND} == {}, starts
 
 

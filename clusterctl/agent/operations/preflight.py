@@ -25,7 +25,6 @@ from clusterctl.common.errors import AgentError, describe_os_error
 from clusterctl.common.paths import find_jobs
 
 
-
 def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """`request` has python, runtime, address, nic; and for the ports: port, count (free ports needed), lead."""
     problems: list[dict[str, Any]] = []

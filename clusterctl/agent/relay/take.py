@@ -50,7 +50,7 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
 
 
 def _from_control_machine(peer: Peer) -> Callable[[int], bytes]:
-    """Read from the control machine, after a message. Its silence ends the stream, so that downstream nodes see that."""
+    """Read from the control machine, after a message. Its silence ends the stream, so downstream nodes see the end."""
     is_announced = False
 
     def read(count: int) -> bytes:
