@@ -8,7 +8,7 @@ reads `SIZE`, a newline, and the bundle. With `JOB TREE` as further arguments, a
 
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-import _signal  # `signal` takes 3 ms to import
+import _signal  # type: ignore[import-not-found]  # `signal` takes 3 ms to import
 import os
 import stat
 import sys

@@ -60,6 +60,9 @@ def main(root: str, request: bytes, umask: int) -> None:
 
 def _next_request(peer: Peer) -> dict[str, Any] | None:
     """Return the next request; None if the control machine leaves."""
+    import gc
+
+    gc.collect(0)  # `status` may be asked for days, and turns it off
     try:
         while "op" not in (message := peer.receive()):
             pass  # meant for the last operation, which had just ended

@@ -159,4 +159,4 @@ def standard_peer() -> Peer:
     incoming, outgoing = sys.stdin.fileno(), sys.stdout.fileno()
     for fd in (incoming, outgoing):
         os.set_blocking(fd, False)
-    return Peer(incoming, outgoing, sys.stdin.buffer.read1(BUFFERED))  # type: ignore[attr-defined]  # only its buffer
+    return Peer(incoming, outgoing, sys.stdin.buffer.read1(BUFFERED))  # type: ignore[union-attr]  # only its buffer

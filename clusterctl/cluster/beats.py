@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from clusterctl.errors import ClusterctlError
 from clusterctl.transport import RemoteProcess
 
 BEAT = b"\n"  # a single byte is never sent by halves
@@ -31,7 +30,7 @@ class AgentInput:
         if not self.turn.acquire(blocking=False):
             return
         try:
-            with contextlib.suppress(ClusterctlError):  # the thread that serves the node sees it too
+            with contextlib.suppress(Exception):  # the thread that serves the node sees it too, and others need beats
                 self.process.write(BEAT, stall_s=0)
         finally:
             self.turn.release()
