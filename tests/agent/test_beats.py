@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,14 +16,18 @@ import pytest
 
 from agent.dispatch.test_receive import JOB, TREE, asking, go, request, stream, traces
 from agent.frozen import Carrier, CarrierTransport, assert_ends
-from agent.nodes import LocalTransport, PipeCluster, Pipes
+from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
+from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
-from clusterctl.cluster import AgentCall
+from clusterctl.cluster import FIRST_LINE, AgentCall
 from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.bundle import boot_code
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.common.errors import Gone
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.inventory import Node
+from clusterctl.launch import Run, plan, start
+from clusterctl.observe.record.status import status
 from clusterctl.transport import Command, command, quote
 from support.processes import wait_until
 
@@ -51,34 +56,34 @@ def agents(*inputs: Input) -> list[AgentInput]:
 def test_all_agents_get_beats_from_one_thread_which_ends_with_the_last_of_them() -> None:
     inputs = [Input(), Input(broken=True), Input()]
     beats = Beats(0.01)
-    for agent in agents(*inputs):
-        beats.add(agent)
+    for one_agent in agents(*inputs):
+        beats.add(one_agent)
     assert [thread.name for thread in threading.enumerate()].count("beats") == 1
     for one in inputs:
         one.heard.clear()
         assert one.heard.wait(30)  # again and again
-    for agent in list(beats._inputs):
-        beats.remove(agent)
+    for one_agent in list(beats._inputs):
+        beats.remove(one_agent)
     assert wait_until(lambda: "beats" not in [thread.name for thread in threading.enumerate()])
     assert set(inputs[0].written) == {ord("\n")}
 
 
 def test_no_beat_gets_into_bulk_data() -> None:
     served, other = Input(), Input()
-    agent, second = agents(served, other)
+    first, second = agents(served, other)
     beats = Beats(0.001)
-    with agent.turn:
-        for one in (agent, second):
+    with first.turn:
+        for one in (first, second):
             beats.add(one)
-        agent.write(b"first")
+        first.write(b"first")
         other.heard.clear()
         assert other.heard.wait(30)
         other.heard.clear()
         assert other.heard.wait(30)
-        agent.write(b"second")
+        first.write(b"second")
         assert served.written == b"firstsecond"
     assert wait_until(lambda: served.written.endswith(b"\n"))
-    for one in (agent, second):
+    for one in (first, second):
         beats.remove(one)
 
 
@@ -139,10 +144,59 @@ def test_an_agent_whose_output_nobody_reads_ends_without_beats_only(pipes: tuple
 
 
 def cluster_of(tmp_path: Path, silence_s: float = SILENCE_S) -> tuple[PipeCluster, CarrierTransport]:
-    cluster = PipeCluster(tmp_path, sys.executable, nodes=1, silence_s=silence_s)
+    cluster = PipeCluster(
+        tmp_path, sys.executable, nodes=1, silence_s=silence_s, PSERVER_COMMAND="python server.py", ENGINE="clusterctl"
+    )
     cluster.local = transport = CarrierTransport(tmp_path)
     cluster.transport = transport  # type: ignore[assignment]
     return cluster, transport
+
+
+class _VanishedError(Exception):
+    pass
+
+
+def test_a_start_whose_control_machine_vanishes_releases_the_job_and_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, transport = cluster_of(tmp_path)
+
+    def vanish(run: Run) -> None:
+        carrier = transport.carriers[-1]
+        pid = carrier.command()
+        carrier.freeze()
+        assert_ends(carrier, pid)
+        raise _VanishedError
+
+    with pytest.raises(_VanishedError):
+        begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, vanish)
+    job = cluster.ask({"op": "jobs"})[0].get()["jobs"][0]
+    assert job["runs"] == []
+    launch = plan(cluster.settings, cluster.inventory)
+    start(cluster, launch, job["job"], lambda run: None)  # else it is refused, since the job is locked
+    assert wait_until(lambda: status(cluster, job["job"]).state == "succeeded")
+    assert wait_until(lambda: not cluster.left())
+
+
+@pytest.mark.parametrize("line", ["time.sleep(600)", "while True: print('x' * 1000)"])
+def test_a_follow_whose_control_machine_vanishes_ends_and_the_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """Of a run that prints nothing, and of one that fills the connection."""
+    cluster, transport = cluster_of(tmp_path)
+    train = f"import time\nprint('begun', flush=True)\n{line}\n"
+    job = begin(cluster, tmp_path / "workspace", train, monkeypatch)
+    call = cluster.call(cluster.nodes[0], {"op": "follow", "ref": job})
+    while "caught_up" not in call.receive():
+        pass
+    carrier = transport.carriers[-1]
+    pid = carrier.command()
+    carrier.freeze()
+    assert_ends(carrier, pid)
+    call.close()
+    assert status(cluster, job).state in ("starting", "running")
+    assert cluster.ask({"op": "stop", "ref": job})[0].get()["survivors"] == 0
+    assert wait_until(lambda: not cluster.left())
 
 
 def the_carrier(transport: CarrierTransport) -> tuple[Carrier, int]:
@@ -256,3 +310,22 @@ def test_an_answer_that_a_carrier_cut_off_is_a_lost_connection_even_if_it_exits_
     assert taken == [b"a\n"]
     (cluster.home(0) / "go").open("w").close()
     assert wait_until(lambda: not cluster.left())
+
+
+def test_an_agent_that_gets_no_request_ends(tmp_path: Path) -> None:
+    """The alarm is set by the first line, which the command line carries."""
+    assert "alarm(30)" in FIRST_LINE
+    process = Pipes([sys.executable, "-I", "-S", "-c", FIRST_LINE.replace("alarm(30)", "setitimer(0, 0.1)")], tmp_path)
+    assert process.wait() == -signal.SIGALRM
+    process.close()
+
+
+def test_an_agent_that_gets_half_of_its_code_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    process = agent(tmp_path / "home")
+    code = boot_code().replace(b"SILENCE_S = 30", b"SILENCE_S = 1")
+    process.write(b"%d\n%s%s\n" % (len(code), code, b'{"op":"jobs"}'))
+    assert json.loads(process.readline(1000)) == {"need": BUNDLE.digest}
+    process.write(b"%d\n%s" % (len(BUNDLE.data), BUNDLE.data[:1000]))
+    assert process.wait() == -signal.SIGALRM
+    process.close()
+    assert list((tmp_path / "home").rglob("*.py")) == []
