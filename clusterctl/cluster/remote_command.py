@@ -26,7 +26,7 @@ def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[
     """
     with cluster.call(node, {"op": "exec", "script": _script(command)}) as call:
         while "done" not in (message := call.receive()):
-            name, size = next(iter(message.items()))
+            name, size = next(iter(message.items()), ("", 0))
             if name not in ("stdout", "stderr") or not is_whole(size) or not 0 < size <= MOST_BYTES:
                 raise ValueError(f"exec: {name}"[:MOST_CODE])
             while size:

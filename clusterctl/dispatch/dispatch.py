@@ -50,16 +50,18 @@ def dispatch(
     cache: Path | None = None,
     rehash: bool = False,
     allow_partial: bool = False,
+    to_start: bool = False,
 ) -> Dispatched:
     """Create the job directory on every reachable node. A new job gets the id `job`, or the next after the newest one.
 
     Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
-    some of the nodes, complete the last dispatch there. Raises if no node is reachable, if a node refuses, if the disk
+    some of the nodes, complete the last dispatch there. With `to_start`, agents stay for the start that follows, also
+    where nothing has changed. Raises if no node is reachable, if a node refuses, if the disk
     of a node is too small (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
     """
 
     def run() -> Dispatched:
-        return _Dispatch(cluster, workspace, progress, cache, rehash).run(job, allow_partial=allow_partial)
+        return _Dispatch(cluster, workspace, progress, cache, rehash, to_start).run(job, allow_partial=allow_partial)
 
     return _retry_while_busy(progress, run)
 
@@ -92,13 +94,20 @@ class _Busy(Exception):  # noqa: N818 - a signal to wait, not an error
 
 class _Dispatch:
     def __init__(
-        self, cluster: Cluster, workspace: Workspace, progress: Progress, cache: Path | None, rehash: bool
+        self,
+        cluster: Cluster,
+        workspace: Workspace,
+        progress: Progress,
+        cache: Path | None,
+        rehash: bool,
+        to_start: bool = False,
     ) -> None:
         self._cluster = cluster
         self._workspace = workspace
         self._progress = progress
         self._cache = cache
         self._rehash = rehash
+        self._expect = not rehash and not to_start
         source = source_of(workspace)
         self._last = last_dispatch.load(cache, source)
         part = len(cluster.nodes) < len(cluster.inventory.nodes)
@@ -176,7 +185,7 @@ class _Dispatch:
         The agent of an unchanged node has already ended. If the decision changes that node after all, ask it again.
         """
         request = self._request(plan)
-        asked = self._ask_all(request, self._cluster.nodes, expect=not self._rehash)
+        asked = self._ask_all(request, self._cluster.nodes, expect=self._expect)
         answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
         target, instructions = decide(job, answers, self._wanted)
         ended = [o.node for o in asked if o.ok and "dir" in o.get() and "go" in instructions[o.node.id]]

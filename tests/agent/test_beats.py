@@ -27,6 +27,7 @@ from clusterctl.common.errors import Gone
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.inventory import Node
 from clusterctl.launch import Run, plan, start
+from clusterctl.observe import follow
 from clusterctl.observe.record.status import status
 from clusterctl.transport import Command, command, quote
 from support.processes import wait_until
@@ -329,3 +330,33 @@ def test_an_agent_that_gets_half_of_its_code_ends_and_leaves_nothing(tmp_path: P
     assert process.wait() == -signal.SIGALRM
     process.close()
     assert list((tmp_path / "home").rglob("*.py")) == []
+
+
+class TruncatingOnce(LocalTransport):
+    """Cuts off the first connection after a few lines, as if it had ended well."""
+
+    opened = 0
+
+    def open(self, node: Node, command: Command) -> Pipes:
+        self.opened += 1
+        cut = 'sh -c "$1" | sed -u 6q' if self.opened == 1 else 'exec sh -c "$1"'
+        return Pipes(["sh", "-c", cut, "sh", quote(command)], self.home(node))
+
+
+def test_a_follow_that_was_cut_off_continues_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, _ = cluster_of(tmp_path)
+    train = "for n in range(3000): print('line', n, flush=n % 500 == 0)\nprint('end')\n"
+    job = begin(cluster, tmp_path / "workspace", train, monkeypatch)
+    assert wait_until(lambda: status(cluster, job).state == "succeeded")
+    monkeypatch.setattr(follow, "RETRY_S", (0.01,))
+    transport = TruncatingOnce(tmp_path)
+    cluster.transport = transport  # type: ignore[assignment]
+    lines: list[str] = []
+    errors: list[object] = []
+    with follow.Follower(cluster, cluster.nodes, job, None, role="trainer") as follower:
+        for news in follower:
+            lines += [line.text for line in news.lines] if news is not None else []
+            errors += [news.error] if news is not None and news.error is not None else []
+    assert lines == [*(f"line {n}" for n in range(3000)), "end"]
+    assert [type(error) for error in errors] == [UnreachableError]
+    assert transport.opened == 2

@@ -84,8 +84,11 @@ def test_no_command_starts_more_than_three_agents_on_a_node(site: Site, counted:
 
 @pytest.mark.parametrize("program", [FOLLOWED, FOLLOWED + "raise ValueError\n"])
 def test_an_attached_start_needs_two_agents_on_a_node(site: Site, counted: Counted, program: str) -> None:
-    """With the dispatch before it, and the question for the cause after it."""
+    """With the dispatch before it, even if that finds nothing changed, and the question for the cause after it."""
     site.conf(ENGINE="none")
+    if "raise" in program:
+        site.dispatch(program)
+        counted()
     with site.popen("start", "--job_dispatch_package", str(site.workspace(program))) as starting:
         assert starting.stdout is not None
         began = next(line for line in starting.stdout if "supervisors are up" in line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.nodes import PYTHONS, VARIABLES, PipeCluster
+from agent.nodes import PYTHONS, VARIABLES, LocalTransport, PipeCluster, Pipes
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.errors import NodeError, UsageError
+from clusterctl.inventory import Node
 from clusterctl.transport import Command, Raw, command
 
 
@@ -69,3 +71,18 @@ def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, Command(()))
     with pytest.raises(UsageError, match="NUL"):
         run(tmp_path, command("echo", "a\0b"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{}, {"stdout": -1}, {"stdout": True}, {"stdout": 1 << 40}, {"else": 3}, {"done": 3}, {"done": {"exit_code": "7"}}],
+)
+def test_a_malformed_answer_is_an_error_of_its_node(tmp_path: Path, message: object) -> None:
+    class Liar(LocalTransport):
+        def open(self, node: Node, command: Command) -> Pipes:
+            return Pipes(["sh", "-c", 'echo "{\\"have\\":1}"; echo "$1"; cat', "sh", json.dumps(message)], tmp_path)
+
+    cluster = PipeCluster(tmp_path, sys.executable, nodes=1)
+    cluster.transport = Liar(tmp_path)  # type: ignore[assignment]
+    (outcome,) = cluster.map(lambda node: run_command(cluster, node, command("true"), lambda *_: None))
+    assert "its answer is malformed" in str(outcome.error)
