@@ -6,6 +6,8 @@ from the byte where it stopped, without gaps or repeats, until the caller leaves
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -13,14 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import AGENT_ENDED, NONSENSE, Cluster, answers, senseless
+from clusterctl.cluster import AGENT_ENDED, NONSENSE, AgentCall, Cluster, answers, senseless
 from clusterctl.cluster.answers import FollowEnd, LogNews, LogStream
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 
 QUEUE_NEWS = 100  # a node's news may be megabytes
 SILENCE_S = 20.0  # the agent sends something every two seconds
-RETRY_S = 1.0
+RETRY_S = (1.0, 1.0, 2.0, 4.0, 8.0)  # the last one again and again
+LEAVE_S = 2.0  # for agents to end following, so that they can serve the next request
 REJOIN_S = 2.0
 TICK_S = 0.25
 SILENT_S = 20.0  # wait for the last nodes that have not reported the end of their run
@@ -124,6 +127,8 @@ class Follower:
         self._request = {"op": "follow", "ref": job, **wanted}
         self._run = run
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
+        self._calls: dict[int, AgentCall] = {}
+        self._leaving = threading.Lock()
         self._over = threading.Event()
         self._all_reported = threading.Event()
         self._threads = [
@@ -138,6 +143,13 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        with self._leaving:
+            for call in self._calls.values():
+                with contextlib.suppress(ClusterctlError):  # its thread sees it too
+                    call.send({"over": True})
+        deadline = time.monotonic() + LEAVE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def __iter__(self) -> Iterator[News | None]:
         """End once the run has ended or is lost on every node, or on all but nodes that stay silent too long."""
@@ -157,6 +169,7 @@ class Follower:
 
     def _listen(self, node: Node) -> None:
         cursor = _Cursor(self._run, self._at.get(node.id, 0))
+        retries = itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
         while not self._over.is_set():
             final = cursor.lost is not None and self._all_reported.is_set()
             try:
@@ -169,8 +182,10 @@ class Follower:
                     self._put(News(node, error=exc))
                 if not is_passing(exc):
                     return
+                if not cursor.away:
+                    retries = itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
                 cursor.away = True
-                self._over.wait(RETRY_S)
+                self._over.wait(next(retries))
                 continue
             if ended is None or self._is_end(node, cursor, ended, final):
                 return
@@ -194,14 +209,22 @@ class Follower:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request, answer_s=SILENCE_S) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
-            while not self._over.is_set():
-                message = answers.news(call.receive(SILENCE_S))
-                if "done" in message:
-                    return answers.followed(message["done"])
-                if cursor.away:
-                    cursor.away, cursor.lost = False, None
-                    self._put(News(node, back=True))
-                self._take(node, message, streams, cursor)
+            with self._leaving:
+                self._calls[node.id] = call
+            try:
+                while not self._over.is_set():
+                    message = answers.news(call.receive(SILENCE_S))
+                    if "done" in message:
+                        return answers.followed(message["done"])
+                    if cursor.away:
+                        cursor.away, cursor.lost = False, None
+                        self._put(News(node, back=True))
+                    self._take(node, message, streams, cursor)
+                call.send({"over": True})
+                call.result(LEAVE_S)
+            finally:
+                with self._leaving:
+                    del self._calls[node.id]
         return None
 
     @staticmethod

@@ -123,7 +123,7 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send events and logs as they arrive, until the run has ended on this node.
 
     `budget` caps each process's lines per second; the `speaker` (`role`, `rank`, `budget`) has a separate one, and no
-    `grep`. `tail` limits the present lines, unless they continue at `offsets`.
+    `grep`. `tail` limits the present lines, unless they continue at `offsets`. Any message ends it earlier.
     """
     run = _run(root, request)
     streams = Streams(run, request, peer.beat)
@@ -151,8 +151,10 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         elif time.monotonic() - quiet_since > HEARTBEAT_S:
             peer.send({"alive": time.time()})  # raises Gone if the control machine has left
             quiet_since = time.monotonic()
+        if peer.arrived():
+            return {}
         if not over:
-            time.sleep(POLL_S)
+            peer.readable((), POLL_S)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
