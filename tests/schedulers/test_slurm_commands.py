@@ -37,7 +37,7 @@ def play(tmp_path: Path) -> Play:
 
     def make(queue: str = "", *, error: str = "", accounts: str = "", sleep_s: int = 0) -> Environ:
         answer = f"printf '%s\\n' {shlex.quote(error)} >&2" if error else f"printf '%s\\n' {shlex.quote(queue)}"
-        program("squeue", answer, f"sleep {sleep_s}", f"exit {int(bool(error))}")
+        program("squeue", answer, f"exec sleep {sleep_s}" if sleep_s else f"exit {int(bool(error))}")
         if accounts:
             program("sacct", f"printf '%s\\n' {shlex.quote(accounts)}")
         else:
@@ -145,6 +145,10 @@ def test_a_command_that_retries_says_why(play: Play) -> None:
 
 def test_a_machine_without_slurm() -> None:
     assert "cannot run squeue" in fails({"PATH": "/nonexistent"}, ConfigError)
+
+
+def test_output_of_another_form_is_refused(play: Play) -> None:
+    assert "squeue: not a line of squeue: 'JOBID'; clusterctl needs Slurm" in fails(play("JOBID"), UnreachableError)
 
 
 def test_unknown_words_are_passed_on(play: Play) -> None:

@@ -44,6 +44,8 @@ class Slurm:
             found = parse_squeue(self._ask("squeue", "-h", "-t", "all", "-j", job, "-O", SQUEUE_FORMAT))
         except UnknownSlurmJob:
             found = self._accounted(job)
+        except ValueError as exc:
+            raise UnreachableError(f"squeue: {exc}", hint="clusterctl needs Slurm 20.11 or newer") from exc
         if not found:
             raise _unknown(job)
         chosen = next((one for one in found if one.id == job), found[-1])
