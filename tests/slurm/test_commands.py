@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config import Host
 from slurm.lab import Lab
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(not hasattr(Host, "via"), reason="needs carriers other than SSH (VIA)"),
-]
+pytestmark = pytest.mark.slurm
 TRAIN = """\
 import os
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from clusterctl.config import Host, Settings
 from clusterctl.config.host_sources import SlurmHosts
@@ -30,8 +29,8 @@ def with_hosts(settings: Settings, source: SlurmHosts, environ: Mapping[str, str
     names = slurm.host_names(job.node_list)
     trainers = _trainers(slurm, job, names) if "TRAINERS_PER_NODE" not in {*settings.lines, *settings.chosen} else {}
     addresses = slurm.addresses(job.node_list) if settings.nic is None else {}
-    reached: dict[str, Any] = {"via": carrier(job.id)} if hasattr(Host, "via") else {}
-    hosts = tuple(Host(name, trainers=trainers.get(name), address=addresses.get(name), **reached) for name in names)
+    via = carrier(job.id)
+    hosts = tuple(Host(name, trainers=trainers.get(name), address=addresses.get(name), via=via) for name in names)
     root = settings.root_dir if "{node}" in settings.root_dir else f"{settings.root_dir.rstrip('/')}/node{{node}}"
     return replace(settings, hosts=hosts, root_dir=root)
 
