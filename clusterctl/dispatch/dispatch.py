@@ -56,8 +56,8 @@ def dispatch(
 
     Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
     some of the nodes, complete the last dispatch there. With `to_start`, agents stay for the start that follows, also
-    where nothing has changed. Raises if no node is reachable, if a node refuses, if the disk
-    of a node is too small (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
+    where nothing has changed. Raises if no node is reachable, if a node refuses, if the disk of a node is too small
+    (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
     """
 
     def run() -> Dispatched:
