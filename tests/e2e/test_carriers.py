@@ -27,6 +27,14 @@ shift
 cd /
 exec env -i HOME="$home" PATH="{path}" LANG=C.UTF-8 "$@"
 """
+#: Runs COMMAND, passes on BYTES bytes of its output, and exits with 0 while the command goes on.
+CUT = """\
+pipe=$(mktemp -u)
+mkfifo "$pipe"
+COMMAND <&0 >"$pipe" &
+dd bs=1 count=BYTES <"$pipe" 2>/dev/null
+rm "$pipe"
+exit 0"""
 ENVIRONMENT = """
 import json, os
 print("environment", json.dumps(sorted(os.environ)), flush=True)
@@ -167,7 +175,7 @@ def test_no_secret_is_on_the_command_line_of_a_carrier(site: Site) -> None:
     job = site.start(REGRESSION)
     assert wait_until(lambda: site.status(job)["state"] == "succeeded")
     lines = (site.directory / "lines").read_text()
-    assert lines.count("/bin/sh") >= 6
+    assert lines.count("/bin/sh") >= 4
     assert "TOKEN" not in lines
     assert "a-secret-value" not in lines
     assert "PRIVATE KEY" not in lines
@@ -175,7 +183,8 @@ def test_no_secret_is_on_the_command_line_of_a_carrier(site: Site) -> None:
 
 def test_an_agent_that_ends_well_without_its_last_line_is_a_lost_connection(site: Site) -> None:
     """kubectl may cut its output short and exit with 0."""
-    cut = CLEAN.replace("exec env -i", "env -i").rstrip() + " | dd bs=1 count=60 2>/dev/null\nexit 0\n"
+    cut = CUT.replace("COMMAND", CLEAN.splitlines()[-1].removeprefix("exec ")).replace("BYTES", "60")
+    cut = CLEAN.replace(CLEAN.splitlines()[-1], cut)
     site.conf(HOSTS=["node0", "node1"], PYTHON=sys.executable, VIA=(carrier(site, "kubectl2", cut), "{host}"))
     done = site.run("jobs", "--json")
     assert done.code == 3
@@ -183,7 +192,8 @@ def test_an_agent_that_ends_well_without_its_last_line_is_a_lost_connection(site
 
 
 def test_so_is_one_over_ssh(site: Site) -> None:
-    python = carrier(site, "python", f'#!/bin/sh\n{sys.executable} "$@" | dd bs=1 count=40 2>/dev/null\nexit 0\n')
+    cut = CUT.replace("COMMAND", f'{sys.executable} "$@"').replace("BYTES", "40")
+    python = carrier(site, "python", f"#!/bin/sh\n{cut}\n")
     site.conf(PYTHON=python)
     done = site.run("jobs", "--json")
     assert done.code == 3

@@ -172,12 +172,15 @@ def test_stop_does_not_report_a_busy_port_as_free(site: Site) -> None:
     with server:
         stopped = site.run("stop", job, "--json")
         assert stopped.code == 3
-        assert (stopped.json()["survivors"], stopped.json()["nodes"][0]["ports_busy"]) == (0, [port])
+        assert stopped.json()["survivors"] == 0
+        assert port in stopped.json()["nodes"][0]["ports_busy"]  # other tests may have taken those of the other lanes
         assert f"port {port} is in use by pid {os.getpid()}" in stopped.json()["error"]["message"]
         again = site.ok("stop", job).out  # a former port in use by others is reported but is not an error
         assert "0 processes left\n" in again
         assert f"port {port} is in use by pid {os.getpid()}" in again
-    assert "0 processes left, ports free\n" in site.ok("stop", job).out
+    last = site.ok("stop", job).out
+    assert "0 processes left" in last
+    assert f"port {port} " not in last
 
 
 def wait_for_port(port: int) -> socket.socket:
