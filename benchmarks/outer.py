@@ -91,12 +91,16 @@ class Bench:
         self.results.add(name, records[0]["losses"])
 
     def measure_seconds(self, tokens: int, rate: int, contender: str) -> None:
-        """Measure whole rounds after the first, or steps after the first ones: those of PowerSGD are plain."""
+        """Measure whole rounds after the first, or steps after the first ones: those of PowerSGD are plain.
+
+        A step that sends nothing is measured over as many as rounds have.
+        """
         name = f"seconds/{tokens}/{rate}/{contender}"
         if name in self.results.found:
             return
         self.net.shape(rate or None)
-        skip, count = (self.chosen.every, 2 * self.chosen.every) if contender in ROUNDS else (12, self.chosen.timed)
+        has_rounds = contender in ROUNDS or contender == "compute"
+        skip, count = (self.chosen.every, 2 * self.chosen.every) if has_rounds else (12, self.chosen.timed)
         sent = self.net.sent_bytes(0)
         records = self._run(contender, tokens=tokens, steps=skip + count, evaluate_every=0)
         self.results.add(f"bytes/{tokens}/{rate}/{contender}", (self.net.sent_bytes(0) - sent) / (skip + count))
@@ -226,6 +230,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--target", type=float, default=0.0, help="the held-out loss to reach (default: one that all do)"
     )
+    parser.add_argument(
+        "--only", choices=("losses", "seconds"), help="losses do not depend on the load of the machine, seconds do"
+    )
     parser.add_argument("--results", type=Path, help="a JSON file to add to")
     parser.add_argument("--show", action="store_true", help="only show what the file has")
     parser.add_argument(
@@ -249,8 +256,10 @@ def main() -> None:
             names = ("every", "learning_rate", "outer_rate", "outer_momentum", "depth", "seed")
             bench = Bench(net, results, chosen, {"data": data, **{name: getattr(chosen, name) for name in names}})
             for tokens in chosen.tokens:
-                for contender in chosen.contenders:
+                for contender in chosen.contenders if chosen.only != "seconds" else ():
                     bench.measure_losses(tokens, contender)
+                if chosen.only == "losses":
+                    continue
                 bench.measure_seconds(tokens, 0, "compute")
                 for rate in chosen.rates:
                     for contender in ("allreduce", *chosen.contenders):

@@ -187,7 +187,7 @@ def bench(given: argparse.Namespace) -> Iterator[Bench]:
 
 def read_options() -> argparse.Namespace:
     parser = options(__doc__.partition("\n")[0], passes=24, nodes=4, every_s=120.0, kills=10, seed=1)
-    parser.add_argument("--save-every", default="60 s", help="SAVE_EVERY of the run (default 60 s)")
+    parser.add_argument("--save-every", default="15 s", help="SAVE_EVERY of the run (default 15 s)")
     parser.add_argument("--roles", nargs="+", default=["trainer", "pserver"], help="what to kill (default both)")
     parser.add_argument("--keep", type=Path, help="where to copy everything if a run fails or gives other bits")
     parser.add_argument("more", nargs="*", help="arguments for train.py, after --")
