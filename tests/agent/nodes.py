@@ -15,9 +15,9 @@ from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import Bundle
 from clusterctl.cluster.cluster import SILENCE_S
 from clusterctl.config import from_values
-from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.errors import ClusterctlError, NodeError, UnreachableError
 from clusterctl.inventory import Node, build
-from clusterctl.transport import Command, Outcome, quote
+from clusterctl.transport import Command, Outcome, failures, quote
 from support.processes import Proc, processes_with_environment
 
 T = TypeVar("T")
@@ -81,6 +81,9 @@ class Pipes:
             self.stdin.flush()
         except (BrokenPipeError, ValueError) as exc:
             raise NodeError("its input is closed", details={"reason": "input_closed"}) from exc
+
+    def lost(self) -> UnreachableError:
+        return failures.lost("node0", "host0", "a test")
 
     def close_input(self) -> None:
         with contextlib.suppress(BrokenPipeError):
