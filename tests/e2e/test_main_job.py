@@ -238,8 +238,8 @@ def test_data_shards_go_only_to_the_nodes_of_their_trainers(site: Site) -> None:
     for number in range(6):
         (workspace / "data" / f"train.txt-{number:05d}").write_text(str(number))
     (workspace / "data" / "words.txt").write_text("all")
-    site.ok("dispatch", str(workspace))
-    listed = site.ok("exec", "--json", "--", "cd clusterctl/JOB*/data && ls").json()["nodes"]
+    job = site.ok("dispatch", str(workspace), "--json").json()["job"]
+    listed = site.ok("exec", "--json", "--", f"cd clusterctl/{job}/data && ls").json()["nodes"]
     numbers = [sorted(int(n[-1]) for n in node["stdout"].split() if n[-1].isdigit()) for node in listed]
     assert numbers[-4:] == [[0, 4], [1, 5], [2], [3]]
     assert all("words.txt" in node["stdout"] for node in listed)

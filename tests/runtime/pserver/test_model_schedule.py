@@ -112,7 +112,10 @@ def test_models_between_passes_are_saved_at_steps_and_the_last_at_the_end(tmp_pa
     with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:
         cluster.train(counting(3, after=cluster.lead.wait_for_cut))
     made = tags(cluster)
-    assert made == [*sorted(made[:-1]), "pass-00002"]
+    between = [tag for tag in made if tag != "pass-00002"]
+    assert between == sorted(between)
+    # A model of the last step may be written after that of the last pass: their values are the same.
+    assert made in ([*between, "pass-00002"], [*between[:-1], "pass-00002", "at-step-000000036"])
     assert all(is_scheduled_tag(tag) for tag in made)
     if mode == "sync":
         assert made[:-1] == [step_tag(step) for step in (4, 8, 12, 16)]
