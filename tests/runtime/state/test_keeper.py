@@ -365,7 +365,7 @@ def test_a_large_state_is_written_at_cuts_only(tmp_path: Path) -> None:
 
 
 class Gradients:
-    """What goes along at the end of a pass, and is large."""
+    """A large state that is saved only at the end of a pass, along with the others."""
 
     there = False
 
