@@ -53,7 +53,7 @@ class Docker:
         _run_compose(layout, "up", "-d", "--no-build", "node", settings=settings, deadline_s=UP_S)
         if not wait_until(lambda: _are_healthy(layout, n), HEALTHY_S):
             raise ClusterctlError(
-                "the containers did not become healthy", hint=f"see: docker ps -a | grep {_project(layout)}"
+                "the containers did not become healthy", hint=f"see: docker ps -a | grep {project_name(layout)}"
             )
         state = replace(state, nodes=tuple(_read_node(index, c) for index, c in enumerate(_containers(layout))))
         write_files(layout, state.nodes)
@@ -70,7 +70,7 @@ class Docker:
         if containers:
             _docker("rm", "--force", "--volumes", *(container["Id"] for container in containers))
         for kind in ("network", "volume"):
-            names = _docker(kind, "ls", "--quiet", "--filter", f"label={PROJECT}={_project(layout)}").split()
+            names = _docker(kind, "ls", "--quiet", "--filter", f"label={PROJECT}={project_name(layout)}").split()
             if names:
                 _docker(kind, "rm", *names)
         return ended
@@ -104,7 +104,7 @@ class Docker:
         if node_state == "killed":
             _docker("start", container["Id"])
         if not _container(layout, node)["NetworkSettings"]["Networks"]:
-            _docker("network", "connect", "--alias", "node", f"{_project(layout)}_cluster", container["Id"])
+            _docker("network", "connect", "--alias", "node", f"{project_name(layout)}_cluster", container["Id"])
         wait_until(lambda: _port(_container(layout, node)) is not None, HEALTHY_S)
         healed = _read_node(node.index, _container(layout, node))
         nodes = tuple(healed if one.index == node.index else one for one in state.nodes)
@@ -114,7 +114,7 @@ class Docker:
 BACKEND = Docker()
 
 
-def _project(layout: Layout) -> str:
+def project_name(layout: Layout) -> str:
     """Return the name of the compose project, one per directory."""
     return "clusterctl-" + hashlib.sha256(str(layout.directory).encode()).hexdigest()[:12]
 
@@ -130,7 +130,7 @@ def _compose() -> list[str]:
 
 def _run_compose(layout: Layout, *words: str, settings: dict[str, str], deadline_s: float) -> None:
     file = data_file("docker") / "compose.yaml"
-    argv = [*_compose(), "--file", str(file), "--project-name", _project(layout), *words]
+    argv = [*_compose(), "--file", str(file), "--project-name", project_name(layout), *words]
     done = call(argv, more={**settings, "CLUSTERCTL_FAKE": str(layout.directory)}, deadline_s=deadline_s)
     if done.returncode:
         raise ClusterctlError(
@@ -149,7 +149,7 @@ def _docker(*words: str) -> str:
 
 def _containers(layout: Layout, service: str | None = "node") -> list[dict[str, Any]]:
     """Return the output of `docker inspect` for each container of the project, running or not, ordered by number."""
-    filters = ["--filter", f"label={PROJECT}={_project(layout)}"]
+    filters = ["--filter", f"label={PROJECT}={project_name(layout)}"]
     if service is not None:
         filters += ["--filter", f"label={SERVICE}={service}"]
     ids = _docker("ps", "--all", "--quiet", *filters).split()

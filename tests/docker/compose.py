@@ -144,11 +144,12 @@ class Compose:
                 docker("start", container.name)
         assert wait_until(lambda: all(is_healthy(container) for container in containers), 60)
 
-    def left(self) -> list[str]:
-        """Return the containers, networks and volumes of the project."""
-        mine = f"label=com.docker.compose.project={self.project}"
-        kinds = (("ps", "-a"), ("network", "ls"), ("volume", "ls"))
-        return [name for kind in kinds for name in docker(*kind, "-q", "--filter", mine).split()]
+
+def objects(project: str) -> list[str]:
+    """Return the containers, networks and volumes of a project."""
+    mine = f"label=com.docker.compose.project={project}"
+    kinds = (("ps", "-a"), ("network", "ls"), ("volume", "ls"))
+    return [name for kind in kinds for name in docker(*kind, "-q", "--filter", mine).split()]
 
 
 def is_healthy(container: Node) -> bool:
@@ -168,7 +169,7 @@ def compose_cluster(directory: Path, n: int) -> Iterator[Compose]:
         yield compose
     finally:
         compose("down", "-v", "-t", "2")
-        assert compose.left() == []
+        assert objects(compose.project) == []
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl import fake
-from docker.compose import compose_command, docker, need_images
+from clusterctl.fake.docker import project_name
+from clusterctl.fake.layout import Layout
+from docker.compose import compose_command, need_images, objects
 from e2e.programs import REGRESSION
 from support.processes import assert_none_left, wait_until
-
-LABEL = "com.docker.compose.project"
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +27,16 @@ def fake_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     need_images()
     directory = tmp_path_factory.mktemp("containers") / "fake"
     fake.up(directory, 3, backend="docker")
-    names = projects()
+    assert objects_of(directory)
     yield directory
     fake.down(directory)
     assert not directory.exists()
-    assert not projects() & names
+    assert objects_of(directory) == []
 
 
-def projects() -> set[str]:
-    """Return the projects of fake clusters that any container, network or volume belongs to."""
-    kinds = (("ps", "-a"), ("network", "ls"), ("volume", "ls"))
-    names = [name for kind in kinds for name in docker(*kind, "--format", f'{{{{.Label "{LABEL}"}}}}').split()]
-    return {name for name in names if re.fullmatch("clusterctl-[0-9a-f]{12}", name)}
+def objects_of(directory: Path) -> list[str]:
+    """Return the containers, networks and volumes of the fake cluster in `directory`."""
+    return objects(project_name(Layout.of(directory)))
 
 
 def begin(directory: Path, *args: str) -> subprocess.Popen[str]:
@@ -105,18 +102,18 @@ def test_a_node_that_is_cut_off_fails_the_run_and_is_named(fake_directory: Path)
 def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     compose_command()
     need_images()
-    before = projects()
     command = ("demo", "--backend", "docker", "-n", "2", "--passes", "1", "--dir", "it", "--json")
-    document = json.loads(finish(begin(tmp_path / "it", *command))[0])
+    demo = begin(tmp_path / "it", *command)
+    assert wait_until(lambda: objects_of(tmp_path / "it/cluster"), 60)
+    document = json.loads(finish(demo)[0])
     assert document["perplexity"] < document["unigram_perplexity"]
-    assert projects() <= before
+    assert objects_of(tmp_path / "it/cluster") == []
     assert not (tmp_path / "it/cluster").exists()
 
 
 def test_a_cluster_whose_creator_is_killed_leaves_nothing(tmp_path: Path) -> None:
     compose_command()
     need_images()
-    before = projects()
     directory = tmp_path / "fake"
     script = (
         "import time; from pathlib import Path; from clusterctl import fake\n"
@@ -126,8 +123,8 @@ def test_a_cluster_whose_creator_is_killed_leaves_nothing(tmp_path: Path) -> Non
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as creator:
         assert creator.stdout is not None
         assert creator.stdout.readline() == b"up\n"
-        assert projects() - before
+        assert objects_of(directory)
         creator.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: projects() <= before, 30)
+    assert wait_until(lambda: objects_of(directory) == [], 30)
     assert_none_left("CLUSTERCTL_FAKE", str(directory))
     assert not directory.exists()
