@@ -1,10 +1,10 @@
-"""The agent: one SSH command, one request, its answer."""
+"""The agent: one command, a request and its answer, then others if the control machine has any."""
 
 from __future__ import annotations
 
 import os
 
-from clusterctl.agent.peer import Peer, standard_peer
+from clusterctl.agent.peer import SILENCE_S, Peer, standard_peer
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
 from clusterctl.common.fastjson import LightPath, loads
 
@@ -29,21 +29,47 @@ OPERATIONS = {
     "find_named": ("names", "find_named"),
     "find_models": ("checkpoints", "find_models"),
     "verify_checkpoint": ("checkpoints", "verify"),
+    "exec": ("exec", "exec_"),
 }
+LAST = ("start", "rejoin", "prune")  # after these the agent ends: they leave child processes, or remove agents
 
 
-def main(root: str, request: bytes) -> None:
-    """Serve one request; the rest of it may be on standard input. `root` is ROOT_DIR, absolute."""
+def main(root: str, request: bytes, umask: int) -> None:
+    """Serve a request; the rest of it may be on standard input. `root` is ROOT_DIR, absolute.
+
+    Serve further requests until the control machine closes the connection, if it wants this agent to stay. `umask` is
+    the account's own.
+    """
     peer = standard_peer()
     code = 0
     try:
-        peer.send({"done": _answer(root, loads(request), peer)})
+        message: dict[str, Any] | None = loads(request)
+        while message is not None:
+            peer.silence_s = message.get("silence_s", SILENCE_S)
+            answer = _answer(root, {**message, "umask": umask}, peer)
+            stays = bool(message.get("stay")) and message["op"] not in LAST
+            peer.send({"done": answer, "stays": True} if stays else {"done": answer})
+            message = _next_request(peer) if stays else None
     except Gone:
         code = 1
     except Exception as exc:  # noqa: BLE001 - any error is reported to the control machine
         code = 1
         _report(peer, exc)
     os._exit(code)  # nothing is buffered; interpreter shutdown costs a node 10 ms
+
+
+def _next_request(peer: Peer) -> dict[str, Any] | None:
+    """Return the next request; None if the control machine leaves."""
+    import gc
+
+    gc.collect(0)  # `status` may be asked for days, and turns it off
+    try:
+        while "op" not in (message := peer.receive()):
+            pass  # meant for the last operation, which had just ended
+    except Gone:
+        return None
+    peer.send({"again": True})
+    return message
 
 
 def _report(peer: Peer, exc: Exception) -> None:

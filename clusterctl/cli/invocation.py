@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -55,8 +56,9 @@ class Invocation:
         from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
+        from clusterctl.schedulers import resolve
 
-        settings = settings or self.settings()
+        settings = resolve(settings or self.settings(), os.environ)
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
         self.console.explain = partial(explained, conf=settings.source)
@@ -118,7 +120,8 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
         if path.startswith(home + "/"):
             path = "~" + path[len(home) :]
     parent, _, name = path.rpartition("/")
-    return name if parent == settings.root_dir.rstrip("/") else path
+    root = re.escape(settings.root_dir.rstrip("/")).replace(re.escape("{node}"), "[0-9]+")
+    return name if re.fullmatch(root, parent) else path
 
 
 def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Reference:

@@ -132,6 +132,7 @@ class LogNews(TypedDict, total=False):
     events: list[dict[str, Any]]
     at: int
     lines: list[list[Any]]
+    shown: int
     held: list[list[int]]
     caught_up: bool
     done: dict[str, Any]
@@ -283,6 +284,7 @@ NEWS = record(
     events=maybe(list_of(EVENT)),
     at=maybe(count),
     lines=maybe(list_of(LINE)),
+    shown=maybe(count),
     held=maybe(list_of(pair_of(count, count, count))),
 )
 READ_UNTIL = record(at=count, now=moment)

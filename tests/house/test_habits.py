@@ -36,6 +36,7 @@ MAY_READ_ENVIRONMENT = {
     "agent.supervisor.launcher": "what its processes inherit",
     "agent.replication.merger": "what the merging process inherits",
     "fake.programs": "what they inherit",
+    "transport.carrier.carriers": "what a carrier inherits",
 }
 MAY_NAME_JOBS = {
     "common.paths": "find_jobs finds those that are this account's own",

@@ -34,7 +34,7 @@ QUIET = ("running", "starting", "succeeded")
 
 def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Report on the requested run, else on the newest; with `spec`, also its spec and the versions of its packages."""
-    while "now" in peer.next_message():
+    while "now" in peer.receive():
         peer.send({"now": time.time()})
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))

@@ -143,10 +143,10 @@ def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> 
     listeners = _listen(ready["address"], request)
     with answering(listeners) as listening:
         peer.send({"ready": {**ready, "listening": listening}})
-        message = peer.next_message()
+        message = peer.receive()
         if "reach" in message:
             peer.send({"reach": try_all([Target(*target) for target in message["reach"]])})
-            message = peer.next_message()
+            message = peer.receive()
     return message
 
 

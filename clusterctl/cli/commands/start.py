@@ -31,7 +31,7 @@ from clusterctl.cli.origin import (
     would_start_from,
 )
 from clusterctl.cli.screen.keys import Pressed, keys
-from clusterctl.cli.screen.log_feed import LogFeed, follow_process
+from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
@@ -286,10 +286,9 @@ def follow_run(
             display,
             _detached_by_term(),
             keys(wanted=invocation.console.live) as pressed,
-            LogFeed(display.screen, follow_process(partial(Follower, cluster, job=run.job, run=run.run))) as log_feed,
             Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
-            _watch(follower, display, pressed, log_feed)
+            _watch(follower, display, pressed, LogFeed(display.screen, follower))
     except _Detach as request:
         words = f"detached from {run.job}, which continues" if request.signal_number else f"detached from {run.job}"
         invocation.console.say(f"{words}; to follow it: clusterctl logs -f {run.job}")
@@ -347,6 +346,7 @@ def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, 
     since = None
     for news in follower:
         display.news(news)
+        log_feed.take(news)
         for key in pressed():
             if key == "d":
                 raise _Detach

@@ -159,6 +159,29 @@ def start(
     )
 
 
+@command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00 --plan > job.sh")
+def submit(
+    context: typer.Context,
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
+    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="The scheduler: slurm.")] = "slurm",
+    nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="The number of nodes.")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="The time limit: minutes, 2:00:00 or 1-12:00:00.")
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Queue it again before its time ends, and resume.")
+    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the script; submit nothing.")] = False,
+) -> None:
+    """Print the script with which a scheduler runs a job.
+
+    Everything after -- goes to the training program.
+    """
+    from clusterctl.cli.commands.submit import submit
+
+    submit(context.obj, workspace, to=to, nodes=nodes, time=time, requeue=requeue, plan=plan)
+
+
 @command(app, "status", "clusterctl status --watch")
 def status(
     context: typer.Context,

@@ -1,0 +1,78 @@
+"""`clusterctl submit --plan`: the script on the screen, and what it needs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def submit(directory: Path, *argv: str, hosts: str = "slurm()") -> subprocess.CompletedProcess[str]:
+    (directory / "conf.py").write_text(f'HOSTS = {hosts}\nSBATCH = ["--partition=gpu"]\n')
+    (directory / "work space").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "clusterctl", "submit", "work space", *argv]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
+    options = ("--to", "slurm", "--nodes", "4", "--time", "2:00:00", "--requeue", "--plan", "--", "--text=it's")
+    done = submit(tmp_path, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    subprocess.run(["sh", "-n"], input=done.stdout, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
+        '"--job-name=work space"',
+        f"--output={tmp_path}/slurm-%j.out",
+        "--open-mode=append",
+        "--nodes=4",
+        "--time=2:00:00",
+        "--requeue",
+        "--signal=B:USR1@120",
+        "--partition=gpu",
+    ]
+    stop, resume, start = (shlex.split(line.rstrip(" &")) for line in lines if " -m clusterctl " in line)
+    base = [sys.executable, "-m", "clusterctl", "--conf", f"{tmp_path}/conf.py"]
+    name = "slurm-$SLURM_JOB_ID"
+    package = ["--job_dispatch_package", f"{tmp_path}/work space"]
+    assert stop == [*base, "stop", name]
+    assert start == [*base, "start", *package, "--name", name, "--", "--text=it's"]
+    assert resume == [*base, "start", name, "--resume", "--name", name]
+
+
+def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:
+    document = json.loads(submit(tmp_path, "--plan", "--json").stdout)
+    assert document["to"] == "slurm"
+    assert document["script"].startswith("#!/bin/sh\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "message"),
+    [
+        (("--plan",), '["h"]', "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
+        (("--plan",), "slurm(12)", "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
+        ((), "slurm()", "submit only prints the script as yet"),
+        (("--to", "pbs", "--plan"), "slurm()", "--to pbs: not a scheduler that clusterctl knows"),
+        (("--plan", "--only", "node0"), "slurm()", "does not accept --only"),
+        (("--plan", "--nodes", "0"), "slurm()", "--nodes 0: must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_submitted_is_an_error_of_usage(
+    tmp_path: Path, options: tuple[str, ...], hosts: str, message: str
+) -> None:
+    done = submit(tmp_path, *options, hosts=hosts)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_command_outside_an_allocation_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text("HOSTS = slurm()\n")
+    command = [sys.executable, "-m", "clusterctl", "status"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/nonexistent"}
+    )
+    assert done.returncode == 2
+    assert "conf.py:1: HOSTS = slurm(), but this is not inside a Slurm job" in " ".join(done.stderr.split())
