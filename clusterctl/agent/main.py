@@ -123,7 +123,7 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         from clusterctl.agent.node.job_choice import choose_job
 
         job, ran = choose_job(path, request["ref"])
-        return {**jobs.describe(job, request.get("run")), "ran": ran}
+        return {**jobs.describe(job, request.get("run"), over=bool(request.get("over"))), "ran": ran}
     if operation == "jobs":
         return {"jobs": jobs.list_jobs(path)}
     raise AgentError(f"the agent does not know {operation!r}", kind="usage")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +55,8 @@ class Cluster:
     asked, and yields a function that is called with each node that is done. `ask` prompts the user for a secret.
     An agent that has answered serves the next request of the same node, until the cluster is closed. Agents end when
     they get nothing for `silence_s`, even if the connection seems to be alive.
+    `is_over()` is True once a scheduler has taken back the machines of the job: then what the job has left in ROOT_DIR,
+    which this machine shares with them, is read here.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Cluster:
         self.inventory = inventory
         self.nodes = tuple(nodes)
         self.asked = False
+        self.is_over: Callable[[], bool] = lambda: False
         self.watch: Callable[[Sequence[Node]], AbstractContextManager[Callable[[Node], None]]] = unwatched
         self.transport = Transport(settings, ask=ask)
         self._made_bundle: Bundle | None = None
@@ -107,6 +112,10 @@ class Cluster:
         tree), is the newest and unchanged.
         """
         request = {**request, "silence_s": self._silence_s, **({"stay": True} if self._kept is not None else {})}
+        python = self.settings.python
+        if self.is_over():
+            node, request = replace(node, via="local"), {**request, "over": True}
+            python = sys.executable  # the other one may be on the nodes alone
         idle = self._kept.take(node.id) if self._kept is not None else None
         if idle is not None:
             call = AgentCall(node, idle, self._bundle, partial(self._on_close, node))
@@ -116,7 +125,7 @@ class Cluster:
                 call.close()
             else:
                 return call
-        agent = AgentInput(self.transport.open(node, self._agent_command(node, expected or ())))
+        agent = AgentInput(self.transport.open(node, self._agent_command(node, python, expected or ())))
         call = AgentCall(node, agent, self._bundle, partial(self._on_close, node))
         try:
             call.begin(request, answer_s, data)
@@ -133,8 +142,7 @@ class Cluster:
             self._beats.remove(agent)
             agent.process.close()
 
-    def _agent_command(self, node: Node, words: Sequence[str]) -> Command:
-        python = self.settings.python
+    def _agent_command(self, node: Node, python: str, words: Sequence[str]) -> Command:
         program = RemotePath(python) if "/" in python else python
         argv = (program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words)
         return Command(argv, title="clusterctl's agent")

@@ -126,12 +126,14 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     `budget` caps each process's lines per second; the `speaker` (`role`, `rank`, `budget`) has a separate one, and no
     `grep`. `tail` limits the present lines, unless they continue at `offsets`. A message
     `{"show": {"id", "role", "rank", "tail"}}` adds the last and all later lines of one process, and `{"show": None}`
-    ends that. Any other message ends the following.
+    ends that. Any other message ends the following. `over`: the run lives no more, by the word of the scheduler whose
+    machines it ran on.
     """
     run = _run(root, request)
     streams = Streams(run, request, peer.beat)
     events = EventReader(run.events, int(request.get("at") or 0))
-    supervision = Supervision(run)
+    gone = bool(request.get("over"))
+    supervision = Supervision(run, over=gone)
     over = supervision.is_over()
     streams.seek(None if request.get("offsets") else request.get("tail"), final=over)
     peer.send({"run": run.run, "streams": streams.announce()})
@@ -149,7 +151,7 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         over = supervision.is_over()
         sent = send(streams.lines(final=over)) + (shown.send(peer, final=over) if shown else 0)
         if over and not sent:
-            return {"node": describe_run(run, streams.spec), "at": events.offset}
+            return {"node": describe_run(run, streams.spec, over=gone), "at": events.offset}
         if sent:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > HEARTBEAT_S:
@@ -187,15 +189,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class Supervision:
-    """The supervisor of a run. Its state may be large: it is read again only when its file has been replaced."""
+    """The supervisor of a run, gone for certain if `over`. Its state may be large: it is read only when replaced."""
 
-    def __init__(self, run: RunPaths) -> None:
+    def __init__(self, run: RunPaths, *, over: bool = False) -> None:
         self._run = run
+        self._over = over
         self._supervisor: Identity | None = None
         self._file: tuple[int, int] | None = None
 
     def is_over(self) -> bool:
         """Return True if no supervisor is alive."""
+        if self._over:
+            return True
         file = _identity(self._run.state)
         if file is None or file != self._file or not is_alive(self._supervisor):
             self._supervisor, self._file = supervisor_of(read_state(self._run)), file
