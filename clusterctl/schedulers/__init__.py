@@ -1,8 +1,9 @@
 """The machines of a job from a scheduler: HOSTS that are asked for when a command needs nodes.
 
-May import `config` and `errors`. Start reading at `resolution.py`.
+May import `common`, `config` and `errors`. Start reading at `resolution.py`.
 """
 
-from clusterctl.schedulers.resolution import resolve
+from clusterctl.schedulers.resolution import cancel, resolve, resolve_job
+from clusterctl.schedulers.scheduled import JobWatch, NoRunError, ScheduledJob
 
-__all__ = ["resolve"]
+__all__ = ["JobWatch", "NoRunError", "ScheduledJob", "cancel", "resolve", "resolve_job"]

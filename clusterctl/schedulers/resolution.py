@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import SlurmHosts
+from clusterctl.schedulers.scheduled import JobWatch, ScheduledJob
 
 
 def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -20,3 +21,24 @@ def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
 
         return with_hosts(settings, source, environ)
     return settings
+
+
+def resolve_job(settings: Settings, environ: Mapping[str, str], ref: str | None) -> tuple[Settings, JobWatch | None]:
+    """Do the same for a job that is only looked at, and may wait or be over: `ref` is what a user calls it.
+
+    If this is not on its nodes, return the job as its scheduler sees it, too. Raises NoRunError, beside the errors of
+    `resolve`, for one that has had no nodes yet.
+    """
+    source = settings.hosts_from
+    if isinstance(source, SlurmHosts):
+        from clusterctl.schedulers.slurm.view import look_at
+
+        return look_at(settings, source, environ, ref)
+    return resolve(settings, environ), None
+
+
+def cancel(job: ScheduledJob, environ: Mapping[str, str], *, only_queued: bool = False) -> None:
+    """Cancel a job of a scheduler; with `only_queued` only if it has not been given machines in the meantime."""
+    from clusterctl.schedulers.slurm.commands import Slurm
+
+    Slurm(environ).cancel(job.id, only_queued=only_queued)

@@ -1,4 +1,4 @@
-"""Slurm: its jobs, their nodes, and the reasons for waiting and ending that it gives.
+"""Slurm: its jobs, their nodes, the reasons for waiting and ending that it gives, and what is submitted to it.
 
-May import `config` and `errors`. Start reading at `hosts.py`.
+May import `common`, `config`, `errors`, and `scheduled` beside it. Start reading at `hosts.py`.
 """

@@ -16,9 +16,15 @@ from clusterctl.schedulers.slurm.jobs import (
     parse_sacct,
     parse_squeue,
 )
+from clusterctl.schedulers.slurm.reasons import refused
 
 #: They retry by themselves: for about 18 s while the controller is away, for 60 s without a configuration.
 DEADLINE_S = 30.0
+QUEUE = "see squeue --me: the job may have been submitted all the same"
+CONTROLLER = (
+    r"Unable to contact slurm controller|Unable to establish controller|Socket timed out|Zero Bytes were transmitted"
+    r"|temporarily unable to accept job"
+)
 #: Variables that change what the commands select or print.
 UNWANTED = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
 
@@ -32,7 +38,7 @@ class Slurm:
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
         kept = {name: value for name, value in environ.items() if not name.startswith(UNWANTED)}
-        self._environ = {**kept, "LC_ALL": "C"}
+        self._environ, self._exported = {**kept, "LC_ALL": "C"}, dict(environ)
         self._deadline_s = deadline_s
 
     def job(self, job: str) -> Job:
@@ -75,17 +81,46 @@ class Slurm:
         text = self._ask("scontrol", "show", "node", "-o", node_list)
         return dict(re.findall(r"^NodeName=(\S+) .*? NodeAddr=(\S+) ", text, re.MULTILINE))
 
+    def machines(self) -> set[str]:
+        """Return the host names of all nodes of the cluster, without their domains."""
+        text = self._ask("scontrol", "show", "node", "-o")
+        return {name.partition(".")[0] for name in re.findall(r" NodeHostName=(\S+) ", text)}
+
+    def submit(self, script: str) -> tuple[str, list[str]]:
+        """Submit a script. Return the id of its job, and the warnings of sbatch.
+
+        Raises UsageError with the reason if Slurm does not take it.
+        """
+        done = self._run("sbatch", "--parsable", text=script)
+        job = done.stdout.strip().partition(";")[0]  # "12;cluster" in a federation
+        if not job.isdecimal():
+            raise UnreachableError(f"sbatch printed {done.stdout.strip()[:200]!r} in place of a job id", hint=QUEUE)
+        return job, [line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip()]
+
+    def output_of(self, job: str) -> str | None:
+        """Return the file for what the script of a job prints; None if Slurm does not say."""
+        found = re.search(r"^\s+StdOut=(.+)$", self._ask("scontrol", "show", "job", job), re.MULTILINE)
+        return found[1] if found else None
+
+    def cancel(self, job: str, *, only_queued: bool = False) -> None:
+        """Cancel a job; with `only_queued` only if it has not been given nodes in the meantime."""
+        self._ask("scancel", *(("--state=PENDING",) if only_queued else ()), job)
+
     def _ask(self, *argv: str) -> str:
+        return self._run(*argv).stdout
+
+    def _run(self, *argv: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command with `text` as its input. Raises the error that its words stand for if it fails."""
         try:
             done = subprocess.run(
                 argv,
-                stdin=subprocess.DEVNULL,
+                input=text,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
                 timeout=self._deadline_s,
                 check=False,
-                env=self._environ,
+                env=self._exported if argv[0] == "sbatch" else self._environ,  # which the job gets
                 start_new_session=True,  # Ctrl-C is for this program
             )
         except OSError as exc:
@@ -95,26 +130,29 @@ class Slurm:
             ) from exc
         except subprocess.TimeoutExpired as exc:
             said = exc.stderr or b""  # bytes, whatever the encoding
-            silence = UnreachableError(
-                f"{argv[0]} did not answer within {self._deadline_s:g} s", hint="try scontrol ping"
-            )
+            hint = QUEUE if argv[0] == "sbatch" else "try scontrol ping"
+            silence = UnreachableError(f"{argv[0]} did not answer within {self._deadline_s:g} s", hint=hint)
             raise known_failure(argv, said.decode(errors="replace")) or silence from exc
         if done.returncode:
             raise failure(argv, done.stderr)
-        return done.stdout
+        return done
 
 
 def failure(argv: tuple[str, ...], stderr: str) -> ClusterctlError:
     """Return the error for a command of Slurm that failed with these words."""
+    known = known_failure(argv, stderr)
+    if known is None and argv[0] == "sbatch":
+        refusal = refused(stderr)
+        return UsageError(f"sbatch refused the job: {refusal.text}", hint=refusal.hint)
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
     unknown = UnreachableError(f"{' '.join(argv[:3])} failed: {said[-1] if said else 'it printed nothing'}")
-    return known_failure(argv, stderr) or unknown
+    return known or unknown
 
 
 def known_failure(argv: tuple[str, ...], stderr: str) -> ClusterctlError | None:
     if "Invalid job id specified" in stderr:
         return _unknown(argv[argv.index("-j") + 1] if "-j" in argv else argv[-1])
-    if re.search(r"Unable to contact slurm controller|Unable to establish controller", stderr):
+    if re.search(CONTROLLER, stderr):
         return UnreachableError("the Slurm controller does not answer", hint="try scontrol ping")
     if re.search(r"cannot stat file|Unable to process configuration file|Could not establish a configuration", stderr):
         return ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.config import Host, Settings
@@ -11,28 +11,57 @@ from clusterctl.errors import ConfigError, UnreachableError
 from clusterctl.schedulers.slurm.commands import Slurm
 from clusterctl.schedulers.slurm.jobs import Job, deal
 from clusterctl.schedulers.slurm.reasons import ending, waiting_for
+from clusterctl.schedulers.slurm.records import JobNode, Records
+
+INSIDE = "SLURM_JOB_ID"  # the variable that names the job in whose allocation a command runs
 
 
 def with_hosts(settings: Settings, source: SlurmHosts, environ: Mapping[str, str]) -> Settings:
     """Return the settings with the nodes of the job as hosts, in Slurm's order, and a ROOT_DIR for each node.
 
     A node keeps its data under its id, not under the name of a machine: after a requeue it may be another machine.
+    What the job's record lacks is written there: the nodes are asked for inside the job, and read when it is over.
     """
-    named = source.job if source.job is not None else environ.get("SLURM_JOB_ID")
+    records = Records(settings.root_dir)
+    last = records.last()
+    named = source.job if source.job is not None else environ.get(INSIDE) or (last.id if last else None)
     if named is None:
-        raise ConfigError(
-            f"{settings.place('HOSTS')}HOSTS = slurm(), but this is not inside a Slurm job",
-            hint="run this in an allocation (salloc --nodes 4), or name a job: HOSTS = slurm(job=12345)",
-        )
+        raise outside(settings)
     slurm = Slurm(environ)
     job = running(slurm, str(named))
+    nodes = _nodes(settings, slurm, job)
+    record = records.find(job.id)
+    if record is not None:
+        record.save_life(job.restarts, nodes)
+    return with_nodes(settings, job.id, nodes)
+
+
+def outside(settings: Settings) -> ConfigError:
+    """Return the error for a command that no Slurm job is meant by."""
+    return ConfigError(
+        f"{settings.place('HOSTS')}HOSTS = slurm(), but this is not inside a Slurm job, and none was submitted",
+        hint="submit one (clusterctl submit), run this in an allocation (salloc --nodes 4), "
+        "or name a job: HOSTS = slurm(job=12345)",
+    )
+
+
+def _nodes(settings: Settings, slurm: Slurm, job: Job) -> tuple[JobNode, ...]:
     names = slurm.host_names(job.node_list)
     trainers = _trainers(slurm, job, names) if "TRAINERS_PER_NODE" not in {*settings.lines, *settings.chosen} else {}
     addresses = slurm.addresses(job.node_list) if settings.nic is None else {}
-    via = carrier(job.id)
-    hosts = tuple(Host(name, trainers=trainers.get(name), address=addresses.get(name), via=via) for name in names)
-    root = settings.root_dir if "{node}" in settings.root_dir else f"{settings.root_dir.rstrip('/')}/node{{node}}"
-    return replace(settings, hosts=hosts, root_dir=root)
+    return tuple(JobNode(name, trainers.get(name), addresses.get(name)) for name in names)
+
+
+def with_nodes(settings: Settings, job: str, nodes: Sequence[JobNode]) -> Settings:
+    """Return the settings with these nodes of a job as hosts."""
+    via = carrier(job)
+    hosts = tuple(Host(node.name, trainers=node.trainers, address=node.address, via=via) for node in nodes)
+    return replace(settings, hosts=hosts, root_dir=root_of_nodes(settings.root_dir))
+
+
+def root_of_nodes(root_dir: str) -> str:
+    """Return the ROOT_DIR of a job's nodes, with `{node}` in it."""
+    return root_dir if "{node}" in root_dir else f"{root_dir.rstrip('/')}/node{{node}}"
 
 
 def carrier(job: str) -> tuple[str, ...]:

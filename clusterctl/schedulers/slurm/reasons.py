@@ -1,4 +1,4 @@
-"""Why a Slurm job waits, and why it ended, in words. Pure."""
+"""Why a Slurm job waits, why it ended, and why it was not taken, in words. Pure."""
 
 from __future__ import annotations
 
@@ -114,3 +114,34 @@ def ending_in(words: str) -> Ending | None:
     """Return the reason that srun or slurmstepd printed among `words`, None if they printed none."""
     lines = "\n".join(line for line in words.splitlines() if re.match(r"srun: |slurmstepd(-\S+)?: ", line))
     return next((end for pattern, end in _WORDS if re.search(pattern, lines)), None)
+
+
+class Refusal(NamedTuple):
+    """Why Slurm did not take a job, in its words without the name of the program, and what to do."""
+
+    text: str
+    hint: str
+
+
+_PARTITION = 'sinfo lists the partitions; name one in conf.py: SBATCH = ["--partition=..."]'
+_ACCOUNT = 'sacctmgr show associations user=$USER lists your accounts; name one in conf.py: SBATCH = ["--account=..."]'
+_TIME = 'give --time within the limit of the partition: sinfo -o "%P %l"'
+_NODES = "sinfo -Nl shows what the nodes have; lower --nodes, or change SBATCH in conf.py"
+_OPTION = "correct SBATCH in conf.py; sbatch --help lists the options"
+#: The first match counts.
+_REFUSALS = (
+    (r"[Ii]nvalid partition", _PARTITION),
+    (r"[Ii]nvalid account|[Ii]nvalid qos|QOS specification", _ACCOUNT),
+    (r"[Tt]ime ?limit|--time", _TIME),
+    (r"accounting/QOS policy", "it asks for more than the account may have: fewer nodes, or less time"),
+    (r"node configuration|[Nn]ode count|processors requested|[Mm]emory specification", _NODES),
+    (r"unrecognized option|invalid option|ambiguous|requires an argument|[Ii]nvalid .* specif|[Ii]nvalid ", _OPTION),
+)
+
+
+def refused(stderr: str) -> Refusal:
+    """Return the reason in what a failed sbatch printed."""
+    lines = [line.strip().removeprefix("sbatch: ").removeprefix("error: ") for line in stderr.splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Try ", "Use "))]
+    text = told[-1].removeprefix("Batch job submission failed: ") if told else "it printed nothing"
+    return Refusal(text, next((hint for pattern, hint in _REFUSALS if re.search(pattern, text)), _OPTION))

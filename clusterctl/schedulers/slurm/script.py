@@ -53,7 +53,7 @@ class Submission:
     the exit code of the run, and `stop` the one that ends it; the word RUN in them stands for a name that is this Slurm
     job's own. `time` is in one of
     Slurm's forms, such as 2:00:00; None leaves it to the partition. `options` are more options of sbatch, the SBATCH
-    setting; they override `nodes` and `time`.
+    setting; they override `nodes` and `time`. `opening` are the first lines of the script, for sh.
     """
 
     RUN: ClassVar[str] = "slurm-$SLURM_JOB_ID"
@@ -68,6 +68,7 @@ class Submission:
     time: str | None = None
     requeue: bool = False
     options: Sequence[str] = ()
+    opening: str = ""
 
 
 def script(submission: Submission) -> str:
@@ -79,7 +80,7 @@ def script(submission: Submission) -> str:
         "#!/bin/sh\n"
         "# Written by clusterctl for sbatch. It ends with the exit code of the run.\n"
         + "".join(f"#SBATCH {_quoted(option)}\n" for option in _options(submission))
-        + f"\ncd {shlex.quote(submission.directory)} || exit\n"
+        + f"\n{submission.opening}cd {shlex.quote(submission.directory)} || exit\n"
         + body.format(notice_s=NOTICE_S, **commands)
     )
 
