@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.config import Settings
     from clusterctl.inventory import Inventory
     from clusterctl.observe.record.references import Reference
+    from clusterctl.schedulers import JobWatch
 
 
 class Invocation:
@@ -30,6 +31,8 @@ class Invocation:
         self.program_args = program_args
         self.console = console
         self.progress = ProgressLine(console)
+        #: The job of `cluster_of` if a scheduler has it, and this is not on its nodes.
+        self.scheduled: JobWatch | None = None
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
 
@@ -38,6 +41,10 @@ class Invocation:
         """This user's cache directory; it may not exist yet."""
         given = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return os.environ
 
     def settings(self, chosen: Mapping[str, str] | None = None, **overrides: object) -> Settings:
         """Load conf.py, overridden by options of the command: settings by name, None where the option is absent.
@@ -52,13 +59,32 @@ class Invocation:
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
+        from clusterctl.schedulers import resolve
+
+        return self._open(resolve(settings or self.settings(), os.environ))
+
+    def cluster_of(self, job: str | None, *, whole: bool = False) -> Cluster:
+        """Return the nodes of a job to look at, as `cluster` does; with `whole` all of them, as `whole_cluster` does.
+
+        The files of a job whose nodes its scheduler has taken back are read here. Raises NoRunError if there are none.
+        """
+        from clusterctl.schedulers import resolve_job
+
+        if whole:
+            self._need_all()
+        settings, self.scheduled = resolve_job(self.settings(), os.environ, job)
+        cluster = self._open(settings)
+        if self.scheduled is not None:
+            cluster.is_over = self.scheduled.is_over
+        return cluster
+
+    def _open(self, settings: Settings) -> Cluster:
+        """Return the nodes of settings with hosts that `--only` selects."""
         from clusterctl.cli import last_failed
         from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
-        from clusterctl.schedulers import resolve
 
-        settings = resolve(settings or self.settings(), os.environ)
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
         self.console.explain = partial(explained, conf=settings.source)
@@ -92,9 +118,27 @@ class Invocation:
 
     def whole_cluster(self, settings: Settings | None = None) -> Cluster:
         """Return all nodes, for commands that cannot work on some of them."""
+        self._need_all()
+        return self.cluster(settings)
+
+    def _need_all(self) -> None:
         if self.options.only:
             raise UsageError("this command does not accept --only: a job runs on all its nodes or not at all")
-        return self.cluster(settings)
+
+    def run_of(self, cluster: Cluster, text: str | None, number: int | None = None) -> Reference:
+        """Return a run of `cluster_of`. That of a scheduler's job may be named by the job's id, or not at all.
+
+        Raises NoRunError if that job has no run yet.
+        """
+        job = self.scheduled.now() if self.scheduled is not None else None
+        if job is None or job.run is None or text not in (None, job.id, job.run):
+            return run_of(cluster, text, number)
+        from clusterctl.schedulers import NoRunError
+
+        named = run_of(cluster, job.run, number)
+        if not named.chosen:
+            raise NoRunError(job)
+        return named
 
 
 def job_name(settings: Settings, inventory: Inventory, job: str) -> str:

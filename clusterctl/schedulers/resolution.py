@@ -37,8 +37,8 @@ def resolve_job(settings: Settings, environ: Mapping[str, str], ref: str | None)
     return resolve(settings, environ), None
 
 
-def cancel(job: ScheduledJob, environ: Mapping[str, str], *, only_queued: bool = False) -> None:
-    """Cancel a job of a scheduler; with `only_queued` only if it has not been given machines in the meantime."""
-    from clusterctl.schedulers.slurm.commands import Slurm
+def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) -> ScheduledJob:
+    """Cancel a scheduler's job; one that was queued only if it still is. Return what the scheduler says after that."""
+    from clusterctl.schedulers.slurm import view
 
-    Slurm(environ).cancel(job.id, only_queued=only_queued)
+    return view.cancel(settings, environ, job)

@@ -100,7 +100,8 @@ def seen(slurm: Slurm, job: str, record: Record | None) -> ScheduledJob:
             raise
         return _view(job, record, ENDED, _remembered(record))
     if known.is_queued:
-        return _view(job, record, QUEUED, {"text": waiting_for(known), "state": known.state})
+        when = f"squeue --start -j {job} shows when it may start"
+        return _view(job, record, QUEUED, {"text": waiting_for(known), "hint": when, "state": known.state})
     if known.state == "CONFIGURING":
         return _view(job, record, QUEUED, {"text": "its nodes are being set up", "state": known.state})
     if known.state in ENDING:
@@ -167,3 +168,10 @@ def _view(job: str, record: Record | None, stage: str, about: Mapping[str, Any])
         output=str(output) if output else None,
         **about,
     )
+
+
+def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) -> ScheduledJob:
+    """Cancel a job; one that was queued only if it still is. Return what Slurm says after that."""
+    slurm = Slurm(environ)
+    slurm.cancel(job.id, only_queued=job.stage == QUEUED)
+    return seen(slurm, job.id, Records(settings.root_dir).find(job.id))
