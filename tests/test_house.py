@@ -33,7 +33,7 @@ MAY_IMPORT: Table = {
     "escape": (),
     "templates": (),
     "config": ("errors",),
-    "schedulers": ("config", "errors"),
+    "schedulers": ("common", "config", "errors"),
     "certificates": (),
     "inventory": ("config", "errors"),
     "transport": ("common", "errors"),

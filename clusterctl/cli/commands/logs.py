@@ -30,16 +30,23 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
-    from clusterctl.cli.commands.scheduled import tell_end
-    from clusterctl.observe.in_order import OrderedFollower
-    from clusterctl.observe.logs import read_logs
-    from clusterctl.observe.record.status import status
+    from clusterctl.cli.commands.scheduled import once_it_runs
 
     if node is not None:
         invocation.options.only = node
     _check(wanted)
     invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
+    show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
+    once_it_runs(invocation, show) if follow else show()
+
+
+def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: dict[str, Any]) -> None:
+    from clusterctl.cli.commands.scheduled import tell_end
+    from clusterctl.observe.in_order import OrderedFollower
+    from clusterctl.observe.logs import read_logs
+    from clusterctl.observe.record.status import status
+
     with invocation.cluster_of(job) as cluster:
         named = invocation.run_of(cluster, job)
         known = status(cluster, named.job, run=named.run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 LINES = 10
 TAIL_BYTES = 1 << 16
+POLL_S = 5.0  # between questions to a controller that has others to answer
 STATES = {"succeeded": "succeeded", "cancelled": "stopped", "unknown": "unknown", "": "unknown"}
 
 
@@ -39,6 +42,25 @@ def tell_end(invocation: Invocation) -> bool:
         return False
     invocation.console.say(_coloured(job))
     return job.stage == "ended" and job.kind in ENDS
+
+
+def once_it_runs(invocation: Invocation, show: Callable[[], None]) -> None:
+    """Call `show`, again and again while the job of a scheduler has no run yet. Say what it waits for.
+
+    Raises NoRunError if it ends without a run.
+    """
+    from clusterctl.schedulers import NoRunError
+
+    told = ""
+    while True:
+        try:
+            return show()
+        except NoRunError as none:
+            if none.job.stage == "ended":
+                raise
+            if told != (told := none.message):
+                invocation.console.note(told)
+        time.sleep(POLL_S)
 
 
 def show_status(invocation: Invocation, job: ScheduledJob) -> None:

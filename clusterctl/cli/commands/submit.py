@@ -73,7 +73,7 @@ def _submit(invocation: Invocation, submission: Submission, settings: Settings, 
     asked = ", ".join(word for word in (nodes, submission.time) if word)
     console.say(style.good(f"submitted: Slurm job {done.id}") + (f"  {asked}" if asked else ""))
     console.say(f"what its script prints: {done.output}")
-    console.say(f"next: clusterctl status {done.id}     clusterctl why {done.id}     clusterctl stop {done.id}")
+    console.say(f"next: clusterctl status {done.id}     clusterctl logs -f {done.id}     clusterctl stop {done.id}")
 
 
 def _check_hosts(settings: Settings) -> None:

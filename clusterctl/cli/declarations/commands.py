@@ -159,7 +159,7 @@ def start(
     )
 
 
-@command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00 --plan > job.sh")
+@command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00")
 def submit(
     context: typer.Context,
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
@@ -173,7 +173,7 @@ def submit(
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the script; submit nothing.")] = False,
 ) -> None:
-    """Print the script with which a scheduler runs a job.
+    """Submit a job to a scheduler, which starts it once there are nodes.
 
     Everything after -- goes to the training program.
     """
