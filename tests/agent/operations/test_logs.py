@@ -277,6 +277,13 @@ def test_following_lasts_as_long_as_the_supervisor_and_includes_its_last_lines(
     assert next(turns) == 2
 
 
+def test_following_a_run_that_is_over_by_the_word_of_a_scheduler_ends(node: Node) -> None:
+    node.alive(True)
+    node.say(1, "trainer6", "last\n")
+    messages = node.ask(follow, over=True)
+    assert [row[2] for m in messages for row in m.get("lines", ())] == ["last"]
+
+
 def test_a_follower_that_disconnects_is_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.alive(True)
     monkeypatch.setattr(watch, "HEARTBEAT_S", 0.0)
