@@ -54,7 +54,6 @@ def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:
     [
         (("--plan",), '["h"]', "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
         (("--plan",), "slurm(12)", "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
-        ((), "slurm()", "submit only prints the script as yet"),
         (("--to", "pbs", "--plan"), "slurm()", "--to pbs: not a scheduler that clusterctl knows"),
         (("--plan", "--only", "node0"), "slurm()", "does not accept --only"),
         (("--plan", "--nodes", "0"), "slurm()", "--nodes 0: must be 1 or more"),
@@ -76,3 +75,20 @@ def test_a_command_outside_an_allocation_says_what_to_do(tmp_path: Path) -> None
     )
     assert done.returncode == 2
     assert "conf.py:1: HOSTS = slurm(), but this is not inside a Slurm job" in " ".join(done.stderr.split())
+
+
+def test_without_slurm_on_this_machine_nothing_is_submitted_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text(f"HOSTS = slurm()\nROOT_DIR = '{tmp_path}/root'\n")
+    (tmp_path / "workspace").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterctl", "submit"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "/nonexistent"},
+    )
+    assert done.returncode == 2
+    assert "Slurm's commands are not installed on this machine" in " ".join(done.stderr.split())
+    assert list((tmp_path / "root").glob(".clusterctl/slurm/*")) == []

@@ -38,7 +38,10 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
     invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
-    once_it_runs(invocation, show) if follow else show()
+    if follow:
+        once_it_runs(invocation, show)
+    else:
+        show()
 
 
 def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: dict[str, Any]) -> None:

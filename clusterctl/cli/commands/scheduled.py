@@ -54,7 +54,8 @@ def once_it_runs(invocation: Invocation, show: Callable[[], None]) -> None:
     told = ""
     while True:
         try:
-            return show()
+            show()
+            return
         except NoRunError as none:
             if none.job.stage == "ended":
                 raise

@@ -26,11 +26,13 @@ def stop(invocation: Invocation, job: str | None) -> None:
     from clusterctl.cli.commands.scheduled import stop_without_run
     from clusterctl.schedulers import NoRunError
 
-    try:
-        _stop(invocation, job)
-    except NoRunError as none:
-        if not stop_without_run(invocation, none.job):
-            _stop(invocation, none.job.id)
+    is_done = False
+    while not is_done:
+        try:
+            _stop(invocation, job)
+            is_done = True
+        except NoRunError as none:
+            job, is_done = none.job.id, stop_without_run(invocation, none.job)
 
 
 def _stop(invocation: Invocation, job: str | None) -> None:
