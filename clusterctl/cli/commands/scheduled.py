@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 LINES = 10
 TAIL_BYTES = 1 << 16
 POLL_S = 5.0  # between questions to a controller that has others to answer
+NO_RUN: dict[str, Any] = {"job": None, "run": None}
+NO_NODES: dict[str, Any] = {"members": [], "left_out": [], "nodes": []}
 STATES = {"succeeded": "succeeded", "cancelled": "stopped", "unknown": "unknown", "": "unknown"}
 
 
@@ -66,9 +68,8 @@ def once_it_runs(invocation: Invocation, show: Callable[[], None]) -> None:
 
 def show_status(invocation: Invocation, job: ScheduledJob) -> None:
     """Show a job that has no run."""
-    nothing = {"job": None, "run": None, "job_workspace": None, "members": [], "left_out": [], "resumed": None}
-    empty: dict[str, Any] = {"processes": [], "nodes": []}
-    invocation.console.document({**nothing, **empty, "state": state_of(job), "scheduler": job.to_json()})
+    more: dict[str, Any] = {"job_workspace": None, "resumed": None, "processes": []}
+    invocation.console.document({**NO_RUN, **NO_NODES, **more, "state": state_of(job), "scheduler": job.to_json()})
     _tell(invocation, job)
     if job.stage == "running":
         invocation.console.say("its run has not begun yet")
@@ -77,7 +78,7 @@ def show_status(invocation: Invocation, job: ScheduledJob) -> None:
 def explain(invocation: Invocation, job: ScheduledJob) -> None:
     """Explain why a job has no run: the scheduler's reason, and what its script printed last."""
     lines = last_lines(job.output) if job.stage == "ended" and job.kind != "succeeded" else []
-    about = {"job": None, "run": None, "state": state_of(job), "cause": None, "advice": job.hint, "lines": lines}
+    about = {**NO_RUN, "state": state_of(job), "cause": None, "advice": job.hint, "lines": lines}
     invocation.console.document({**about, "scheduler": job.to_json()})
     _tell(invocation, job)
     for line in lines:
@@ -122,8 +123,7 @@ def stop_without_run(invocation: Invocation, job: ScheduledJob) -> bool:
             return False
         if after.stage != "ended":
             raise NodeError(f"{after.name} is still {after.stage}", hint=f"try scancel {job.id}")
-    nothing: dict[str, Any] = {"job": None, "survivors": 0, "members": [], "left_out": [], "nodes": []}
-    invocation.console.document({**nothing, "scheduler": after.to_json()})
+    invocation.console.document({**NO_RUN, **NO_NODES, "survivors": 0, "scheduler": after.to_json()})
     if job.stage == "ended":
         invocation.console.say(f"nothing to stop: {job.sentence}")
     else:
