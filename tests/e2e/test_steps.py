@@ -73,9 +73,7 @@ def test_a_detached_run_keeps_one_step_on_each_node_until_it_has_ended(site: Sit
     job = site.start(REGRESSION, "--num_passes=2")
     site.wait_for_end(job)
     assert wait_until(lambda: not steps(site))
-    status = site.status(job)
-    assert status["state"] == "succeeded"
-    assert {process["state"] for node in status["nodes"] for process in node["processes"]} == {"finished"}
+    assert site.status(job)["state"] == "succeeded"
 
 
 def test_a_step_goes_on_when_the_command_that_made_it_has_ended_and_stop_ends_it(site: Site) -> None:

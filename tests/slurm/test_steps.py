@@ -66,7 +66,9 @@ def test_a_node_rejoins_in_a_step_of_its_own(cgroup_lab: Lab, tmp_path: Path) ->
     ours = site.start(SLEEP)
     lead = site.job_dir(ours, 0) / ".clusterctl/runs/0001/events.jsonl"
     before = steps(cgroup_lab, job)
-    cgroup_lab.run("scancel", "--signal=KILL", max(before))
+    lost = cgroup_lab.output("squeue", "-h", "--steps", "-j", job, "-w", cgroup_lab.nodes_of(job)[1], "-o", "%i")
+    (step,) = (one for one in before if one in lost.split())
+    cgroup_lab.run("scancel", "--signal=KILL", step)
     assert wait_until(lambda: '"event":"lost"' in lead.read_text())
     site.ok("start", "--rejoin", "--job_workspace", ours)
     assert wait_until(lambda: '"event":"rejoined"' in lead.read_text())

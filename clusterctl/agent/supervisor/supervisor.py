@@ -289,7 +289,7 @@ class Supervisor:
             self._guardian, self._lifeline = self._new_guardian()
         for child in self.children:
             if child.poll():
-                self._child_messages.exited(child)
+                self._child_messages.ended(child, self._settle)
         self._pieces.poll()
         reap_orphans({self._guardian.pid, self._pieces.pid or 0, *(child.pid for child in self.children if child.pid)})
         self._settle()
