@@ -69,7 +69,8 @@ INSIDE_AGENT: Table = {
     "relay": ("event_loop", "node", "peer", "tls"),
     "dispatch": ("node", "peer", "relay"),
     "operations": ("node", "packages", "peer", "relay", "supervisor"),
-    "main": ("dispatch", "node", "operations", "peer"),
+    "step": (),
+    "main": ("dispatch", "node", "operations", "peer", "step"),
     "boot": ("main",),
     "entry": ("replication", "supervisor"),
 }
