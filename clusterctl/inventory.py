@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.config import Host, Settings
-from clusterctl.config.carriers import IN_THE_CLEAR, carrier_name
+from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
 from clusterctl.config.findings import Finding, config_error
 from clusterctl.config.hosts import own_root
@@ -52,6 +52,11 @@ class Node:
     def in_the_clear(self) -> bool:
         """True if the carrier does not encrypt."""
         return self.carrier in IN_THE_CLEAR
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """True if the carrier may end what a command has left behind when the command ends."""
+        return self.carrier in LEAVE_NOTHING
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ OPERATIONS = {
     "verify_checkpoint": ("checkpoints", "verify"),
     "exec": ("exec", "exec_"),
 }
-LAST = ("start", "rejoin", "prune")  # after these the agent ends: they leave child processes, or remove agents
+LEAVE_CHILDREN = ("start", "rejoin")
+LAST = (*LEAVE_CHILDREN, "prune")  # after these the agent serves no more: they leave child processes, or remove agents
 
 
 def main(root: str, request: bytes, umask: int) -> None:
@@ -49,7 +50,12 @@ def main(root: str, request: bytes, umask: int) -> None:
             peer.silence_s = message.get("silence_s", SILENCE_S)
             answer = _answer(root, {**message, "umask": umask}, peer)
             stays = bool(message.get("stay")) and message["op"] not in LAST
-            peer.send({"done": answer, "stays": True} if stays else {"done": answer})
+            holds = bool(message.get("hold")) and message["op"] in LEAVE_CHILDREN
+            peer.send({"done": answer, **({"stays": True} if stays else {"holds": True} if holds else {})})
+            if holds:
+                from clusterctl.agent.step import hold
+
+                hold(answer.get("pid"))
             message = _next_request(peer) if stays else None
     except Gone:
         code = 1

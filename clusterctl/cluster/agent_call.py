@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from clusterctl.cluster.answers import MOST_WORDS
 from clusterctl.cluster.beats import AgentInput
@@ -22,6 +22,9 @@ MAX_LINE = 32 << 20
 MOST_LINES = 100_000  # before the last one
 AGENT_ENDED = "agent_ended"
 NO_MODULE = re.compile(r"No module named '(\w+)'")
+#: What an agent does next: it ends; it has answered and stays for another request; or it has started processes that
+#: would end with it, and serves no more.
+Plan = Literal["ends", "stays", "holds"]
 ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
     "refused": RefusedError,
     "usage": UsageError,
@@ -33,7 +36,7 @@ class AgentCall:
 
     `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
     sends no further answers. `on_alive` is called with each sign of life, which may say how far the agent is.
-    `on_close` gets the agent's input, and True if the agent has answered and stays for another request.
+    `on_close` gets the agent's input, and what the agent does next.
     """
 
     def __init__(
@@ -41,14 +44,15 @@ class AgentCall:
         node: Node,
         agent: AgentInput,
         bundle: Bundle,
-        on_close: Callable[[AgentInput, bool], None] = lambda agent, stays: agent.process.close(),
+        on_close: Callable[[AgentInput, Plan], None] = lambda agent, plan: agent.process.close(),
     ) -> None:
         self.node = node
         self._bundle = bundle
         self._agent = agent
         self._process = agent.process
         self._on_close = on_close
-        self._stays = self._is_closed = False
+        self._plan: Plan = "ends"
+        self._is_closed = False
         self.untouched: str | None = None
         self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
@@ -112,7 +116,7 @@ class AgentCall:
             if "error" in value:
                 raise self._error(value["error"])
             if value.get("alive") is not True:
-                self._stays = "done" in value and value.get("stays") is True
+                self._plan = _plan(value)
                 return value
             self.on_alive(value)
 
@@ -166,7 +170,7 @@ class AgentCall:
         """End the call. An agent that stays, if it has answered, is free for the next one. Safe to call again."""
         if not self._is_closed:
             self._is_closed = True
-            self._on_close(self._agent, self._stays)
+            self._on_close(self._agent, self._plan)
 
     def __enter__(self) -> AgentCall:
         return self
@@ -175,6 +179,12 @@ class AgentCall:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _plan(message: Mapping[str, Any]) -> Plan:
+    if "done" not in message:
+        return "ends"
+    return "stays" if message.get("stays") is True else "holds" if message.get("holds") is True else "ends"
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cluster import answers
-from clusterctl.cluster.agent_call import ANSWER_S, AgentCall
+from clusterctl.cluster.agent_call import ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
 from clusterctl.cluster.beats import AgentInput, Beats
 from clusterctl.cluster.bundle import Bundle
@@ -106,7 +106,9 @@ class Cluster:
         An agent is started unless one is idle there. It ends at once if the `expected` job, as (id, owned name of its
         tree), is the newest and unchanged.
         """
-        request = {**request, "silence_s": self._silence_s, **({"stay": True} if self._kept is not None else {})}
+        request = {**request, "silence_s": self._silence_s}
+        request |= {"stay": True} if self._kept is not None else {}
+        request |= {"hold": True} if node.leaves_nothing else {}
         idle = self._kept.take(node.id) if self._kept is not None else None
         if idle is not None:
             call = AgentCall(node, idle, self._bundle, partial(self._on_close, node))
@@ -126,11 +128,14 @@ class Cluster:
         self._beats.add(agent)
         return call
 
-    def _on_close(self, node: Node, agent: AgentInput, stays: bool) -> None:
-        if stays and self._kept is not None:
+    def _on_close(self, node: Node, agent: AgentInput, plan: Plan) -> None:
+        if plan == "stays" and self._kept is not None:
             self._kept.put(node.id, agent)
+            return
+        self._beats.remove(agent)
+        if plan == "holds":
+            agent.process.leave()
         else:
-            self._beats.remove(agent)
             agent.process.close()
 
     def _agent_command(self, node: Node, words: Sequence[str]) -> Command:

@@ -38,6 +38,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     **dict.fromkeys(("kubectl", "oc"), _KUBECTL),
     "srun": (Need(_flag("u", "--unbuffered"), "needs -u, or srun holds back output after the last line end"),),
 }
+#: Carriers that may end what a command has left behind when the command ends: a step of Slurm under cgroups.
+LEAVE_NOTHING = ("srun",)
 #: Carriers that send in the clear what passes through them, and so a run's keys.
 IN_THE_CLEAR = ("srun", "mpirun", "mpiexec", "orterun", "prterun", "prun")
 

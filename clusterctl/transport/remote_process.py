@@ -135,6 +135,10 @@ class RemoteProcess(ABC):
     def close(self) -> None:
         """Close our ends. A command that ignores this continues."""
 
+    def leave(self) -> None:
+        """Close our ends, and let what carries the command live as long as the command, even after this program."""
+        self.close()
+
     def lost(self) -> UnreachableError:
         """Return the error for a connection that was lost, also one that pretended a good end."""
         return failures.lost(self._label, self._where, self._what)

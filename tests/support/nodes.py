@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.config.carriers import carrier_name
+from clusterctl.config.carriers import LEAVE_NOTHING, carrier_name
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,7 @@ class TestNode:
     @property
     def carrier(self) -> str:
         return carrier_name(self.via)
+
+    @property
+    def leaves_nothing(self) -> bool:
+        return self.carrier in LEAVE_NOTHING

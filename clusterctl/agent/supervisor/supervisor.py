@@ -31,7 +31,7 @@ from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
 from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
-from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
 from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
@@ -39,7 +39,7 @@ from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Cause, FailureFacts, Lost
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
-from clusterctl.common.procfs import LIVE_STATES
+from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
 from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 

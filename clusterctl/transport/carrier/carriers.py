@@ -21,6 +21,11 @@ MOST_NOISE = 64 * 1024
 BEGUN = "clusterctl: begun"
 #: The variables of an SSH command that lead to our own login, not to the node's.
 OF_OUR_LOGIN = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
+#: Variables with which a script would give a step of srun the share of one of its tasks. Ours has all of its node.
+OF_A_TASK = (
+    *("SLURM_CPU", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_GPU", "SLURM_GRES", "SLURM_MEM_", "SLURM_NPROCS"),
+    *("SLURM_NTASKS", "SLURM_THREADS", "SLURM_TRES", "SRUN_CPU"),
+)
 
 
 class Carriers:
@@ -31,6 +36,7 @@ class Carriers:
         self._turns = threading.BoundedSemaphore(STARTS_AT_ONCE)
         self._lock = threading.Lock()
         self._live: set[CarrierProcess] = set()
+        self._left: list[CarrierProcess] = []
         self._ends: list[threading.Thread] = []
 
     def start(self, node: Node, command: Command, *, what: str, stderr_limit: int) -> CarrierProcess:
@@ -79,6 +85,8 @@ class Carriers:
                 stderr=subprocess.PIPE,
                 env=_environment(node.carrier),
                 start_new_session=True,  # Ctrl-C is for us, and it finds no terminal to ask for a password
+                # One that outlives this program has warnings to print, and nobody to read them.
+                restore_signals=not node.leaves_nothing,
             )
         except OSError as exc:
             raise failures.not_started(node.carrier, node.label, exc) from exc
@@ -92,9 +100,16 @@ class Carriers:
             stderr_limit=stderr_limit,
         )
         process.on_close = lambda: self._end(process)
+        process.on_leave = lambda: self._leave(process)
         with self._lock:
             self._live.add(process)
         return process
+
+    def _leave(self, process: CarrierProcess) -> None:
+        with self._lock:
+            self._live.discard(process)
+            self._left = [one for one in self._left if not one.has_ended()]
+            self._left.append(process)
 
     def _end(self, process: CarrierProcess) -> None:
         """Reap a closed carrier, without delaying the caller."""
@@ -135,7 +150,8 @@ def _environment(carrier: str) -> dict[str, str]:
 
     if carrier == "local":
         return as_at_login(os.environ)
-    kept = {name: value for name, value in os.environ.items() if name not in OF_OUR_LOGIN}
+    unwanted = OF_A_TASK if carrier == "srun" else ()
+    kept = {n: value for n, value in os.environ.items() if n not in OF_OUR_LOGIN and not n.startswith(unwanted)}
     return {**kept, "SSH_ASKPASS_REQUIRE": "never"}
 
 

@@ -51,6 +51,7 @@ class CarrierProcess(RemoteProcess):
         self._ahead = bytearray()  # of standard output
         self._take_errors: Callable[[bytes], None] = self._stderr.add
         self.on_close: Callable[[], None] = lambda: None
+        self.on_leave: Callable[[], None] = lambda: None
 
     def close_stdin(self) -> None:
         with self._lock:
@@ -70,12 +71,23 @@ class CarrierProcess(RemoteProcess):
         return self._exit_code(self._popen.returncode)
 
     def close(self) -> None:
+        if self._close():
+            self.on_close()
+
+    def leave(self) -> None:
+        if self._close():
+            self.on_leave()
+
+    def _close(self) -> bool:
         with self._lock:
             if self._closed:
-                return
+                return False
             self._closed = self._input_ended = True
             self._close_unused()
-        self.on_close()
+            return True
+
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
 
     def abort(self) -> None:
         """End the carrier now. Every call that waits for it raises UnreachableError.
