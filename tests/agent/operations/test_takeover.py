@@ -12,6 +12,7 @@ import pytest
 
 from agent.specs import spec_json
 from clusterctl.agent.node import locks
+from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.node.locks import JobLock, Starter, starter_of
 from clusterctl.agent.operations import takeover
@@ -244,3 +245,17 @@ def test_nobody_waits_for_a_control_machine_that_has_left(run: RunPaths, world: 
     with Path(os.devnull).open("wb") as nobody, pytest.raises(Gone):
         await_former_life(run.job, {}, Peer(incoming, nobody.fileno()), world)
     os.close(incoming)
+
+
+def test_a_former_life_removes_nothing_that_the_new_one_is_writing(run: RunPaths) -> None:
+    half = run.job.output / "pass-00003/.pserver-00000.safetensors-x"
+    for written in (half, run.checkpoints / "step-000000005/.pserver-00000.safetensors-x"):
+        written.parent.mkdir(parents=True)
+        written.touch()
+    later = run.job.run("0002")
+    later.dir.mkdir()
+    remove_half_written(run)
+    assert half.exists()
+    assert list(run.checkpoints.iterdir()) == []
+    remove_half_written(later)
+    assert not half.exists()
