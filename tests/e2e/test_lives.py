@@ -92,7 +92,7 @@ def test_a_silent_life_elsewhere_is_waited_for_and_ends_itself_when_it_continues
 
 def test_the_wait_is_shown(site: Site) -> None:
     """A node whose former life has recorded no end, such as a machine that lost its power."""
-    site.conf(NODE_GRACE_S=14, ENGINE="none", PSERVERS=0, TRAINERS=1)
+    site.conf(NODE_GRACE_S=16, ENGINE="none", PSERVERS=0, TRAINERS=1)
     job = site.start(SLEEP)
     site.ok("stop", job)
     run = site.job_dir(job, 0) / ".clusterctl/runs/0001"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.node.locks import JobLock
-from clusterctl.agent.supervisor import lock_watch
 from clusterctl.agent.supervisor.lock_watch import LockWatch
 from clusterctl.common.paths import JobPaths
 
@@ -22,7 +22,7 @@ class Watched:
         self.job = job
         self.events: list[Any] = []
         self.ended: list[int] = []
-        monkeypatch.setattr(lock_watch.os, "kill", lambda pid, number: self.ended.append(number))
+        monkeypatch.setattr(os, "kill", lambda pid, number: self.ended.append(number))
         self.watch = LockWatch(job, fd, lambda event, child=None: self.events.append(event))
 
     def look(self) -> list[int]:
@@ -61,8 +61,10 @@ def test_a_lock_that_cannot_be_read_any_more_counts_as_removed(
     def stale(fd: int) -> Any:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(lock_watch.os, "fstat", stale)
-    assert watched.look() == [signal.SIGTERM]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", stale)
+        ended = watched.look()
+    assert ended == [signal.SIGTERM]
 
 
 def test_without_a_lock_nothing_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def announced(cluster: ThreadCluster) -> list[tuple[int, dict[str, Any]]]:
     """Announce a cut as the lead does, by an order to all pservers, and return their reports once there is one."""
     reports: list[tuple[int, dict[str, Any]]] = []
     for rank, pserver in enumerate(cluster.pservers):
-        pserver.cuts._send = lambda phase, facts, rank=rank: reports.append((rank, {"phase": phase, **facts}))  # type: ignore[misc]
+        pserver.cuts._send = lambda phase, facts, rank=rank: reports.append((rank, {"phase": phase, **facts}))
         pserver.cuts.order("announce", 5, {})
     assert wait_until(lambda: bool(reports))
     return reports
