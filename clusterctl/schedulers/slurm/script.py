@@ -46,7 +46,9 @@ while :; do
   again=
   wait "$run"
   code=$?
-  [ -n "$again" ] || exit "$code"
+  if [ -z "$again" ] || [ "$code" -le 128 ]; then
+    exit "$code"
+  fi
 done
 """
 

@@ -44,6 +44,20 @@ def knock(run: RunPaths) -> socket.socket:
     return sock
 
 
+def receive(loop: EventLoop, sock: socket.socket) -> bytes:
+    """Turn the loop until something arrives, or the end of file."""
+    received: list[bytes] = []
+    sock.setblocking(False)
+
+    def arrives() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            received.append(sock.recv(1000))
+        return bool(received)
+
+    run_until(loop, arrives)
+    return received[0]
+
+
 def test_each_connection_is_a_request_and_gets_its_answer(
     loop: EventLoop, run: RunPaths, door: SaveDoor, asked: list[int]
 ) -> None:
@@ -67,9 +81,7 @@ def test_only_so_many_may_wait(loop: EventLoop, run: RunPaths, door: SaveDoor, a
     waiting = [knock(run) for _ in range(MOST_WAITING)]
     run_until(loop, lambda: len(asked) == MOST_WAITING)
     with knock(run) as late:
-        loop.after(0.2, loop.stop)
-        loop.run()
-        assert late.recv(1) == b""
+        assert receive(loop, late) == b""
     assert len(asked) == MOST_WAITING
     for sock in waiting:
         sock.close()
@@ -83,9 +95,7 @@ def test_another_account_is_not_answered(
 ) -> None:
     monkeypatch.setattr(save_door, "uid_of_peer", lambda sock: os.getuid() + 1)
     with knock(run) as stranger:
-        loop.after(0.2, loop.stop)
-        loop.run()
-        assert stranger.recv(1) == b""
+        assert receive(loop, stranger) == b""
     assert asked == []
 
 
@@ -103,16 +113,7 @@ def test_a_lead_that_cannot_have_the_socket_leads_without_it(loop: EventLoop, ru
 def test_the_lead_answers_a_request(loop: EventLoop, keys: Keys) -> None:
     leader = Lead(loop, keys)
     with knock(keys.of(0)) as sock:
-        sock.setblocking(False)
-        received: list[bytes] = []
-
-        def arrives() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                received.append(sock.recv(1000))
-            return bool(received)
-
-        run_until(loop, arrives)
-        answer = json.loads(received[0])
+        answer = json.loads(receive(loop, sock))
     assert answer == {"why": "the processes of the run are starting", "again": True}
     leader.lead._door._listener.close()
     loop.unwatch(leader.listener)
