@@ -54,7 +54,7 @@ class Job:
         options = ("--to", "slurm", "--nodes", str(NODES), "--time", "1:00:00", "--requeue", "--plan")
         script = directory / "job.sh"
         script.write_text(self.site.ok("submit", package, *options).out)
-        self.id = lab.output("sbatch", "--parsable", str(script))
+        self.id = lab.output("sbatch", "--parsable", "--mem=900", str(script))
 
     @property
     def output(self) -> str:
@@ -63,7 +63,10 @@ class Job:
 
     @property
     def directories(self) -> list[Path]:
-        return sorted(self.site.nodes_directory.glob("node*/JOB*"))
+        """The directories of the newest job: before the first checkpoint, the next life is a job of its own."""
+        found = list(self.site.nodes_directory.glob("node*/JOB*"))
+        newest = max((place.name for place in found), default="")
+        return sorted(place for place in found if place.name == newest)
 
     def trains(self, beyond: int = 3) -> None:
         """Wait until all trainers have made so many steps."""
@@ -85,7 +88,7 @@ class Job:
 
     def began(self, run: str) -> int | None:
         """Return the step at which all trainers of the newest run began; None if it is another one."""
-        if not all((place / f".clusterctl/runs/{run}").is_dir() for place in self.directories):
+        if not self.directories or not all((place / f".clusterctl/runs/{run}").is_dir() for place in self.directories):
             return None
         logs = [place / "log/train.log" for place in self.directories]
         found = {re.search(r"began at step (\d+)", log.read_text()) for log in logs if log.exists()}
@@ -151,8 +154,10 @@ def test_a_job_that_is_preempted_resumes_from_its_newest_checkpoint(lab: Lab, tm
 def test_a_job_that_is_preempted_before_its_first_checkpoint_begins_again(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, SAVE_EVERY="9000 s")
     job.trains()
+    first = job.directories
     lab.output("scontrol", "requeue", job.id)
-    assert job.resumes() == 0
+    assert wait_until(lambda: job.directories != first, LIFE_S), job.output
+    assert job.resumes("0001") == 0
     job.succeeds()
 
 
