@@ -109,7 +109,7 @@ def _status(path: Path) -> Any:
 def _has_ended(run: RunPaths) -> bool:
     """Return True if the supervisor itself has recorded the end, after that of its processes."""
     ended = (read_json(run.state) or {}).get("ended")
-    return bool(ended) and not ended.get("late")
+    return ended is not None and not ended.get("late")
 
 
 def _is_stopping(run: RunPaths) -> bool:
