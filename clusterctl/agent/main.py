@@ -28,6 +28,7 @@ OPERATIONS = {
     "find_checkpoints": ("checkpoints", "find"),
     "find_named": ("names", "find_named"),
     "find_models": ("checkpoints", "find_models"),
+    "save": ("save", "save"),
     "verify_checkpoint": ("checkpoints", "verify"),
     "exec": ("exec", "exec_"),
 }

@@ -241,6 +241,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "spec": maybe(record()),
         "versions": maybe(each_value(text)),
     },
+    "save": {"job": job_id, "run": run_name, "tag": up_to(MOST_NAME, text), "step": count},
     "contents": {
         "job": job_id,
         "run": maybe(run_name),

@@ -115,22 +115,27 @@ def start(
     allow_partial: bool = False,
     failed: Mapping[int, ClusterctlError] | None = None,
     find_origin: FindOrigin | None = None,
+    patient: bool = False,
+    on_wait: Callable[[Node, str], None] = lambda node, words: None,
 ) -> Run:
     """Start job `ref` (None: the one that ran last). On failure raise every node's reason; nothing runs anywhere then.
 
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
     which are not asked; nodes that refuse for safety are not left out. `find_origin(job, nodes, launch)` returns
-    what the run starts from, if anything. `on_go` is called before the first node is ordered to start: an interrupt
-    from then on has to stop the run.
+    what the run starts from, if anything. With `patient`, nodes wait for an earlier run that is ending, and
+    meanwhile `on_wait` is called with words about it. `on_go` is called before the first node is ordered to start: an
+    interrupt from then on has to stop the run.
     """
-    request = _request(cluster, launch, ref)
+    request = {**_request(cluster, launch, ref), **({"patient": True} if patient else {})}
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
     def look(node: Node) -> ReadyNode:
         asked = time.time()
         own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
-        call = calls[node.id] = cluster.call(node, {**request, **own})
+        locked = next(iter(skews), None)  # the first node, once it is ready
+        call = calls[node.id] = cluster.call(node, {**request, **own, "locked": locked})
+        call.on_alive = lambda message: on_wait(node, str(message["waits"])) if "waits" in message else None
         ready: Any = dict(call.receive()["ready"])
         facts: ReadyNode = ready
         skews[node.id] = Skew.measure(asked, facts["clock"], time.time())

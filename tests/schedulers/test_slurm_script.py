@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
-from clusterctl.schedulers.slurm.script import Submission, script
+from clusterctl.schedulers.slurm.script import Submission, script, seconds
+from support.processes import wait_until
 
 PLAIN = Submission(
     name="wikitext",
@@ -21,7 +22,7 @@ PLAIN = Submission(
     output="/shared/clusterctl/slurm-%j.out",
     start=("clusterctl", "start", "workspace", "--name", Submission.RUN, "--", "--text=it's"),
     resume=("clusterctl", "start", "--resume", Submission.RUN),
-    stop=("clusterctl", "stop", Submission.RUN),
+    save=("clusterctl", "save", Submission.RUN),
     nodes=4,
     time="2:00:00",
 )
@@ -90,10 +91,12 @@ def test_times_have_the_forms_of_slurm(time: str) -> None:
     assert f"--time={time}\n" in script(replace(PLAIN, time=time))
 
 
-def life(directory: Path, submission: Submission, restarts: str | None = None) -> subprocess.Popen[str]:
-    """Run the script as a batch job does, with a scontrol that only records."""
+def life(
+    directory: Path, submission: Submission, restarts: str | None = None, *, refused: bool = False
+) -> subprocess.Popen[str]:
+    """Run the script as a batch job does, with a scontrol that only records, and fails if it is `refused`."""
     scontrol = directory / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {directory}/requeued\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {directory}/calls\nexit {int(refused)}\n')
     scontrol.chmod(0o755)
     count = {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
     environ = {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", **count}
@@ -121,13 +124,52 @@ def test_only_a_life_after_the_first_resumes(tmp_path: Path) -> None:
     assert words == ["start\n", "start\n", "resume\n"]
 
 
-def test_a_notice_of_the_end_stops_the_run_and_queues_the_job_again(tmp_path: Path) -> None:
-    """Whatever ends the script after that: its exit code no longer counts."""
-    run = ("sh", "-c", f"echo up; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 5")
-    stop = ("sh", "-c", f"echo stop $SLURM_JOB_ID >> {tmp_path}/requeued; touch {tmp_path}/go")
-    with life(tmp_path, replace(PLAIN, start=run, stop=stop, requeue=True)) as process:
+def noticed(directory: Path, save: str, *, refused: bool = False) -> tuple[int, list[str]]:
+    """Send the notice of the end to a life that runs until the file `go` exists; return its exit code and its calls.
+
+    `save` is a script that stands for the command.
+    """
+    run = ("sh", "-c", f"echo up; while ! [ -e {directory}/go ]; do sleep 0.05; done; exit 5")
+    saving = ("sh", "-c", f"echo save $SLURM_JOB_ID >> {directory}/calls; {save}")
+    lives = replace(PLAIN, start=run, save=saving, requeue=True)
+    with life(directory, lives, refused=refused) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(30) == 5
-    assert (tmp_path / "requeued").read_text() == "stop 12\nrequeue 12\n"
+        calls = directory / "calls"
+        over = f"{directory}/go" in save
+        assert wait_until(lambda: over or (calls.exists() and "requeue" in calls.read_text()))
+        (directory / "go").touch()
+        return process.wait(30), calls.read_text().splitlines()
+
+
+def test_a_notice_of_the_end_saves_and_queues_the_job_again(tmp_path: Path) -> None:
+    """Slurm ends the script after that; here it is the run that ends."""
+    assert noticed(tmp_path, "exit 0") == (5, ["save 12", "requeue 12"])
+
+
+def test_the_job_is_queued_again_even_if_nothing_could_be_saved_in_time(tmp_path: Path) -> None:
+    assert noticed(tmp_path, "exit 3") == (5, ["save 12", "requeue 12"])
+
+
+def test_a_run_that_is_over_by_then_ends_the_job_with_its_exit_code(tmp_path: Path) -> None:
+    assert noticed(tmp_path, f"touch {tmp_path}/go; exit 4") == (5, ["save 12"])
+
+
+def test_a_job_that_cannot_be_queued_again_goes_on(tmp_path: Path) -> None:
+    assert noticed(tmp_path, "exit 0", refused=True) == (5, ["save 12", "requeue 12"])
+
+
+@pytest.mark.parametrize("time", ["9", "9:59", "0:09:59"])
+def test_a_life_that_would_hear_of_its_end_at_its_beginning_is_refused(time: str) -> None:
+    assert "--time" in script(replace(PLAIN, time=time))
+    with pytest.raises(UsageError, match="too short for --requeue"):
+        script(replace(PLAIN, time=time, requeue=True))
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [("30", 1800), ("30:05", 1805), ("2:00:05", 7205), ("1-12", 129600), ("1-0:30", 88200), ("1-00:00:07", 86407)],
+)
+def test_times_of_slurm_are_understood(time: str, expected: int) -> None:
+    assert seconds(time) == expected

@@ -34,13 +34,13 @@ def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
         "--signal=B:USR1@120",
         "--partition=gpu",
     ]
-    stop, resume, start = (shlex.split(line.rstrip(" &")) for line in lines if " -m clusterctl " in line)
+    save, resume, start = (shlex.split(line.rstrip(" &")) for line in lines if " -m clusterctl " in line)
     base = [sys.executable, "-m", "clusterctl", "--conf", f"{tmp_path}/conf.py"]
     name = "slurm-$SLURM_JOB_ID"
     package = ["--job_dispatch_package", f"{tmp_path}/work space"]
-    assert stop == [*base, "stop", name]
+    assert save == [*base, "save", name, "--timeout", "60"]
     assert start == [*base, "start", *package, "--name", name, "--", "--text=it's"]
-    assert resume == [*base, "start", name, "--resume", "--name", name]
+    assert resume == [*base, "start", *package, "--name", name, "--resume", "--", "--text=it's"]
 
 
 def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:
@@ -57,6 +57,7 @@ def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:
         (("--to", "pbs", "--plan"), "slurm()", "--to pbs: not a scheduler that clusterctl knows"),
         (("--plan", "--only", "node0"), "slurm()", "does not accept --only"),
         (("--plan", "--nodes", "0"), "slurm()", "--nodes 0: must be 1 or more"),
+        (("--plan", "--time", "5", "--requeue"), "slurm()", "--time 5: too short for --requeue"),
     ],
 )
 def test_what_cannot_be_submitted_is_an_error_of_usage(

@@ -23,7 +23,7 @@ def plain(tmp_path: Path) -> Submission:
         output=str(tmp_path / "the output.log"),
         start=("sh", "-c", "echo start; pwd; exit 7"),
         resume=("sh", "-c", "echo resume; exit 3"),
-        stop=("sh", "-c", "kill $(cat run)"),
+        save=("sh", "-c", "echo save"),
         nodes=2,
         time="1:00:00",
     )
@@ -61,7 +61,7 @@ def test_the_job_ends_with_the_exit_code_of_the_run(lab: Lab, plain: Submission)
 
 
 def test_a_job_with_notice_of_its_end_is_requeued_and_resumes(lab: Lab, plain: Submission) -> None:
-    """Slurm sends USR1 to the script, whose next life appends to the output of the one before."""
+    """Slurm sends USR1 to the script, and ends what is left; the next life appends to the output of the one before."""
     waiting = ("sh", "-c", "echo $$ > run; echo start; exec sleep 300")
     job = lab.output("sbatch", "--parsable", written(replace(plain, start=waiting, requeue=True)))
     output = Path(plain.output)
@@ -72,4 +72,17 @@ def test_a_job_with_notice_of_its_end_is_requeued_and_resumes(lab: Lab, plain: S
     assert (ended.restarts, ended.exit_code) == (1, 3)
     assert not is_alive(int(Path(plain.directory, "run").read_text()))
     lines = output.read_text().splitlines()
-    assert (lines[0], lines[-1]) == ("start", "resume")
+    assert (lines[:2], lines[-1]) == (["start", "save"], "resume")
+
+
+def test_a_job_that_slurm_does_not_queue_again_goes_on(lab: Lab, plain: Submission) -> None:
+    waiting = ("sh", "-c", "echo start; while ! [ -e go ]; do sleep 0.1; done; exit 5")
+    options = ("--no-requeue",)  # of the user; the later option wins
+    job = lab.output("sbatch", "--parsable", written(replace(plain, start=waiting, requeue=True, options=options)))
+    output = Path(plain.output)
+    assert wait_until(lambda: output.exists() and output.read_text() == "start\n")
+    lab.output("scancel", "--batch", "--signal=USR1", job)
+    assert wait_until(lambda: "the run goes on to the time limit" in output.read_text()), output.read_text()
+    Path(plain.directory, "go").touch()
+    lab.wait_for(job, "FAILED")
+    assert Slurm(lab.environment).job(job).exit_code == 5

@@ -31,6 +31,7 @@ from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
 from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
+from clusterctl.agent.supervisor.lock_watch import LockWatch
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
 from clusterctl.agent.supervisor.restart import Restart
@@ -89,6 +90,7 @@ class Supervisor:
         if new:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
+        loop.every(SNAPSHOT_S, LockWatch(run.job, lock_fd, self._record).look)
         loop.every(SNAPSHOT_S, self.event_log.beat)
 
     def _new_children(self) -> list[Child]:

@@ -25,7 +25,7 @@ def submit(
     requeue: bool,
     plan: bool,
 ) -> None:
-    from clusterctl.schedulers.slurm.script import Submission, script
+    from clusterctl.schedulers.slurm.script import SAVE_S, Submission, script
 
     if to != "slurm":
         raise UsageError(f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm")
@@ -45,8 +45,8 @@ def submit(
         directory=str(conf.parent),
         output=str(conf.parent).replace("%", "%%") + "/slurm-%j.out",
         start=(*base, "start", *package, *name, *arguments),
-        resume=(*base, "start", Submission.RUN, "--resume", *name),
-        stop=(*base, "stop", Submission.RUN),
+        resume=(*base, "start", *package, *name, "--resume", *arguments),
+        save=(*base, "save", Submission.RUN, "--timeout", str(SAVE_S)),
         nodes=nodes,
         time=time,
         requeue=requeue,

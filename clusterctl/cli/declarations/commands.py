@@ -238,6 +238,20 @@ def why(context: typer.Context, job: RunArgument = None) -> None:
     why(context.obj, job)
 
 
+@command(app, "save", "clusterctl save")
+def save(
+    context: typer.Context,
+    job: JobArgument = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Give up if it is not complete by then.")
+    ] = 300.0,
+) -> None:
+    """Save a checkpoint of the running job now, and wait until it is complete."""
+    from clusterctl.cli.commands.save import save
+
+    save(context.obj, job, timeout_s=timeout)
+
+
 @command(app, "stop", "clusterctl stop")
 def stop(context: typer.Context, job: JobArgument = None) -> None:
     """Stop every process of a job and verify that none is left."""

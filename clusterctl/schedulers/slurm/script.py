@@ -12,6 +12,10 @@ from clusterctl.errors import UsageError
 
 #: How long before its time limit a job that may be requeued hears of it.
 NOTICE_S = 120
+#: How long it waits for a checkpoint then. The rest is for Slurm, which looks at limits twice a minute.
+SAVE_S = 60
+#: The shortest time limit with which a life gets further than the one before.
+SHORTEST_S = 600
 #: The options that the script needs for itself.
 OURS = ("--job-name", "-J", "--open-mode", "--signal")
 _TIME = r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d"
@@ -21,12 +25,15 @@ exec {start}
 """
 # Traps of a shell wait for the command in front; so the run is in the background, and USR1 interrupts `wait`.
 _REQUEUED = """\
-# {notice_s} s before its time limit the run is stopped, and the job is queued again.
-# Its next life resumes from the newest complete checkpoint.
+# {notice_s} s before its time limit the job is queued again. Its next life resumes from a checkpoint that is made now,
+# or from the newest one if that is not complete within {save_s} s.
 requeue() {{
   again=yes
-  {stop}
-  scontrol requeue "$SLURM_JOB_ID"
+  {save}
+  if [ "$?" -eq 4 ]; then
+    return  # the run is over
+  fi
+  scontrol requeue "$SLURM_JOB_ID" || echo "the run goes on to the time limit of the job"
 }}
 trap requeue USR1
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
@@ -39,7 +46,9 @@ while :; do
   again=
   wait "$run"
   code=$?
-  [ -n "$again" ] || exit "$code"
+  if [ -z "$again" ] || [ "$code" -le 128 ]; then
+    exit "$code"
+  fi
 done
 """
 
@@ -50,10 +59,10 @@ class Submission:
 
     `name` is that of the Slurm job. `directory` is where the commands run, `output` the file for what they print; the
     lives of a requeued job append to it. `start` and `resume` are the commands, attached, so that the script ends with
-    the exit code of the run, and `stop` the one that ends it; the word RUN in them stands for a name that is this Slurm
-    job's own. `time` is in one of
-    Slurm's forms, such as 2:00:00; None leaves it to the partition. `options` are more options of sbatch, the SBATCH
-    setting; they override `nodes` and `time`. `opening` are the first lines of the script, for sh.
+    the exit code of the run, and `save` the one that makes a checkpoint; it exits with 4 if the run is over. RUN among
+    their words stands for a name that is this Slurm job's own. `time` is in one of Slurm's forms, such as 2:00:00; None
+    leaves it to the partition. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and
+    `time`. `opening` are the first lines of the script, for sh.
     """
 
     RUN: ClassVar[str] = "slurm-$SLURM_JOB_ID"
@@ -63,7 +72,7 @@ class Submission:
     output: str
     start: Sequence[str]
     resume: Sequence[str]
-    stop: Sequence[str]
+    save: Sequence[str]
     nodes: int | None = None
     time: str | None = None
     requeue: bool = False
@@ -75,13 +84,13 @@ def script(submission: Submission) -> str:
     """Return the text of the script. Raises UsageError for options that sbatch would take for something else."""
     _check(submission)
     body = _REQUEUED if submission.requeue else _ONCE
-    commands = {name: _joined(getattr(submission, name)) for name in ("start", "resume", "stop")}
+    commands = {name: _joined(getattr(submission, name)) for name in ("start", "resume", "save")}
     return (
         "#!/bin/sh\n"
         "# Written by clusterctl for sbatch. It ends with the exit code of the run.\n"
         + "".join(f"#SBATCH {_quoted(option)}\n" for option in _options(submission))
         + f"\n{submission.opening}cd {shlex.quote(submission.directory)} || exit\n"
-        + body.format(notice_s=NOTICE_S, **commands)
+        + body.format(notice_s=NOTICE_S, save_s=SAVE_S, **commands)
     )
 
 
@@ -108,6 +117,11 @@ def _check(submission: Submission) -> None:
         raise UsageError(f"--nodes {submission.nodes}: must be 1 or more")
     if submission.time is not None and not re.fullmatch(_TIME, submission.time):
         raise UsageError(f"--time {submission.time}: not a time", hint="write minutes, 2:00:00 or 1-12:00:00")
+    if submission.requeue and submission.time is not None and seconds(submission.time) < SHORTEST_S:
+        raise UsageError(
+            f"--time {submission.time}: too short for --requeue, which saves {NOTICE_S} s before the end",
+            hint=f"write at least {SHORTEST_S // 60} minutes",
+        )
     for option in submission.options:
         if not option.startswith("-") or not option.isprintable() or re.match(r"-\w\s", option):
             raise UsageError(
@@ -119,6 +133,14 @@ def _check(submission: Submission) -> None:
     for text in (submission.name, submission.directory, submission.output):
         if not text.isprintable():
             raise UsageError(f"{text!r} has characters that a script of sbatch cannot hold")
+
+
+def seconds(time: str) -> int:
+    """Return the seconds of a time in one of Slurm's forms, which do not all begin with the same unit."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 
 def _quoted(option: str) -> str:
