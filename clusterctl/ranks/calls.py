@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 20
 MOST_UNREAD = 64  # pieces of one stream
 READS_PER_TURN = 8
 QUICK_S, SLOW_S = 0.01, 0.1  # between looks at a call, while something happens and after a while
-NO_SUCH_RUN = 3
+NO_SUCH_RUN, INTERRUPTED = 3, 143
 
 
 class Outgoing:
@@ -62,8 +62,7 @@ class Incoming:
 def reach(calls: Path, script: str) -> int:
     """Run a script on the node of `calls` with the streams of this process, and return its exit code."""
     if not calls.is_dir():
-        os.write(2, b"the run is not under way: its ranks have ended\n")
-        return NO_SUCH_RUN
+        return _has_ended()
     signal.signal(signal.SIGTERM, _interrupt)
     call = calls / os.urandom(8).hex()
     call.mkdir(0o700)
@@ -71,11 +70,18 @@ def reach(calls: Path, script: str) -> int:
     ours = Outgoing(call, "in")
     try:
         code = _attend(call, ours)
-    except BaseException:
-        ours.put(b"")  # as if the connection had been closed
-        raise
+    except FileNotFoundError:  # the first rank has removed it
+        return _has_ended()
+    except (KeyboardInterrupt, BrokenPipeError):
+        ours.put(b"")  # as over SSH, whose connection would be closed
+        return INTERRUPTED
     shutil.rmtree(call, ignore_errors=True)
     return code
+
+
+def _has_ended() -> int:
+    os.write(2, b"the run is not under way: its ranks have ended\n")
+    return NO_SUCH_RUN
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -92,7 +92,7 @@ def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings:
     launch = plan(settings, inventory, cwd=str(Path.cwd()))
     job = _make_job(inventory.nodes)
     planned = [
-        PlannedNode(f"{node.root_dir}/{job}", node.trainer_ranks, group[0].process)
+        PlannedNode(f"{node.root_dir}/{job}", node.trainer_ranks, _cpus(group), group[0].process)
         for node, group in zip(inventory.nodes, groups, strict=True)
     ]
     meeting.publish(Plan(job, planned), entries)
@@ -101,6 +101,10 @@ def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings:
         run = start(cluster, launch, job, lambda run: None)
     _write_conf(meeting, job, settings, inventory)
     return run
+
+
+def _cpus(group: Sequence[Entry]) -> list[int]:
+    return sorted({cpu for entry in group for cpu in entry.cpus})
 
 
 def _make_job(nodes: Sequence[Node]) -> str:

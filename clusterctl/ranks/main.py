@@ -65,7 +65,7 @@ def main() -> None:
         say(str(exc), exc.hint)
         code = exc.code
     except KeyboardInterrupt:
-        code = 143
+        code = 130
     os._exit(code)  # nothing is buffered
 
 

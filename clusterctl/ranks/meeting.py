@@ -63,7 +63,8 @@ class World(NamedTuple):
 
 class Entry(NamedTuple):
     """A rank and its process: (pid, start ticks, boot id). `machine` differs between machines, `session` between the
-    daemons of mpirun on one machine. `nonce` tells it from a rank of an earlier mpirun with the same namespace.
+    daemons of mpirun on one machine. `cpus` are those that mpirun has bound it to. `nonce` tells it from a rank of an
+    earlier mpirun with the same namespace.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class Entry(NamedTuple):
     host: str
     machine: str
     session: int
+    cpus: Sequence[int]
     process: Sequence[Any]
     nonce: str
 
@@ -81,14 +83,16 @@ class Entry(NamedTuple):
         assert process is not None
         machine, nonce = f"{boot_id()} {host}", os.urandom(8).hex()
         local = (world.local_rank, world.local_size)
-        return cls(world.rank, *local, host, machine, os.getsid(0), process, nonce)
+        cpus = sorted(os.sched_getaffinity(0))
+        return cls(world.rank, *local, host, machine, os.getsid(0), cpus, process, nonce)
 
 
 class PlannedNode(NamedTuple):
-    """A node of the run. `ranks` are by local rank; `front` is the process of the first one."""
+    """A node of the run. `ranks` are by local rank, `cpus` those of all; `front` is the process of the first one."""
 
     dir: str
     ranks: Sequence[int]
+    cpus: Sequence[int]
     front: Sequence[Any]
 
 
@@ -115,7 +119,7 @@ class Meeting:
     def make(self) -> None:
         """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
         try:
-            shutil.rmtree(self.dir, ignore_errors=True)
+            self.remove()
             self.dir.mkdir(0o700, parents=True)
         except OSError as exc:
             hint = "name a directory that all nodes share and that you may write to: clusterctl-rank --shared DIR"
@@ -213,10 +217,14 @@ class Meeting:
         write_atomic(self.conf, live.encode(), durable=False)
 
     def close(self, job: str) -> None:
-        """Remove the directory of this mpirun. A conf.py that is of another job by now stays as it is."""
+        """Remove the directory at the end of a run. A conf.py that is of another job by now stays as it is."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if job in self.conf.read_text():
                 self._ended_conf.replace(self.conf)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the directory of this mpirun."""
         shutil.rmtree(self.dir, ignore_errors=True)
 
 

@@ -23,6 +23,8 @@ IDLE_S = 0.25  # between looks while the run is under way
 LINGER_S = 4.0  # mpirun reports the code of the rank that ends first: let it be the one whose trainer failed
 SETTLED_S = 60.0  # for the last processes of this node to end
 OTHERS_S = 10.0  # for the other nodes to write down the end
+READ_S = 2.0  # for the other ranks to read why the run did not start
+REST_S = 10.0  # for calls that are under way at the end, such as that of `clusterctl stop`
 
 
 class Starter:
@@ -88,6 +90,9 @@ class Rank:
             else:
                 state = self._lead_node(plan, number, node)
         except _Over as over:
+            if self._world.rank == 0:
+                wait_until(lambda: bool(self._orders.number), READ_S)
+                self._meeting.remove()
             return over.code
         finally:
             if self._starter is not None:
@@ -126,10 +131,12 @@ class Rank:
 
     def _lead_node(self, plan: Plan, number: int, node: NodeRun) -> dict[str, Any]:
         """Do what the first rank of a node does: run its calls, and see that nothing is left of the run here."""
+        os.sched_setaffinity(0, plan.nodes[number].cpus)  # mpirun may have bound this process to a single one
         lifeline = Lifeline(Path(plan.nodes[number].dir), self._meeting if number == 0 else None)
         self._calls = CallServer(self._meeting.calls(number), self._environ)
         try:
             state = self._see_through(node, None)
+            wait_until(lambda: not self._calls or not self._calls.serve(), REST_S)
         finally:
             self._calls.close()
         if number == 0:
