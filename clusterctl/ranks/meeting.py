@@ -138,6 +138,10 @@ class Meeting:
         self._check()
         return True
 
+    def is_gone(self) -> bool:
+        """Return True if the directory was removed: the run is over."""
+        return not self.dir.is_dir()
+
     def _check(self) -> None:
         for directory in (self.home, self.dir.parent, self.dir):
             if not is_own(str(directory)):

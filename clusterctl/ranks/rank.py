@@ -24,7 +24,7 @@ LINGER_S = 4.0  # mpirun reports the code of the rank that ends first: let it be
 SETTLED_S = 60.0  # for the last processes of this node to end
 OTHERS_S = 10.0  # for the other nodes to write down the end
 READ_S = 2.0  # for the other ranks to read why the run did not start
-REST_S = 10.0  # for calls that are under way at the end, such as that of `clusterctl stop`
+REST_S = 30.0  # for calls that are under way at the end, such as that of `clusterctl stop`
 
 
 class Starter:
@@ -81,6 +81,7 @@ class Rank:
         if self._world.rank == 0:
             self._meeting.make()
             self._starter = Starter(lambda: self._start(command, conf))
+        plan: Plan | None = None
         try:
             plan = self._await_plan()
             number = plan.node_of(self._world.rank)
@@ -90,13 +91,12 @@ class Rank:
             else:
                 state = self._lead_node(plan, number, node)
         except _Over as over:
-            if self._world.rank == 0:
-                wait_until(lambda: bool(self._orders.number), READ_S)
-                self._meeting.remove()
-            return over.code
-        finally:
             if self._starter is not None:
                 self._starter.end()
+                wait_until(lambda: bool(self._orders.number), READ_S)
+                if plan is None:  # else the lifeline does it
+                    self._meeting.remove()
+            return over.code
         return self._leave(state)
 
     def _start(self, command: Sequence[str], conf: Path | None) -> int:
@@ -122,12 +122,17 @@ class Rank:
         """Raise _Over if the run cannot start, or is not to."""
         if self._orders.number:
             raise _Over(BY_SIGNAL + self._orders.number)
+        self._starter_failed()
         code = self._meeting.failure(self._mine)
-        if code is None and self._starter is not None and self._starter.code():
-            code = self._starter.code() or FAILED_CODE  # it was killed, and could not tell the others
-            self._meeting.fail(code, list(self._meeting.entries()))
         if code is not None:
             raise _Over(code)
+
+    def _starter_failed(self) -> bool:
+        """Return True if the run did not start. A starter that was killed could not tell the other ranks."""
+        code = self._starter.code() if self._starter else None
+        if code and self._meeting.failure(self._mine) is None and not self._meeting.is_gone():
+            self._meeting.fail(code, list(self._meeting.entries()))
+        return bool(code)
 
     def _lead_node(self, plan: Plan, number: int, node: NodeRun) -> dict[str, Any]:
         """Do what the first rank of a node does: run its calls, and see that nothing is left of the run here."""
@@ -136,7 +141,7 @@ class Rank:
         self._calls = CallServer(self._meeting.calls(number), self._environ)
         try:
             state = self._see_through(node, None)
-            wait_until(lambda: not self._calls or not self._calls.serve(), REST_S)
+            wait_until(self._is_at_rest, REST_S)
         finally:
             self._calls.close()
         if number == 0:
@@ -148,6 +153,11 @@ class Rank:
             self._meeting.close(plan.job)
         lifeline.let_go()
         return state
+
+    def _is_at_rest(self) -> bool:
+        """Return True once no call is under way, nor the start of the run, which may take longer than the run."""
+        is_busy = self._calls is not None and self._calls.serve()
+        return not is_busy and (self._starter is None or self._starter.code() is not None)
 
     def _see_through(self, node: NodeRun, front: Identity | None) -> dict[str, Any]:
         """Wait for the end of the run on this node, and return its last state. `front` is the node's first rank."""
@@ -162,11 +172,11 @@ class Rank:
             has_begun = node.supervisor() is not None
             if not has_begun:
                 self._check()
-                if front is not None and not is_alive(front):
+                if self._meeting.is_gone() or (front is not None and not is_alive(front)):
                     raise _Over(FAILED_CODE)
             elif node.is_lost():
                 raise _Over(FAILED_CODE)
-            elif self._orders.number and not is_stopping:
+            elif not is_stopping and (self._orders.number or self._starter_failed()):
                 is_stopping = True
                 node.stop()
             self._orders.pause(IDLE_S if has_begun and not is_busy else POLL_S)
@@ -179,7 +189,7 @@ class Rank:
 
     def _leave(self, state: Mapping[str, Any]) -> int:
         """Return the exit code; not before that rank's whose trainer is why the run failed, unless mpirun ends us."""
-        code = exit_code(state, self._world.rank)
+        code = (self._starter.code() if self._starter else 0) or exit_code(state, self._world.rank)
         failed_elsewhere = (state["ended"].get("cause") or {}).get("role") == "trainer"
         if code and failed_elsewhere and not is_cause(state, self._world.rank):
             wait_until(lambda: bool(self._orders.number), LINGER_S)
