@@ -97,6 +97,9 @@ class Rank:
                 if plan is None:  # else the lifeline does it
                     self._meeting.remove()
             return over.code
+        finally:
+            if self._starter is not None:
+                self._starter.end()
         return self._leave(state)
 
     def _start(self, command: Sequence[str], conf: Path | None) -> int:

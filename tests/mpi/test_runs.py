@@ -41,6 +41,7 @@ def test_the_demo_trains_the_same_tensors_as_over_ssh(lab: Lab, tmp_path: Path) 
     copy_workspace(workspace)
     prepare = [sys.executable, "prepare_data.py", "--shards", str(TRAINERS)]
     subprocess.run(prepare, cwd=workspace, check=True, capture_output=True, timeout=100)
+    (tmp_path / "ssh").mkdir()
     with make_site("embedded", tmp_path / "ssh") as site:
         site.conf(PYTHON=sys.executable, TRAINERS_PER_NODE=2, COPIES=1, MODEL_ON_LEAD_MB=0)
         job = site.ok("dispatch", str(workspace), "--json").json()["job"]

@@ -81,10 +81,11 @@ def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _host(number: int, words: list[str]) -> HostLine:
-    name, given = words[0], _values(number, words[1:])
+    name = words[0]
     if name.startswith(("^", "+")) or name == "rank" or "=" in name:
         hint = "list the hosts themselves, one on a line, such as node1 slots=4"
         raise HostfileError(number, f"{' '.join(words)!r} names no host", hint)
+    given = _values(number, words[1:])
     user, _, host = name.rpartition("@")
     address = f"[{host}]" if ":" in host and not host.startswith("[") else host
     user = user or given.get("user", "")
