@@ -25,6 +25,7 @@ SETTLED_S = 60.0  # for the last processes of this node to end
 OTHERS_S = 10.0  # for the other nodes to write down the end
 READ_S = 2.0  # for the other ranks to read why the run did not start
 REST_S = 30.0  # for calls that are under way at the end, such as that of `clusterctl stop`
+PR_SET_PDEATHSIG = 1
 
 
 class Starter:
@@ -32,11 +33,13 @@ class Starter:
 
     def __init__(self, work: Callable[[], int]) -> None:
         self._code: int | None = None
+        parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             code = FAILED_CODE
             try:
                 Orders.forget()
+                _die_with(parent)
                 code = work()
             except BaseException:  # noqa: BLE001 - there is nobody else to print it
                 traceback.print_exc()
@@ -56,6 +59,15 @@ class Starter:
         if self.code() is None:
             os.kill(self._pid, signal.SIGTERM)
             wait_until(lambda: self.code() is not None, 1.0)
+
+
+def _die_with(parent: int) -> None:
+    """Get TERM when the parent dies: mpirun waits for whoever has its output open."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Over(Exception):  # noqa: N818 - an ordinary end
