@@ -20,7 +20,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,9 +62,9 @@ class World(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A rank and its process: (pid, start ticks, boot id). `machine` differs between machines, `session` between the
-    daemons of mpirun on one machine. `cpus` are those that mpirun has bound it to. `nonce` tells it from a rank of an
-    earlier mpirun with the same namespace.
+    """A rank and its process: (pid, start ticks, boot id). `machine` differs between machines, `parent` or
+    `session` between the daemons of mpirun on one machine. `cpus` are those that mpirun has bound it to. `nonce` tells
+    it from a rank of an earlier mpirun with the same namespace.
     """
 
     rank: int
@@ -72,6 +72,7 @@ class Entry(NamedTuple):
     local_size: int
     host: str
     machine: str
+    parent: int
     session: int
     cpus: Sequence[int]
     process: Sequence[Any]
@@ -84,7 +85,7 @@ class Entry(NamedTuple):
         machine, nonce = f"{boot_id()} {host}", os.urandom(8).hex()
         local = (world.local_rank, world.local_size)
         cpus = sorted(os.sched_getaffinity(0))
-        return cls(world.rank, *local, host, machine, os.getsid(0), cpus, process, nonce)
+        return cls(world.rank, *local, host, machine, os.getppid(), os.getsid(0), cpus, process, nonce)
 
 
 class PlannedNode(NamedTuple):
@@ -248,21 +249,23 @@ def nodes_of(entries: Sequence[Entry]) -> list[list[Entry]]:
     Ranks on one machine are those of one node, unless their local ranks show that several daemons of mpirun run there.
     Raises RankError if that does not explain them.
     """
-    groups: dict[object, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.machine, []).append(entry)
-    for machine, group in list(groups.items()):
-        if not _is_a_node(group):
-            del groups[machine]
-            for entry in group:
-                groups.setdefault((machine, entry.session), []).append(entry)
-    nodes = [sorted(group, key=lambda entry: entry.local_rank) for group in groups.values()]
-    for group in nodes:
-        if not _is_a_node(group):
+    nodes: list[list[Entry]] = []
+    for group in _split(entries, lambda entry: entry.machine):
+        ways = ([group], _split(group, lambda entry: entry.parent), _split(group, lambda entry: entry.session))
+        found = next((way for way in ways if all(map(_is_a_node, way))), None)
+        if found is None:
             ranks = first_of([f"{one.rank} ({one.local_rank} of {one.local_size})" for one in group], MOST_NAMED)
             hint = "start clusterctl-rank itself by mpirun, not by a program that makes a session of its own"
             raise RankError(f"cannot tell the nodes on {group[0].host} apart, from ranks {ranks}", hint)
+        nodes += [sorted(node, key=lambda entry: entry.local_rank) for node in found]
     return sorted(nodes, key=lambda group: min(entry.rank for entry in group))
+
+
+def _split(entries: Sequence[Entry], key: Callable[[Entry], object]) -> list[list[Entry]]:
+    groups: dict[object, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return list(groups.values())
 
 
 def _is_a_node(group: Sequence[Entry]) -> bool:

@@ -1,6 +1,7 @@
 """Four nodes for mpirun on this machine: a program in place of ssh runs Open MPI's daemons here, whatever the host.
 
-- 127.0.0.2 to .5 are hosts to mpirun, each with two slots. Its daemons have a session each, as on other machines.
+- 127.0.0.2 to .5 are hosts to mpirun, each with two slots. Its daemons have a session and a TMPDIR each, as on other
+  machines: they make directories of the same names there.
 - Everything has a variable with the directory in its environment, except processes of runs, which have their job's.
 """
 
@@ -23,8 +24,11 @@ AGENT = """\
 #!/bin/sh
 # as ssh: options, a host, and words that are joined to a line for a shell
 while [ "${1#-}" != "$1" ]; do shift; done
+TMPDIR="{directory}/$1"
+mkdir -p "$TMPDIR"
+export TMPDIR
 shift
-exec /bin/sh -c "$*"
+exec setsid -w /bin/sh -c "$*"
 """
 PROGRAM = """\
 #!/bin/sh
@@ -48,7 +52,7 @@ class Lab:
         self.bin.mkdir()
         self.hostfile = self.directory / "hosts"
         self.hostfile.write_text("".join(f"{host} slots={SLOTS}\n" for host in HOSTS))
-        self._write_program("agent", AGENT)
+        self._write_program("agent", AGENT.replace("{directory}", str(self.directory)))
         if not Path(sys.executable).with_name("clusterctl-rank").exists():
             self._write_program("clusterctl-rank", PROGRAM.format(python=sys.executable, main=MAIN))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -22,7 +23,7 @@ ONE_FAILS = 'if [ "$OMPI_COMM_WORLD_RANK" = 3 ]; then exit 5; fi; exec sleep 300
 def test_ranks_know_their_places(lab: Lab, by: str) -> None:
     code, out, err = end(lab.begin("python3", "-c", PLACE, options=("--map-by", by)))
     assert code == 0, err
-    places = [json.loads(line) for line in out.splitlines()]
+    places = [json.loads(text) for text in re.findall(r"\{.*?\}", out)]
     assert len(places) == 8
     assert len({place["PMIX_NAMESPACE"] for place in places}) == 1
     assert {place["OMPI_COMM_WORLD_SIZE"] for place in places} == {"8"}
@@ -43,7 +44,7 @@ def test_a_killed_mpirun_leaves_no_rank_of_its_daemons(lab: Lab) -> None:
     mpirun = lab.begin("sh", "-c", "echo up; exec sleep 300")
     assert mpirun.stdout is not None
     assert {mpirun.stdout.readline() for _ in range(8)} == {"up\n"}
-    assert wait_until(lambda: sum("sleep 300" in one.command for one in lab.ranks.processes()) == 8)
+    assert wait_until(lambda: sum(one.command == "sleep 300" for one in lab.ranks.processes()) == 8)
     mpirun.kill()
     lab.ranks.assert_nothing_left()
     mpirun.communicate()

@@ -22,8 +22,10 @@ FOUND = {
 }
 
 
-def entry(rank: int, local_rank: int, local_size: int, machine: str, session: int = 1) -> Entry:
-    return Entry(rank, local_rank, local_size, machine, machine, session, [0], [rank, 1, "boot"], f"nonce{rank}")
+def entry(rank: int, local_rank: int, local_size: int, machine: str, session: int = 1, parent: int = 1) -> Entry:
+    return Entry(
+        rank, local_rank, local_size, machine, machine, parent, session, [0], [rank, 1, "boot"], f"nonce{rank}"
+    )
 
 
 def ranks(groups: Sequence[Sequence[Entry]]) -> list[list[int]]:
@@ -57,10 +59,11 @@ def test_nodes_of_unequal_size_are_in_the_order_of_their_lowest_ranks() -> None:
     assert ranks(nodes_of(found)) == [[0], [1, 3], [2]]
 
 
-def test_daemons_on_one_machine_are_told_apart_by_their_sessions() -> None:
-    by_node = [entry(rank, rank // 4, 2, "m", session=rank % 4) for rank in range(8)]
+@pytest.mark.parametrize("by", ["session", "parent"])
+def test_daemons_on_one_machine_are_told_apart(by: str) -> None:
+    by_node = [entry(rank, rank // 4, 2, "m", **{by: rank % 4}) for rank in range(8)]
     assert ranks(nodes_of(by_node)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    by_slot = [entry(rank, rank % 2, 2, "m", session=rank // 2) for rank in range(8)]
+    by_slot = [entry(rank, rank % 2, 2, "m", **{by: rank // 2}) for rank in range(8)]
     assert ranks(nodes_of(by_slot)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
