@@ -181,7 +181,7 @@ class Rank:
         while True:
             is_busy = self._calls is not None and self._calls.serve()
             state = node.ended()
-            output.pass_on()
+            output.pass_on(final=state is not None)
             if state is not None:
                 return state
             has_begun = node.supervisor() is not None

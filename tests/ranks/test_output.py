@@ -33,3 +33,23 @@ def test_without_a_reader_nothing_is_passed_on(tmp_path: Path) -> None:
     output.pass_on()
     output.pass_on()
     os.close(theirs)
+
+
+def test_a_line_is_passed_on_in_one_piece_if_it_is_complete_by_the_next_look(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    output = Output(tmp_path / "train.log", theirs)
+    log = LogWriter(tmp_path, "train")
+    for piece in (b"one\nha", b"lf"):
+        log.write(piece)
+        output.pass_on()
+    assert os.read(ours, 100) == b"one\n"
+    log.write(b"\n50 %")
+    output.pass_on()
+    assert os.read(ours, 100) == b"half\n"
+    output.pass_on()
+    assert os.read(ours, 100) == b"50 %"
+    log.write(b" 51")
+    output.pass_on(final=True)
+    assert os.read(ours, 100) == b" 51"
+    log.close()
