@@ -6,6 +6,7 @@
 # make faults   inject faults into machines made of kernel namespaces; needs root
 # make soak     inject random faults for SECONDS (60), drawn from SEED; a failure prints how to repeat it; needs root
 # make slurm    run jobs of a real Slurm of four nodes on this machine; needs root
+# make mpi      run jobs under the real mpirun of Open MPI, on four nodes on this machine
 # make upgrade  upgrade a machine on which jobs of the version before run; needs the git history
 # make engines  run the examples of other engines and everything that needs torch; downloads packages
 PYTHON ?= python3
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 SECONDS := 60
 # More workers than CPUs: many tests wait for a grace period to pass.
 WORKERS := 4
-SEPARATE := slow or docker or engines or faults or slurm or upgrade
+SEPARATE := slow or docker or engines or faults or mpi or slurm or upgrade
 # Tests write and remove thousands of files, which some disks are slow at: they do it in memory if 4 GB are free there
 # and programs may run from there.
 IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/' /proc/mounts 2>/dev/null | grep -q . && \
@@ -24,7 +25,7 @@ IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/
 # Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint slow docker engines faults slurm upgrade soak clean
+.PHONY: demo test check lint slow docker engines faults mpi slurm upgrade soak clean
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,6 +66,9 @@ faults: $(VENV)/dev.stamp
 
 slurm: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m slurm tests/slurm
+
+mpi: $(VENV)/dev.stamp
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m mpi tests/mpi
 
 upgrade: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m upgrade tests/upgrade

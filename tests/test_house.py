@@ -48,6 +48,7 @@ MAY_IMPORT: Table = {
     "prune": ("cluster", "common", "errors", "inventory"),
     "export": ("cluster", "errors", "escape", "inventory", "observe"),
     "fabric": ("cluster", "config", "errors", "inventory", "schedulers", "transport"),
+    "ranks": ("cluster", "common", "config", "errors", "inventory", "launch"),
     "fake": ("common", "errors", "templates"),
     "cli": (
         *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -34,3 +35,20 @@ class SlurmHosts(HostSource):
 def slurm(job: int | str | None = None) -> SlurmHosts:
     """Return the value for `HOSTS = slurm()` in conf.py."""
     return SlurmHosts(job)
+
+
+@dataclass(frozen=True)
+class OpenMpiHosts(HostSource):
+    """The hosts in a hostfile of Open MPI; a relative path starts at the directory of conf.py."""
+
+    file: object
+
+    def problem(self) -> str | None:
+        if isinstance(self.file, str | os.PathLike) and str(self.file):
+            return None
+        return f'= openmpi({self.file!r}): write the path of a hostfile, such as openmpi("hostfile")'
+
+
+def openmpi(file: str | os.PathLike[str]) -> OpenMpiHosts:
+    """Return the value for `HOSTS = openmpi("hostfile")` in conf.py."""
+    return OpenMpiHosts(file)

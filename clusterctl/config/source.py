@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 
 from clusterctl.config.findings import Finding, config_error
-from clusterctl.config.host_sources import slurm
+from clusterctl.config.host_sources import openmpi, slurm
 from clusterctl.config.hosts import Host
 from clusterctl.errors import ConfigError
 
@@ -83,6 +83,7 @@ def _execute(path: Path, code: CodeType) -> dict[str, object]:
         "__file__": str(path.absolute()),
         "__builtins__": builtins,
         "Host": Host,
+        "openmpi": openmpi,
         "slurm": slurm,
     }
     try:

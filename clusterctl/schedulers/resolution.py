@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterctl.config import Settings
-from clusterctl.config.host_sources import SlurmHosts
+from clusterctl.config.host_sources import OpenMpiHosts, SlurmHosts
 from clusterctl.schedulers.scheduled import JobWatch, ScheduledJob
 
 
@@ -20,6 +20,10 @@ def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
         from clusterctl.schedulers.slurm.hosts import with_hosts
 
         return with_hosts(settings, source, environ)
+    if isinstance(source, OpenMpiHosts):
+        from clusterctl.schedulers.openmpi import hosts
+
+        return hosts.with_hosts(settings, source, environ)
     return settings
 
 

@@ -226,3 +226,13 @@ def test_a_job_directory_below_a_root_with_the_id_of_the_node_is_recognised(site
     job = site.dispatch(REGRESSION)
     assert site.ok("status", f"{site.home(0)}/local/node1/{job}", "--json").json()["job"] == job
     assert site.ok("status", f"~/local/node0/{job}", "--json").json()["job"] == job
+
+
+def test_the_hosts_and_slots_of_a_hostfile_train(site: Site) -> None:
+    use(site, "local")
+    (site.directory / "hosts").write_text("a slots=2\nb\n")
+    site.conf_path.write_text(site.conf_path.read_text() + 'HOSTS = openmpi("hosts")\n')
+    job = site.start(REGRESSION, "--num_passes=1")
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded"), site.run("logs", job).out
+    rows = site.status(job)["processes"]
+    assert sorted((row["node"], row["rank"]) for row in rows if row["role"] == "trainer") == [(0, 0), (0, 1), (1, 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
@@ -79,7 +80,7 @@ class Launcher:
                 self._ports.release(name)
         try:
             child.start(
-                self._context.run.job.dir,
+                Path(self._spec.cwd) if self._spec.cwd else self._context.run.job.dir,
                 self._context.run.job.log,
                 lambda fd: self._environment(child, fd),
                 time.time(),
