@@ -32,12 +32,18 @@ class Invocation:
         self.progress = ProgressLine(console)
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
+        self.pinned: dict[str, object] = {}  # settings on which a command has decided itself
 
     @property
     def cache_dir(self) -> Path:
         """This user's cache directory; it may not exist yet."""
         given = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment of this program."""
+        return os.environ
 
     def settings(self, chosen: Mapping[str, str] | None = None, **overrides: object) -> Settings:
         """Load conf.py, overridden by options of the command: settings by name, None where the option is absent.
@@ -46,7 +52,7 @@ class Invocation:
         """
         from clusterctl.config import load
 
-        given = {name: value for name, value in overrides.items() if value is not None}
+        given = {**self.pinned, **{name: value for name, value in overrides.items() if value is not None}}
         conf = Path(self.options.conf) if self.options.conf else None
         return load(conf, os.environ, overrides=given, chosen=chosen or {})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 
 from clusterctl.config.findings import Finding, config_error
-from clusterctl.config.host_sources import slurm
+from clusterctl.config.host_sources import kubernetes, slurm
 from clusterctl.config.hosts import Host
 from clusterctl.errors import ConfigError
 
@@ -84,6 +84,7 @@ def _execute(path: Path, code: CodeType) -> dict[str, object]:
         "__builtins__": builtins,
         "Host": Host,
         "slurm": slurm,
+        "kubernetes": kubernetes,
     }
     try:
         with contextlib.redirect_stdout(sys.stderr):

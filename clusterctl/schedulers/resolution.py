@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterctl.config import Settings
-from clusterctl.config.host_sources import SlurmHosts
+from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
 
 
 def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -19,4 +19,8 @@ def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
         from clusterctl.schedulers.slurm.hosts import with_hosts
 
         return with_hosts(settings, source, environ)
+    if isinstance(source, KubernetesHosts):
+        from clusterctl.schedulers.kubernetes.hosts import with_hosts as with_pods
+
+        return with_pods(settings, source, environ)
     return settings

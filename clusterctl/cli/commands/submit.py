@@ -26,7 +26,9 @@ def submit(
     from clusterctl.schedulers.slurm.script import Submission, script
 
     if to != "slurm":
-        raise UsageError(f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm")
+        raise UsageError(
+            f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm or --to kubernetes"
+        )
     if not plan:
         raise UsageError(
             "submit only prints the script as yet", hint="add --plan > job.sh, then submit it yourself: sbatch job.sh"

@@ -163,7 +163,7 @@ def start(
 def submit(
     context: typer.Context,
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
-    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="The scheduler: slurm.")] = "slurm",
+    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="The scheduler: slurm or kubernetes.")] = "slurm",
     nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="The number of nodes.")] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="The time limit: minutes, 2:00:00 or 1-12:00:00.")
@@ -171,12 +171,36 @@ def submit(
     requeue: Annotated[
         bool, typer.Option("--requeue", help="Queue it again before its time ends, and resume.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the script; submit nothing.")] = False,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="Kubernetes: the image of the pods.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes: where the pods are made.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="SIZE", help="Kubernetes: a disk for each pod, such as 10Gi.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the script or manifest; submit nothing.")] = False,
 ) -> None:
-    """Print the script with which a scheduler runs a job.
+    """Print the script with which Slurm runs a job, or make pods in Kubernetes and start it on them.
 
     Everything after -- goes to the training program.
     """
+    if to == "kubernetes":
+        from clusterctl.cli.commands.kubernetes import submit as submit_pods
+
+        of_slurm = {"--time": time, "--requeue": requeue}
+        submit_pods(
+            context.obj,
+            workspace,
+            nodes=nodes,
+            image=image,
+            namespace=namespace,
+            storage=storage,
+            plan=plan,
+            not_for_pods=[option for option, given in of_slurm.items() if given],
+        )
+        return
     from clusterctl.cli.commands.submit import submit
 
     submit(context.obj, workspace, to=to, nodes=nodes, time=time, requeue=requeue, plan=plan)
@@ -239,8 +263,19 @@ def why(context: typer.Context, job: RunArgument = None) -> None:
 
 
 @command(app, "stop", "clusterctl stop")
-def stop(context: typer.Context, job: JobArgument = None) -> None:
+def stop(
+    context: typer.Context,
+    job: JobArgument = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Also delete the pods and disks that submit has made in Kubernetes.")
+    ] = False,
+) -> None:
     """Stop every process of a job and verify that none is left."""
+    if delete:
+        from clusterctl.cli.commands.kubernetes import stop_and_delete
+
+        stop_and_delete(context.obj, job)
+        return
     from clusterctl.cli.commands.stop import stop
 
     stop(context.obj, job)
