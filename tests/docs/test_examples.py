@@ -25,9 +25,13 @@ def named(pages: list[Path]) -> list[object]:
     return [pytest.param(page, id=page.name) for page in pages]
 
 
+#: Pages whose commands need more than this machine has: tests/NAME runs them.
+ELSEWHERE = ("kubernetes.md",)
+
+
 def with_commands() -> list[object]:
     """Return the pages that show commands; `make slow` runs the long ones."""
-    pages = [page for page in PAGES if any(blocks(page, "console"))]
+    pages = [page for page in PAGES if page.name not in ELSEWHERE and any(blocks(page, "console"))]
     return [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in LONG else ()) for page in pages]
 
 

@@ -265,7 +265,10 @@ def _now() -> str:
 
 def _has_labels(one: Mapping[str, Any], selector: str) -> bool:
     labels = one["metadata"].get("labels", {})
-    wanted = [part.replace("==", "=").split("=") for part in selector.split(",") if part]
+    wanted = [part.strip().replace("==", "=").split("=") for part in selector.split(",") if part]
+    for pair in wanted:
+        if len(pair) != 2 or " " in "".join(pair):
+            raise ApiError(400, "BadRequest", f"unable to parse requirement: found '{'='.join(pair)}'")
     return all(labels.get(key) == value for key, value in wanted)
 
 

@@ -75,6 +75,11 @@ class Lab:
     def pods(self, namespace: str = "default") -> list[dict[str, Any]]:
         return self.cluster.list("pods", namespace)
 
+    def address(self, name: str) -> str | None:
+        """Return the address of a pod that is ready, None while there is none."""
+        found = [pod for pod in self.pods() if pod["metadata"]["name"] == name]
+        return next((pod.get("status", {}).get("podIP") for pod in found), None)
+
     def home(self, pod: dict[str, Any]) -> Path:
         """Return the home directory of a pod."""
         (found,) = self.directory.glob(f"cluster/pods/{pod['metadata']['uid']}/disk/home")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,7 +68,8 @@ class PodProcesses:
 
     def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
         given = {one["name"]: self._local(container, one["value"]) for one in container.get("env", ())}
-        return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **given, MARK: self.uid}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # python3 is one with numpy and pyzmq
+        return {"PATH": path, "LANG": "C.UTF-8", **given, MARK: self.uid}
 
     def _local(self, container: Mapping[str, Any], text: str) -> str:
         for mount in container.get("volumeMounts", ()):

@@ -112,14 +112,12 @@ def test_the_words_for_what_is_forbidden(pods: Lab) -> None:
 
 
 def test_a_deleted_pod_comes_back_with_another_address_and_without_what_ran_in_it(pods: Lab) -> None:
-    before = pods.pods()[0]
+    before = pods.address(POD)
     with begun(pods, "sh", "-c", "setsid sleep 300 >/dev/null 2>&1 </dev/null & echo $!") as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.communicate(timeout=60)
     assert is_alive(pid)
     assert pods.kubectl("delete", "pod", POD, "--wait=false").code == 0
-    assert wait_until(
-        lambda: pods.pods()[0].get("status", {}).get("podIP") not in (None, before["status"]["podIP"]), 30
-    )
+    assert wait_until(lambda: pods.address(POD) not in (None, before), 30)
     assert not is_alive(pid)

@@ -45,7 +45,7 @@ def test_the_yaml_says_what_the_objects_are(submission: Submission) -> None:
 
 @pytest.mark.parametrize("submission", SUBMISSIONS, ids=["directory", "disk"])
 def test_pods_are_restricted(submission: Submission) -> None:
-    """As in kubernetes.io/docs/concepts/security/pod-security-standards; what it asks for and we leave out is allowed."""
+    """As kubernetes.io/docs/concepts/security/pod-security-standards asks for; what is left out is allowed."""
     _, made = objects(submission)
     pod = made["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
