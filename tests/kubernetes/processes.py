@@ -34,6 +34,10 @@ class PodProcesses:
         self._volumes = volumes
         self._main: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def containers(self) -> list[str]:
+        return [one["name"] for one in self._spec["containers"]]
+
     def begin(self) -> None:
         """Run the init containers to their end, then start the others."""
         for container in self._spec.get("initContainers", ()):

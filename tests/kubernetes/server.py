@@ -119,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
     def _exec(self, namespace: str, name: str, query: dict[str, list[str]]) -> None:
         self.cluster.check("create", "pods/exec", namespace)
         pod = self.cluster.processes(namespace, name)
+        if query["container"][0] not in pod.containers:
+            raise ApiError(400, "BadRequest", f"container {query['container'][0]} is not valid for pod {name}")
         offered = self.headers.get("Sec-WebSocket-Protocol", "")
         if PROTOCOL not in offered:
             raise ApiError(400, "BadRequest", f"this stand-in speaks {PROTOCOL} only")

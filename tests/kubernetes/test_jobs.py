@@ -53,10 +53,11 @@ def test_a_detached_job_goes_on_in_its_pods_and_stop_ends_it(lab: Lab) -> None:
 def test_disks_stay_while_pods_go_and_stop_delete_says_that_it_deletes_them(lab: Lab) -> None:
     job = lab.submit(REGRESSION, "--storage", "1Gi")
     assert wait_until(lambda: lab.status(job)["state"] == "succeeded")
+    before = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in lab.pods()}
     for pod in lab.pods():
         assert (lab.disk(pod) / "clusterctl" / job).is_dir()
-        lab.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
-    assert wait_until(lambda: lab.run("status", job).code == 0)
+    assert lab.kubectl("delete", "pods", "--selector=app=train", "--wait=false").code == 0
+    assert wait_until(lambda: all(lab.address(name) not in (None, before[name]) for name in before))
     assert lab.status(job)["state"] == "succeeded"
     done = lab.ok("stop", "--delete")
     assert "2 pods and 2 disks (persistentvolumeclaim), with all jobs and models on them" in done.out

@@ -54,7 +54,7 @@ class WebSocket:
                 size = int.from_bytes(self._exactly(2 if size == 126 else 8), "big")
             mask = self._exactly(4) if second & 128 else bytes(4)
             return bool(first & 128), first & 15, _unmasked(self._exactly(size), mask)
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):  # ValueError: the server has closed it
             return None
 
     def _exactly(self, size: int) -> bytes:

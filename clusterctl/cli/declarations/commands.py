@@ -10,8 +10,10 @@ import typer
 from clusterctl.cli.declarations.fake import BackendOption
 from clusterctl.cli.declarations.options import (
     AdoptOption,
+    DeleteOption,
     EngineOption,
     FoldOption,
+    ImageOption,
     JobArgument,
     JobWorkspaceOption,
     LeaveOutOption,
@@ -19,12 +21,14 @@ from clusterctl.cli.declarations.options import (
     LoadRunOption,
     LoadTagOption,
     NameOption,
+    NamespaceOption,
     PackageOption,
     ResumeFromOption,
     ResumeOption,
     RoleOption,
     RunArgument,
     SetOption,
+    StorageOption,
     TargetArgument,
 )
 from clusterctl.cli.declarations.root import app
@@ -171,15 +175,9 @@ def submit(
     requeue: Annotated[
         bool, typer.Option("--requeue", help="Queue it again before its time ends, and resume.")
     ] = False,
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="Kubernetes: the image of the pods.")
-    ] = None,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes: where the pods are made.")
-    ] = None,
-    storage: Annotated[
-        str | None, typer.Option("--storage", metavar="SIZE", help="Kubernetes: a disk for each pod, such as 10Gi.")
-    ] = None,
+    image: ImageOption = None,
+    namespace: NamespaceOption = None,
+    storage: StorageOption = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the script or manifest; submit nothing.")] = False,
 ) -> None:
     """Print the script with which Slurm runs a job, or make pods in Kubernetes and start it on them.
@@ -266,9 +264,7 @@ def why(context: typer.Context, job: RunArgument = None) -> None:
 def stop(
     context: typer.Context,
     job: JobArgument = None,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Also delete the pods and disks that submit has made in Kubernetes.")
-    ] = False,
+    delete: DeleteOption = False,
 ) -> None:
     """Stop every process of a job and verify that none is left."""
     if delete:
