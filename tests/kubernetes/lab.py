@@ -123,5 +123,6 @@ def kubernetes(directory: Path, program: Path) -> Iterator[Lab]:
         try:
             yield lab
         finally:
+            cluster.forbidden.clear()
             cluster.close()
             assert wait_until(lambda: not cluster.list("pods", "default"))
