@@ -50,9 +50,9 @@ WORDS: list[tuple[str, type[ClusterctlError], str]] = [
         "not answer",
     ),
     (
-        'The StatefulSet "a" is invalid: spec.replicas\nError from server (Invalid): StatefulSet.apps "a" is invalid',
+        'The StatefulSet "a" is invalid: \n* spec.replicas: Invalid value: -1',
         ConfigError,
-        'the API server does not accept the manifest: StatefulSet.apps "a" is invalid',
+        "the API server does not accept the manifest: * spec.replicas: Invalid value: -1",
     ),
     (
         'Error from server (BadRequest): StatefulSet in version "v1" cannot be handled: strict decoding error: unknown',

@@ -175,7 +175,7 @@ TABLE: tuple[Words, ...] = (
     ),
     Words(
         ConfigError,
-        r"\(Invalid\): (?P<words>.*)|(?:BadRequest|strict decoding error).*?: (?P<more>.*)",
+        r"is invalid:\s*(?P<words>.*)|(?:BadRequest|strict decoding error).*?: (?P<more>.*)",
         "the API server does not accept the manifest: {words}{more}",
         "look at it with clusterctl submit --to kubernetes --plan",
     ),
