@@ -33,7 +33,7 @@ def pods(lab: Lab) -> Lab:
 
 @contextmanager
 def begun(lab: Lab, *argv: str, pod: str = POD, container: str = "clusterctl") -> Iterator[subprocess.Popen[bytes]]:
-    """Begin a command in a pod, once kubectl passes input on: before 1.34 it may lose output until then."""
+    """Begin a command in a pod, once kubectl passes input on: some versions lose output until then."""
     words = [word.replace("{host}", pod) for word in carrier("default", container)]
     pipe, wait = subprocess.PIPE, ("/bin/sh", "-c", 'read -r line; exec "$@"', "sh")
     with subprocess.Popen([*words, *wait, *argv], stdin=pipe, stdout=pipe, stderr=pipe, env=lab.environment) as process:

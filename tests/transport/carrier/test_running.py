@@ -340,7 +340,7 @@ sys.exit(child.wait())
 def test_over_kubectl_a_command_begins_once_its_output_is_read(
     transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before 1.34 its client may discard the first messages of a WebSocket: "Unknown stream id 1"."""
+    """Some versions discard the first messages of a WebSocket: "Unknown stream id 1, discarding message"."""
     monkeypatch.setattr(carriers, "START_S", 20.0)
     path = tmp_path / "kubectl"
     path.write_text(LOSING)
