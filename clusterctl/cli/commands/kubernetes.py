@@ -127,7 +127,8 @@ def _in_namespace(invocation: Invocation, source: KubernetesHosts, namespace: st
     chosen = replace(source, namespace=namespace)
     if problem := chosen.problem():
         raise UsageError(f"--namespace: {problem.removeprefix('= ')}")
-    line = f"HOSTS = kubernetes({source.selector!r}, namespace={namespace!r})"
+    container = f", container={source.container!r}" if source.container else ""
+    line = f"HOSTS = kubernetes({source.selector!r}, namespace={namespace!r}{container})"
     invocation.console.warn(f"for status, logs and stop, write into conf.py: {line}")
     return chosen
 
