@@ -61,6 +61,11 @@ class KubernetesHosts(HostSource):
         return None
 
     @property
+    def in_namespace(self) -> str | None:
+        """The namespace as text."""
+        return None if self.namespace is None else str(self.namespace)
+
+    @property
     def labels(self) -> dict[str, str] | None:
         """The labels of a pod that `selector` chooses; None if it is not a list of KEY=VALUE."""
         found = [_LABEL.fullmatch(part) for part in str(self.selector).split(",")]

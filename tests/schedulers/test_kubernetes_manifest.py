@@ -179,7 +179,7 @@ ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1, 0, 0, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 #: Leaves a process that ends with its input, and prints its number.
-ORPHAN = "(sh -c 'read line; exit 3' <&0 & echo $!)"
+ORPHAN = "exec 3<&0; (sh -c 'read line <&3; exit 3' & echo $!)"
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
