@@ -66,9 +66,10 @@ class Cluster:
 
     def list(self, resource: str, namespace: str, labels: str = "", fields: str = "") -> list[Json]:
         self.check("list", resource, namespace)
+        wanted = _requirements(labels)
         with self._lock:
             found = [one for key, one in sorted(self._objects.items()) if key[:2] == (resource, namespace)]
-            return [deepcopy(one) for one in found if _has_labels(one, labels) and _has_fields(one, fields)]
+            return [deepcopy(one) for one in found if _has_labels(one, wanted) and _has_fields(one, fields)]
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
         self.check("get", resource, namespace)
@@ -263,12 +264,17 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _has_labels(one: Mapping[str, Any], selector: str) -> bool:
-    labels = one["metadata"].get("labels", {})
+def _requirements(selector: str) -> list[list[str]]:
+    """Return the labels of a selector with their values."""
     wanted = [part.strip().replace("==", "=").split("=") for part in selector.split(",") if part]
     for pair in wanted:
         if len(pair) != 2 or " " in "".join(pair):
             raise ApiError(400, "BadRequest", f"unable to parse requirement: found '{'='.join(pair)}'")
+    return wanted
+
+
+def _has_labels(one: Mapping[str, Any], wanted: list[list[str]]) -> bool:
+    labels = one["metadata"].get("labels", {})
     return all(labels.get(key) == value for key, value in wanted)
 
 
