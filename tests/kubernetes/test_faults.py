@@ -61,8 +61,8 @@ def test_a_pod_without_a_disk_comes_back_empty_and_cannot_rejoin(lab: Lab) -> No
     lab.kubectl("delete", "pod", name, "--wait=false")
     assert wait_until(lambda: lab.address(name) not in (None, before))
     refused = lab.run("start", "--rejoin", "--only", "node1", "--job_workspace", job)
-    assert refused.code != 0
-    assert "node1: " in refused.err
+    assert refused.code == 2
+    assert f"there is no job {job}" in refused.err
     lab.ok("stop", "--delete")
     assert lab.is_empty()
 

@@ -25,7 +25,7 @@ def with_hosts(settings: Settings, source: KubernetesHosts, environ: Mapping[str
             f"{settings.place('HOSTS')}there is no pod with {source.selector} {kubectl.where}",
             hint=f"see kubectl get pods --show-labels{kubectl.option}; clusterctl submit --to kubernetes makes some",
         )
-    first = [*pods, *sets][0]
+    first: Pod | PodSet = pods[0] if pods else sets[0]
     via = carrier(first.namespace, _container(settings, source, first))
     addresses = {pod.name: pod.address for pod in pods} if settings.nic is None else {}
     return replace(settings, hosts=tuple(Host(name, address=addresses.get(name), via=via) for name in nodes))
