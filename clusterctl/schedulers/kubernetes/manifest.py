@@ -107,7 +107,7 @@ def _service(submission: Submission) -> dict[str, Any]:
 
 
 def _stateful_set(submission: Submission) -> dict[str, Any]:
-    spec = {
+    wanted = {
         "serviceName": submission.name,
         "replicas": submission.nodes,
         "podManagementPolicy": "Parallel",
@@ -115,8 +115,8 @@ def _stateful_set(submission: Submission) -> dict[str, Any]:
         "template": {"metadata": {"labels": _labels(submission)}, "spec": _pod(submission)},
     }
     if submission.storage is not None:
-        spec["volumeClaimTemplates"] = [_claim(submission, submission.storage)]
-    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(submission), "spec": spec}
+        wanted["volumeClaimTemplates"] = [_claim(submission, submission.storage)]
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(submission), "spec": wanted}
 
 
 def _pod(submission: Submission) -> dict[str, Any]:

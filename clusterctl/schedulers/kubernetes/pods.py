@@ -79,9 +79,9 @@ def parse_pod(item: Json) -> Pod:
 
 
 def parse_set(item: Json) -> PodSet:
-    meta, spec = item["metadata"], item["spec"]
-    containers, container = _containers(spec["template"])
-    first, count = spec.get("ordinals", {}).get("start", 0), spec.get("replicas", 1)
+    meta, wanted = item["metadata"], item["spec"]
+    containers, container = _containers(wanted["template"])
+    first, count = wanted.get("ordinals", {}).get("start", 0), wanted.get("replicas", 1)
     return PodSet(meta["name"], meta.get("namespace", "default"), range(first, first + count), containers, container)
 
 
