@@ -35,6 +35,7 @@ class Invocation:
         self.scheduled: JobWatch | None = None
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
+        self.pinned: dict[str, object] = {}  # settings on which a command has decided itself
 
     @property
     def cache_dir(self) -> Path:
@@ -44,6 +45,7 @@ class Invocation:
 
     @property
     def environ(self) -> Mapping[str, str]:
+        """The environment of this program."""
         return os.environ
 
     def settings(self, chosen: Mapping[str, str] | None = None, **overrides: object) -> Settings:
@@ -53,7 +55,7 @@ class Invocation:
         """
         from clusterctl.config import load
 
-        given = {name: value for name, value in overrides.items() if value is not None}
+        given = {**self.pinned, **{name: value for name, value in overrides.items() if value is not None}}
         conf = Path(self.options.conf) if self.options.conf else None
         return load(conf, os.environ, overrides=given, chosen=chosen or {})
 

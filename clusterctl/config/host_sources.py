@@ -52,3 +52,44 @@ class OpenMpiHosts(HostSource):
 def openmpi(file: str | os.PathLike[str]) -> OpenMpiHosts:
     """Return the value for `HOSTS = openmpi("hostfile")` in conf.py."""
     return OpenMpiHosts(file)
+
+
+_NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_WORD = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(rf"\s*((?:[a-z0-9.-]{{1,253}}/)?{_WORD})\s*==?\s*({_WORD})\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class KubernetesHosts(HostSource):
+    """The pods that `selector` chooses by their labels, in `namespace`, else in that of kubectl's context.
+
+    Commands run in `container`; if it is None, in the pod's default container, or its only one.
+    """
+
+    selector: object
+    namespace: object = None
+    container: object = None
+
+    def problem(self) -> str | None:
+        if not isinstance(self.selector, str) or not re.fullmatch(r"[\w!][\w./!=(), -]*", self.selector, re.ASCII):
+            return f'= kubernetes({self.selector!r}): must be labels of pods, such as "app=train"'
+        for name, value in (("namespace", self.namespace), ("container", self.container)):
+            if value is not None and not (isinstance(value, str) and re.fullmatch(_NAME, value)):
+                return f"= kubernetes({name}={value!r}): must consist of lower-case letters, digits and dashes"
+        return None
+
+    @property
+    def in_namespace(self) -> str | None:
+        """The namespace as text."""
+        return None if self.namespace is None else str(self.namespace)
+
+    @property
+    def labels(self) -> dict[str, str] | None:
+        """The labels of a pod that `selector` chooses; None if it is not a list of KEY=VALUE."""
+        found = [_LABEL.fullmatch(part) for part in str(self.selector).split(",")]
+        return None if None in found else {match[1]: match[3] for match in found if match}
+
+
+def kubernetes(selector: str, *, namespace: str | None = None, container: str | None = None) -> KubernetesHosts:
+    """Return the value for `HOSTS = kubernetes("app=train")` in conf.py."""
+    return KubernetesHosts(selector, namespace, container)

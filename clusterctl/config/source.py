@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 
 from clusterctl.config.findings import Finding, config_error
-from clusterctl.config.host_sources import openmpi, slurm
+from clusterctl.config.host_sources import kubernetes, openmpi, slurm
 from clusterctl.config.hosts import Host
 from clusterctl.errors import ConfigError
 
@@ -85,6 +85,7 @@ def _execute(path: Path, code: CodeType) -> dict[str, object]:
         "Host": Host,
         "openmpi": openmpi,
         "slurm": slurm,
+        "kubernetes": kubernetes,
     }
     try:
         with contextlib.redirect_stdout(sys.stderr):

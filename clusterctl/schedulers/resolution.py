@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterctl.config import Settings
-from clusterctl.config.host_sources import OpenMpiHosts, SlurmHosts
+from clusterctl.config.host_sources import KubernetesHosts, OpenMpiHosts, SlurmHosts
 from clusterctl.schedulers.scheduled import JobWatch, ScheduledJob
 
 
@@ -24,6 +24,10 @@ def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
         from clusterctl.schedulers.openmpi import hosts
 
         return hosts.with_hosts(settings, source, environ)
+    if isinstance(source, KubernetesHosts):
+        from clusterctl.schedulers.kubernetes.hosts import with_hosts as with_pods
+
+        return with_pods(settings, source, environ)
     return settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -93,3 +94,70 @@ def test_without_slurm_on_this_machine_nothing_is_submitted_and_nothing_is_left(
     assert done.returncode == 2
     assert "Slurm's commands are not installed on this machine" in " ".join(done.stderr.split())
     assert list((tmp_path / "root").glob(".clusterctl/slurm/*")) == []
+
+
+PODS = ("--to", "kubernetes", "--nodes", "2", "--image", "train:1", "--plan")
+
+
+def test_the_plan_of_pods_is_a_manifest_and_runs_no_program(tmp_path: Path) -> None:
+    done = submit(tmp_path, *PODS, hosts='kubernetes("app=train,tier=big", namespace="research")')
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines.count("---") == 1
+    assert [line for line in lines if line.startswith("kind:")] == ["kind: Service", "kind: StatefulSet"]
+    assert lines.count("  namespace: research") == 2
+    assert {"    app: train", "    tier: big", "  replicas: 2"} <= set(lines)
+
+
+def test_each_plan_has_an_id_of_its_own(tmp_path: Path) -> None:
+    plans = [submit(tmp_path, *PODS, hosts='kubernetes("app=train")').stdout for _ in range(2)]
+    ids = [set(re.findall(r"clusterctl/submission: (\S+)", plan)) for plan in plans]
+    assert [len(one) for one in ids] == [1, 1]
+    assert ids[0] != ids[1]
+
+
+def test_the_objects_are_in_the_json_document(tmp_path: Path) -> None:
+    document = json.loads(submit(tmp_path, *PODS, "--json", hosts='kubernetes("app=train")').stdout)
+    assert document["to"] == "kubernetes"
+    assert [one["kind"] for one in document["manifest"]] == ["Service", "StatefulSet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "message"),
+    [
+        (PODS, '["h"]', 'conf.py:1: submit --to kubernetes needs pods as hosts write HOSTS = kubernetes("app=train")'),
+        (PODS, 'kubernetes("app")', "HOSTS = kubernetes('app'): submit cannot give such labels to pods"),
+        (PODS[:2], 'kubernetes("app=train")', "submit --to kubernetes needs --nodes"),
+        (PODS[:4], 'kubernetes("app=train")', "submit --to kubernetes needs --image"),
+        ((*PODS, "--time", "5"), 'kubernetes("app=train")', "--time is for --to slurm only"),
+        ((*PODS, "--requeue"), 'kubernetes("app=train")', "--requeue is for --to slurm only"),
+        ((*PODS, "--only", "node0"), 'kubernetes("app=train")', "does not accept --only"),
+        ((*PODS, "--storage", "big"), 'kubernetes("app=train")', "--storage big: not a size"),
+        (
+            (*PODS, "--namespace", "A"),
+            'kubernetes("app=train")',
+            "--namespace: kubernetes(namespace='A'): must consist",
+        ),
+        ((*PODS, "--namespace", "b"), 'kubernetes("app=train", namespace="a")', "HOSTS has the namespace a"),
+    ],
+)
+def test_what_cannot_be_made_is_an_error_of_usage(
+    tmp_path: Path, options: tuple[str, ...], hosts: str, message: str
+) -> None:
+    done = submit(tmp_path, *options, hosts=hosts)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_namespace_of_the_command_line_only_is_to_be_written_into_conf_py(tmp_path: Path) -> None:
+    done = submit(tmp_path, *PODS, "--namespace", "research", hosts='kubernetes("app=train")')
+    assert done.returncode == 0
+    assert "write into conf.py: HOSTS = kubernetes('app=train', namespace='research')" in done.stderr
+
+
+def test_stop_delete_is_for_pods(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text('HOSTS = ["h"]\n')
+    command = [sys.executable, "-m", "clusterctl", "stop", "--delete"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "conf.py:1: stop --delete needs pods as hosts" in " ".join(done.stderr.split())

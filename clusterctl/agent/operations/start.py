@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.addresses import find_address
+from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
 from clusterctl.agent.node.job_choice import choose_job
@@ -272,7 +272,20 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
+        _renew_address(run, spec, request)
         return {**about, "did": "joined", **_launch(run, lock, "new")}
+
+
+def _renew_address(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
+    """Record the address of this node if it has another than at the start, as a pod that was replaced has.
+
+    Its supervisor tells the lead where its processes listen, and the lead tells the other nodes.
+    """
+    if interface_of(spec.address) is not None:
+        return
+    address = find_address(request.get("address"), request.get("nic"))
+    if address != spec.address:
+        write_json(run.spec, spec.replace(address=address).to_json())
 
 
 def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def submit(
     from clusterctl.schedulers.slurm.script import SAVE_S, Submission, script
 
     if to != "slurm":
-        raise UsageError(f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm")
+        raise UsageError(
+            f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm or --to kubernetes"
+        )
     if invocation.options.only:
         raise UsageError("this command does not accept --only: Slurm chooses the nodes")
     settings = invocation.settings()

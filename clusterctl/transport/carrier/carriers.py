@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import threading
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.transport.carrier import failures
 from clusterctl.transport.carrier.process import SOON_S, TERM_S, CarrierProcess
 from clusterctl.transport.command import Command, login_shell_word, script_of
@@ -19,6 +20,8 @@ STARTS_AT_ONCE = 32
 START_S = 60.0
 MOST_NOISE = 64 * 1024
 BEGUN = "clusterctl: begun"
+#: These lose what a command prints before they have made their streams ready. Input is passed on only after that.
+HASTY = ("kubectl", "oc")
 #: The variables of an SSH command that lead to our own login, not to the node's.
 OF_OUR_LOGIN = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 #: Variables with which a script would give a step of srun the share of one of its tasks. Ours has all of its node.
@@ -134,9 +137,10 @@ def where(node: Node) -> str:
 def carrier_words(node: Node, command: Command) -> list[str]:
     """Return the argv of the carrier with the command: three words at its end, one after `ssh`, which joins its words.
 
-    The command begins in the user's home, after a line of ours.
+    The command begins in the user's home, after a line of ours; over kubectl it waits for a line of input before.
     """
-    shown = f"echo {shlex.quote(BEGUN)}; cd ~ 2>/dev/null || cd /; "
+    ready = "read -r line || exit; " if node.carrier in HASTY else ""
+    shown = f"{ready}echo {shlex.quote(BEGUN)}; cd ~ 2>/dev/null || cd /; "
     script = script_of(command, shown)
     words = [] if isinstance(node.via, str) else [word.replace("{host}", node.ssh_host) for word in node.via]
     if node.carrier == "ssh":
@@ -156,6 +160,9 @@ def _environment(carrier: str) -> dict[str, str]:
 
 
 def _await_begin(process: CarrierProcess, node: Node) -> None:
+    if node.carrier in HASTY:
+        with contextlib.suppress(NodeError):  # it has ended, and says why
+            process.write(b"\n", deadline_s=START_S)
     noise, deadline, begun = b"", Deadline(START_S), BEGUN.encode()
     while len(noise) < MOST_NOISE:
         try:

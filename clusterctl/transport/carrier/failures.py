@@ -87,6 +87,12 @@ TABLE: tuple[Words, ...] = (
     ),
     Words(
         KUBECTL,
+        r"does not have a host assigned",
+        "the pod {host} has not started",
+        "see kubectl describe pod {host}",
+    ),
+    Words(
+        KUBECTL,
         r"Unauthorized|must be logged in",
         "the API server does not accept this account",
         "log in again; try kubectl auth whoami",

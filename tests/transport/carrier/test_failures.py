@@ -80,6 +80,7 @@ EARLY = [
         'Error from server (Forbidden): pods "n1" is forbidden: User "me" cannot create resource "pods/exec"',
         "kubectl: this account may not run commands in the pod n1",
     ),
+    ("kubectl", 1, "Error from server (BadRequest): pod n1 does not have a host assigned", "pod n1 has not started"),
     ("kubectl", 1, "error: You must be logged in to the server (Unauthorized)", "does not accept this account"),
     ("kubectl", 1, 'error: unable to upgrade connection: container not found ("main")', "is not running"),
     ("kubectl", 1, "error: cannot exec into a container in a completed pod; current phase is Succeeded", "not running"),

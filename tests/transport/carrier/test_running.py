@@ -319,3 +319,32 @@ def test_an_interrupted_start_that_waits_its_turn_ends(transport: Transport, tmp
     transport._cancellation.event.set()
     with pytest.raises(InterruptedRun):
         transport.run(by(tmp_path, CLEAN), command("true"))
+
+
+#: Loses what its command prints within 0.3 s, unless the command waits for input.
+LOSING = f"""#!{sys.executable}
+import os, select, shutil, subprocess, sys
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+if select.select([child.stdout], [], [], 0.3)[0]:
+    os.read(child.stdout.fileno(), 65536)
+while data := os.read(0, 65536):
+    child.stdin.write(data)
+    if select.select([child.stdout], [], [], 10)[0]:
+        os.write(1, os.read(child.stdout.fileno(), 65536))
+child.stdin.close()
+shutil.copyfileobj(child.stdout, sys.stdout.buffer)
+sys.exit(child.wait())
+"""
+
+
+def test_over_kubectl_a_command_begins_once_its_output_is_read(
+    transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some versions discard the first messages of a WebSocket: "Unknown stream id 1, discarding message"."""
+    monkeypatch.setattr(carriers, "START_S", 20.0)
+    path = tmp_path / "kubectl"
+    path.write_text(LOSING)
+    path.chmod(0o755)
+    node = TestNode("node0", None, "pod", via=(str(path), "{host}"))
+    done = transport.run(node, sh("echo first; cat"), stdin=b"second\n")
+    assert done.stdout == b"first\nsecond\n"
