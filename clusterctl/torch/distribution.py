@@ -42,7 +42,7 @@ class Distribution:
         self._optimizer = optimizer
         self._fixed = [fixed_numbers(optimizer, group) for group in groups]
         self._dense: list[tuple[Any, Dense]] = []
-        self._rows: list[Rows] = []
+        self.rows: list[Rows] = []
         dense_ones = [one for group in groups for one in group["params"] if id(one) not in sparse]
         place_of = dict(zip(map(id, dense_ones), places_in_turn(one.numel() for one in dense_ones)))
         #: The number of the group whose rate a table has; those with a rule of their own are not here.
@@ -52,7 +52,7 @@ class Distribution:
             for parameter in group["params"]:
                 if id(parameter) in sparse:
                     rows = Rows(*sparse.pop(id(parameter)), embedding, rule, group["params"])
-                    self._rows.append(rows)
+                    self.rows.append(rows)
                     if rows.has_rule_of_group:
                         self._group_of[rows.table] = number
                 else:
@@ -61,8 +61,8 @@ class Distribution:
                     table = dense(named[id(parameter)], value.shape, rule, from_rank0(value), place=place)
                     self._dense.append((parameter, table))
                     self._group_of[table] = number
-        self._rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
-        for rows in self._rows:
+        self.rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
+        for rows in self.rows:
             rows.attach()
         self.refresh()
         self._replace_methods()
@@ -97,11 +97,11 @@ class Distribution:
         gradients: dict[Handle, Any] = {
             table: _gradient(one, table) for one, table in self._dense if one.grad is not None
         }
-        gradients.update((rows.table, pair) for rows in self._rows if (pair := rows.gradient()) is not None)
+        gradients.update((rows.table, pair) for rows in self.rows if (pair := rows.gradient()) is not None)
         lr = [float(group["lr"]) for group in self._optimizer.param_groups]
         rates = {table: lr[group] for table, group in self._group_of.items()}
         self._send(gradients, samples, loss.detach() if isinstance(loss, torch.Tensor) else loss, rates)
-        for rows in self._rows:
+        for rows in self.rows:
             rows.clear()
         self.refresh()
 

@@ -24,6 +24,7 @@ from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer import handles
 from clusterctl.runtime.trainer.batches import whole_number
+from clusterctl.torch.batch_parts import IdsInBatch
 
 _LEAF = "pulled_"
 
@@ -102,6 +103,7 @@ class Rows:
         self._module = module
         self._parameters = parameters
         self._leaves: list[_Leaf] = []
+        self.ids = IdsInBatch()
         #: `_pull`, which torch.compile leaves as it is.
         self.pull = torch.compiler.disable(self._pull)
 
@@ -124,6 +126,7 @@ class Rows:
         weight = self._module.weight
         pulled = torch.from_numpy(rows).to(weight.device)
         if weight.requires_grad and torch.is_grad_enabled():
+            self.ids.see(ids)
             pulled = nn.Parameter(pulled)
             pulled.register_post_accumulate_grad_hook(lambda leaf: self._keep(leaf, groups.distinct))
         return positions, pulled, self._padding(groups.distinct)

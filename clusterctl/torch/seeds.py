@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,3 +39,18 @@ class Position(NamedTuple):
         np.random.seed(words[2:6])
         random.seed(number)
         return number
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if devices:
+            torch.cuda.set_rng_state_all(devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, TypeVar
 
@@ -9,12 +10,12 @@ from clusterctl.runtime import connector
 from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.buffers import BufferSender
-from clusterctl.runtime.trainer.batches import OnPass, whole_number
+from clusterctl.runtime.trainer.batches import OnPass, StepContext, whole_number
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
 from clusterctl.torch.outer import OuterSession
-from clusterctl.torch.sources import source_of
+from clusterctl.torch.sources import LoaderSource, source_of
 from clusterctl.torch.state import (
     BUFFERS,
     GRADIENTS,
@@ -42,6 +43,7 @@ class Session(OuterSession):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._distribution: Distribution | None = None
+        self._source: LoaderSource | None = None
         self._sender: BufferSender | None = None  # of a model that has buffers
         self._things: list[Any] = []
         self._lr: Mapping[Any, float] | None = None  # of the first push, empty once they changed
@@ -116,12 +118,16 @@ class Session(OuterSession):
         source = source_of(loading, self.seed, self.rank, share_of)
         self._accumulate, self._clip, self._ids_of, self._sharded = 1, None, {}, shard
 
+        def begun(first: int) -> LoaderSource:
+            self._source = source
+            return source
+
         def at_end(pass_: int) -> None:
             source.seed_end(pass_)
             if on_pass is not None:
                 on_pass(pass_)
 
-        return self._counted(self._run(lambda base: source, number, at_end))
+        return self._counted(self._run(begun, number, at_end))
 
     def _push_batches(
         self, gradients: Mapping[Handle, Any], samples: int | None, loss: Any, rates: Mapping[Handle, float]
@@ -140,6 +146,19 @@ class Session(OuterSession):
         self._before_push(rates)
         self.push(gradients, count, loss, rates)
         self._counts.clear()
+
+    def _prefetch(self, context: StepContext) -> None:
+        """Request the rows of the next batch, for embeddings to which a part of each batch is passed.
+
+        In sync mode the rows have the values of their step, as if they were requested then.
+        """
+        if self.mode != "sync" or self._distribution is None or self._source is None:
+            return
+        for rows in self._distribution.rows:
+            ids = rows.ids.following(self._source.batch, self._source.read_ahead)
+            if ids is not None:
+                with contextlib.suppress(UseError):  # the program need not pass them
+                    self._parameters.prefetch(rows.table, rows.table.id_batch(ids), 1)
 
     def _buffers_of(self, model: Any) -> list[Entry]:
         entries = entries_of(model)

@@ -12,9 +12,11 @@ from torch.utils import data as torch_data
 
 from clusterctl.runtime.trainer.batches import StepContext, pass_rng
 from clusterctl.torch.loading import Loading
-from clusterctl.torch.seeds import END, ORDER, SHARED, Position
+from clusterctl.torch.seeds import END, ORDER, SHARED, Position, kept_generators
 
 Item = tuple[tuple["int | None", Any], StepContext]
+#: A batch with its number: (number, True for the last one, (samples, batch)).
+Numbered = tuple[int, bool, tuple["int | None", Any]]
 ShareOf = Callable[[int], tuple[int, int]]
 
 
@@ -29,6 +31,10 @@ class LoaderSource:
         self._sharded = share_of is not None
         #: What all trainers read is drawn alike.
         self._reader = SHARED if self._sharded else rank
+        #: The batch of the loop.
+        self.batch: Any = None
+        self._left: Iterator[Numbered] = iter(())
+        self._ahead: list[Numbered | Exception | None] = []  # at most one: the next batch, if it is known already
 
     def begin(self, pass_: int, batch: int) -> bool:
         """Return True: there is always another pass."""
@@ -40,19 +46,45 @@ class LoaderSource:
 
     def batches(self, pass_: int, batch: int) -> Iterator[Item]:
         """Yield this trainer's batches of a pass from number `batch`, the generators seeded for each."""
-        for number, last, value in self._numbered(pass_, batch):
+        self._left, self._ahead = self._numbered(pass_, batch), []
+        while (following := self._next()) is not None:
+            number, last, value = following
             Position(self._seed, self._rank, pass_, number).seed_all()
+            self.batch = value[1]
             yield value, StepContext(pass_, number, last, sharded=self._sharded)
+        self.batch = None
 
-    def _numbered(self, pass_: int, batch: int) -> Iterator[tuple[int, bool, tuple[int | None, Any]]]:
-        """Yield (number, True for the last one, (samples, batch))."""
+    def _next(self) -> Numbered | None:
+        following = self._ahead.pop() if self._ahead else next(self._left, None)
+        if isinstance(following, Exception):
+            raise following
+        return following
+
+    def read_ahead(self) -> Any:
+        """Return the next batch of the pass; None without one, and of a stream, which may make one wait.
+
+        The global generators stay as they are. What goes wrong is raised when the loop asks for the batch.
+        """
+        return None
+
+    def _numbered(self, pass_: int, batch: int) -> Iterator[Numbered]:
         raise NotImplementedError
 
 
 class DatasetSource(LoaderSource):
     """Batches of a Dataset: those of others, and those before `batch`, are not read."""
 
-    def _numbered(self, pass_: int, batch: int) -> Iterator[tuple[int, bool, tuple[int | None, Any]]]:
+    def read_ahead(self) -> Any:
+        if not self._ahead:
+            with kept_generators():
+                try:
+                    self._ahead.append(next(self._left, None))
+                except Exception as exc:  # noqa: BLE001 - whatever the dataset raises
+                    self._ahead.append(exc)
+        following = self._ahead[0]
+        return following[2][1] if isinstance(following, tuple) else None
+
+    def _numbered(self, pass_: int, batch: int) -> Iterator[Numbered]:
         seed = Position(self._seed, self._reader, pass_, ORDER).seed_all()
         rng = pass_rng(self._seed, self._rank, pass_, self._sharded)
         own = self._loading.batches(rng, seed, *self._share_of(pass_))
@@ -69,7 +101,7 @@ class DatasetSource(LoaderSource):
 class StreamSource(LoaderSource):
     """Batches of an IterableDataset, which every trainer reads whole. One is read ahead, to know the last one."""
 
-    def _numbered(self, pass_: int, batch: int) -> Iterator[tuple[int, bool, tuple[int | None, Any]]]:
+    def _numbered(self, pass_: int, batch: int) -> Iterator[Numbered]:
         position = Position(self._seed, self._reader, pass_, ORDER)
         position.seed_all()
         every, offset = self._share_of(pass_)

@@ -26,7 +26,7 @@ InitialPiece = tuple[int, int, list[wire.Part]]
 MakeParts = Callable[[], list[wire.Part]]
 
 #: The gradient of a longer run of a dense table is sent in pieces.
-_WHOLE_ELEMENTS = 65_536
+_WHOLE_ELEMENTS = 16_384
 #: So many fit into `MAX_JSON_BYTES`.
 _MOST_RATES = 20_000
 
