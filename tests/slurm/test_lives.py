@@ -188,13 +188,13 @@ def test_a_killed_slurmd_leaves_no_process_and_the_job_resumes_elsewhere(
     job.succeeds()
 
 
-def test_a_node_that_goes_down_makes_the_job_resume_elsewhere(any_lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_goes_down_makes_the_job_resume(any_lab: Lab, tmp_path: Path) -> None:
+    """Perhaps there: Slurm takes the node back as soon as it answers."""
     job = Job(any_lab, tmp_path, SAVE_EVERY=20)
     job.trains(beyond=45)
     node = any_lab.nodes_of(job.id)[1]
     any_lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     assert job.resumes() >= job.checkpoint("0001") >= 40
-    assert node not in any_lab.nodes_of(job.id)
     job.succeeds()
 
 
