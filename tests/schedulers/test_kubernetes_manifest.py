@@ -197,12 +197,13 @@ def test_the_command_of_a_container_reaps_orphans_and_ends_at_once(shell: str) -
             assert wait_until(lambda: parent_of(pid) == process.pid, 10)
             process.stdin.close()
             assert wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10), "a zombie is left"
-            left = descendants(process.pid)  # in a container the kernel kills them
+            left = descendants(process.pid)
             process.terminate()
             assert process.wait(5) == 0
+            kill_all(left)  # as the kernel does in a container
         finally:
+            kill_all(descendants(process.pid))
             process.kill()
-    kill_all(left)
 
 
 def parent_of(pid: int) -> int:
