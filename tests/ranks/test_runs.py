@@ -71,6 +71,7 @@ def test_the_settings_are_those_of_conf_py_and_its_hosts_do_not_count(ranks: Ran
     assert [(code, out) for code, out, _ in done] == [(0, "0 2\n"), (0, "1 2\n")], done
 
 
+@pytest.mark.slow
 def test_another_conf_py_may_be_named(ranks: Ranks) -> None:
     (ranks.directory / "other.py").write_text(SETTINGS + "PSERVERS = 0\nENV = {'GIVEN': 'yes'}\n")
     ranks.train("import os\nprint(os.environ['GIVEN'])\n")
@@ -90,6 +91,7 @@ def test_a_trainer_that_fails_ends_all_ranks_and_its_own_with_its_code(ranks: Ra
     assert "exited with code 7" in ranks.cluster("why", check=False)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_ends_its_rank_with_128_and_the_signal(ranks: Ranks) -> None:
     ranks.train(OBEYS)
     started = ranks.one_on_each_node()
@@ -100,8 +102,15 @@ def test_a_trainer_that_is_killed_ends_its_rank_with_128_and_the_signal(ranks: R
     assert codes == [137, 143]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        (1, signal.SIGTERM),
+        pytest.param(0, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_any_rank_stops_the_run(ranks: Ranks, rank: int, number: int) -> None:
     ranks.train(OBEYS)
     started = ranks.one_on_each_node()
@@ -112,7 +121,7 @@ def test_a_signal_to_any_rank_stops_the_run(ranks: Ranks, rank: int, number: int
     assert json.loads(ranks.cluster("status", "--json", check=False))["state"] == "stopped"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_death_of_a_first_rank_stops_the_run(ranks: Ranks, rank: int) -> None:
     ranks.train(OBEYS)
     started = ranks.one_on_each_node()
@@ -125,6 +134,7 @@ def test_the_death_of_a_first_rank_stops_the_run(ranks: Ranks, rank: int) -> Non
     assert "Written by clusterctl-rank" in (ranks.home / "conf.py").read_text()
 
 
+@pytest.mark.slow
 def test_the_death_of_a_supervisor_ends_all_ranks(ranks: Ranks) -> None:
     ranks.train(OBEYS)
     started = ranks.one_on_each_node()
@@ -135,6 +145,7 @@ def test_the_death_of_a_supervisor_ends_all_ranks(ranks: Ranks) -> None:
     assert all(code > 0 for code, _, _ in ends(started))
 
 
+@pytest.mark.slow
 def test_stop_ends_all_ranks(ranks: Ranks) -> None:
     ranks.train(OBEYS)
     started = ranks.one_on_each_node()
@@ -179,6 +190,7 @@ def test_a_mistake_in_conf_py_ends_all_ranks(ranks: Ranks) -> None:
     assert ranks.jobs() == []
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_ends_all_ranks_and_is_named(ranks: Ranks) -> None:
     ranks.conf(SETTINGS + 'PYTHON = "no-such-python"\n')
     ranks.train(REGRESSION)
