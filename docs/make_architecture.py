@@ -91,6 +91,7 @@ BOXES = {
     "agent": {
         "boot": Box(790, 80),
         "main": Box(790, 134),
+        "step": Box(940, 88, 54),
         "dispatch": Box(1070, 134),
         "operations": Box(790, 192, 104),
         "entry": Box(960, 192),
