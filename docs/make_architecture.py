@@ -250,7 +250,7 @@ def reduced(table: Table) -> list[tuple[str, str]]:
 
 def arrows(panel: str) -> Iterator[str]:
     boxes = BOXES[panel]
-    shown = [arrow for arrow in reduced(TABLES[panel]) if "__main__" not in arrow]
+    shown = [arrow for arrow in reduced(TABLES[panel]) if arrow in DETOURS or boxes.keys() >= {*arrow}]
     for source, target in shown:
         if (source, target) in DETOURS:
             yield polyline(DETOURS[source, target])
