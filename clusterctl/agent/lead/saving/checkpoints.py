@@ -29,8 +29,8 @@ class CheckpointTracker:
     """A model or checkpoint is complete when every pserver has written its piece, and every trainer whose state belongs
     to it has written that; the retentions decide which stay.
 
-    `settled` are the saves, as (checkpoint, tag), that are complete or void since the caller has last cleared it. `void`
-    is the tag of the last checkpoint that will never be complete.
+    `settled` are the saves, as (checkpoint, tag), that are complete or void since the caller has last cleared it.
+    `void` is the tag of the last checkpoint that will never be complete.
     """
 
     def __init__(self, retention: CheckpointRetention, models: ModelRetention) -> None:
