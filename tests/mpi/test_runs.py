@@ -107,7 +107,9 @@ def test_a_killed_trainer_is_restarted_if_restarts_are_left(lab: Lab) -> None:
     mpirun = begun(lab)
     os.kill(lab.ranks.trainer_pids()[0], signal.SIGKILL)
     logs = lab.directory / "clusterctl-jobs"
-    assert wait_until(lambda: sum(log.read_text().count("up") for log in logs.glob("node*/JOB*/log/train*.log")) == FEW + 1)
+    assert wait_until(
+        lambda: sum(log.read_text().count("up") for log in logs.glob("node*/JOB*/log/train*.log")) == FEW + 1
+    )
     for rank in range(FEW):
         (lab.directory / f"order-{rank}").write_text("0")
     end(mpirun)
