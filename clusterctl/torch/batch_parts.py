@@ -47,7 +47,7 @@ class IdsInBatch:
 
 
 def path_of(part: Any, batch: Any) -> Path | None:
-    """Return where in a batch an object is, None if it is not there."""
+    """Return the path to an object in a batch, or None if it is not there."""
     if batch is part:
         return ()
     if isinstance(batch, (list, tuple)):
@@ -60,7 +60,7 @@ def path_of(part: Any, batch: Any) -> Path | None:
 
 
 def part_of(batch: Any, path: Path) -> Any:
-    """Return the part of a batch at a path, None if there is none."""
+    """Return the part of the batch that the path leads to, or None if it leads nowhere."""
     for key in path:
         try:
             batch = batch[key]
