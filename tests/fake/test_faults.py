@@ -66,7 +66,7 @@ def test_a_killed_node_dies_at_once_and_none_of_its_processes_saw_another_die(cl
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == b"on\n"
-        assert len(pids(cluster, 1)) >= 3
+        assert wait_until(lambda: len(pids(cluster, 1)) >= 3)  # the two of the loop, and what the user runs
         fake.harm(cluster.directory, "node1", "kill")
         assert pids(cluster, 1) == []
         assert user.wait(20) == 255  # as when the connection breaks
