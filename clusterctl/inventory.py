@@ -9,9 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.config import Host, Settings
+from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
 from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.hosts import own_root
 from clusterctl.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,8 @@ class Node:
 
     `where` is for messages: the host, with its port unless that is 22. An `ssh_user`, `ssh_port` or `identity` of None
     is left to ~/.ssh/config and SSH's defaults. If `address` is None, the agent determines it. `root_dir` is a path on
-    the node and may start with `~`. `env` is ENV with the host's own variables on top; it is read-only.
+    the node and may start with `~`. `via` carries commands to it; `carrier` is its name in messages.
+    `env` is ENV with the host's own variables on top; it is read-only.
     """
 
     id: int
@@ -37,6 +42,21 @@ class Node:
     env: Mapping[str, str] = field(hash=False, repr=False)
     pserver_ranks: tuple[int, ...]
     trainer_ranks: tuple[int, ...]
+    via: str | tuple[str, ...] = "ssh"
+
+    @property
+    def carrier(self) -> str:
+        return carrier_name(self.via)
+
+    @property
+    def in_the_clear(self) -> bool:
+        """True if the carrier does not encrypt."""
+        return self.carrier in IN_THE_CLEAR
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """True if the carrier may end what a command has left behind when the command ends."""
+        return self.carrier in LEAVE_NOTHING
 
 
 @dataclass(frozen=True)
@@ -93,14 +113,19 @@ def _node(settings: Settings, number: int, host: Host, pservers: tuple[int, ...]
         ssh_user=host.user,
         ssh_host=host.hostname,
         ssh_port=host.port,
-        address=host.address,
-        root_dir=host.root_dir or settings.root_dir,
+        address=host.address or (LOOPBACK if settings.nic is None and _all_here(settings) else None),
+        root_dir=own_root(host, settings.root_dir, number),
         identity=host.identity or settings.identity_file,
         tags=host.tags,
         env={**settings.env, **host.env},
         pserver_ranks=pservers,
         trainer_ranks=trainers,
+        via=host.via or settings.via,
     )
+
+
+def _all_here(settings: Settings) -> bool:
+    return all((host.via or settings.via) == "local" for host in settings.hosts)
 
 
 def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]:

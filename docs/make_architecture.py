@@ -65,6 +65,7 @@ PANELS = {
 BOXES = {
     "control": {
         "cli": Box(330, 80, 150),
+        "ranks": Box(60, 180, 66),
         "launch": Box(180, 180),
         "setup": Box(288, 180),
         "export": Box(378, 180, 70),
@@ -80,6 +81,7 @@ BOXES = {
         "certificates": Box(180, 500, 104),
         "inventory": Box(320, 500),
         "transport": Box(550, 500),
+        "schedulers": Box(230, 552),
         "fake": Box(100, 604),
         "config": Box(320, 604),
         "templates": Box(100, 716),
@@ -89,6 +91,7 @@ BOXES = {
     "agent": {
         "boot": Box(790, 80),
         "main": Box(790, 134),
+        "step": Box(940, 88, 54),
         "dispatch": Box(1070, 134),
         "operations": Box(790, 192, 104),
         "entry": Box(960, 192),
@@ -136,9 +139,11 @@ DETOURS: dict[tuple[str, str], tuple[Point, ...]] = {
     ("cli", "prune"): ((405, 88), (526, 88), (526, 226), (490, 226), (490, 267)),
     ("cli", "collect"): ((405, 72), (622, 72), (622, 230), (572, 230), (572, 267)),
     ("cli", "fabric"): ((255, 90), (124, 90), (124, 390), (137, 390)),
+    ("fabric", "schedulers"): ((168, 407), (168, 445), (250, 445), (250, 535)),
+    ("ranks", "launch"): ((60, 163), (60, 130), (150, 130), (150, 163)),
     ("launch", "certificates"): ((132, 180), (116, 180), (116, 500), (128, 500)),
     ("fake", "common"): ((52, 604), (36, 604), (36, 806)),
-    ("cluster", "common"): ((420, 407), (420, 806)),
+    ("transport", "common"): ((550, 517), (550, 806)),
     ("collect", "runtime"): ((614, 284), (656, 284), (656, 452), (720, 452)),
     ("torch", "runtime"): ((1102, 478), (1028, 478)),
     ("agent", "common"): ((720, 384), (704, 384), (704, 806)),
@@ -245,7 +250,7 @@ def reduced(table: Table) -> list[tuple[str, str]]:
 
 def arrows(panel: str) -> Iterator[str]:
     boxes = BOXES[panel]
-    shown = [arrow for arrow in reduced(TABLES[panel]) if "__main__" not in arrow]
+    shown = [arrow for arrow in reduced(TABLES[panel]) if arrow in DETOURS or boxes.keys() >= {*arrow}]
     for source, target in shown:
         if (source, target) in DETOURS:
             yield polyline(DETOURS[source, target])

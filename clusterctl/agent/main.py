@@ -1,10 +1,10 @@
-"""The agent: one SSH command, one request, its answer."""
+"""The agent: one command, a request and its answer, then others if the control machine has any."""
 
 from __future__ import annotations
 
 import os
 
-from clusterctl.agent.peer import Peer, standard_peer
+from clusterctl.agent.peer import SILENCE_S, Peer, standard_peer
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
 from clusterctl.common.fastjson import LightPath, loads
 
@@ -28,22 +28,55 @@ OPERATIONS = {
     "find_checkpoints": ("checkpoints", "find"),
     "find_named": ("names", "find_named"),
     "find_models": ("checkpoints", "find_models"),
+    "save": ("save", "save"),
     "verify_checkpoint": ("checkpoints", "verify"),
+    "exec": ("exec", "exec_"),
 }
+LEAVE_CHILDREN = ("start", "rejoin")
+LAST = (*LEAVE_CHILDREN, "prune")  # after these the agent serves no more: they leave child processes, or remove agents
 
 
-def main(root: str, request: bytes) -> None:
-    """Serve one request; the rest of it may be on standard input. `root` is ROOT_DIR, absolute."""
+def main(root: str, request: bytes, umask: int) -> None:
+    """Serve a request; the rest of it may be on standard input. `root` is ROOT_DIR, absolute.
+
+    Serve further requests until the control machine closes the connection, if it wants this agent to stay. `umask` is
+    the account's own.
+    """
     peer = standard_peer()
     code = 0
     try:
-        peer.send({"done": _answer(root, loads(request), peer)})
+        message: dict[str, Any] | None = loads(request)
+        while message is not None:
+            peer.silence_s = message.get("silence_s", SILENCE_S)
+            answer = _answer(root, {**message, "umask": umask}, peer)
+            stays = bool(message.get("stay")) and message["op"] not in LAST
+            holds = bool(message.get("hold")) and message["op"] in LEAVE_CHILDREN
+            peer.send({"done": answer, **({"stays": True} if stays else {"holds": True} if holds else {})})
+            if holds:
+                from clusterctl.agent.step import hold
+
+                hold(answer.get("pid"))
+            message = _next_request(peer) if stays else None
     except Gone:
         code = 1
     except Exception as exc:  # noqa: BLE001 - any error is reported to the control machine
         code = 1
         _report(peer, exc)
     os._exit(code)  # nothing is buffered; interpreter shutdown costs a node 10 ms
+
+
+def _next_request(peer: Peer) -> dict[str, Any] | None:
+    """Return the next request; None if the control machine leaves."""
+    import gc
+
+    gc.collect(0)  # `status` may be asked for days, and turns it off
+    try:
+        while "op" not in (message := peer.receive()):
+            pass  # meant for the last operation, which had just ended
+    except Gone:
+        return None
+    peer.send({"again": True})
+    return message
 
 
 def _report(peer: Peer, exc: Exception) -> None:
@@ -97,7 +130,7 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         from clusterctl.agent.node.job_choice import choose_job
 
         job, ran = choose_job(path, request["ref"])
-        return {**jobs.describe(job, request.get("run")), "ran": ran}
+        return {**jobs.describe(job, request.get("run"), over=bool(request.get("over"))), "ran": ran}
     if operation == "jobs":
         return {"jobs": jobs.list_jobs(path)}
     raise AgentError(f"the agent does not know {operation!r}", kind="usage")

@@ -1,103 +1,162 @@
-"""The protocol between control machine and agent: JSON lines over one SSH command's stdin and stdout.
+"""The protocol between control machine and agent: JSON lines over one command's stdin and stdout.
 
 The agent reads one request `{"op": ..., ...}` and answers with JSON lines. Bulk data follows the line that announces
-it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "message", "hint"}}`.
+it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "message", "hint"}}`. With `"stay": true`
+in the request, and in the `done` line, another request may follow; it is greeted with `{"again": true}`.
+
+Between messages the control machine sends blank lines: beats. Not every connection that has lost its other end reports
+that, so an agent to which nothing has arrived for `silence_s` ends. Arrived means that it can be read: an agent that is
+busy need not have read it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import dumps, loads
-from clusterctl.common.files import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO, Callable
+    from collections.abc import Sequence
+    from typing import Any
 
 MAX_LINE = 64 << 20
+BUFFERED = 1 << 17  # no less than what Python reads ahead
+PIECE = 1 << 16
+MOST_AHEAD = 1 << 16  # read before it is wanted
 BEAT_S = 5.0
 NEWS_S = 0.5
-GO_S = 90.0  # a control machine that vanished does not close the connection
+SILENCE_S = 30.0
+LOOK_S = 1.0
 
 
 class Peer:
-    """The control machine, seen from the agent."""
+    """The control machine, seen from the agent. `ahead`: what has been read of its input already."""
 
-    def __init__(self, incoming: BinaryIO, outgoing: int) -> None:
-        self.incoming = incoming
+    def __init__(self, incoming: int, outgoing: int, ahead: bytes = b"", silence_s: float = SILENCE_S) -> None:
+        self.silence_s = silence_s
+        self._incoming = incoming
         self._outgoing = outgoing
-        self._spoke = time.monotonic()
-        self._has_alarm = False
+        self._ahead = bytearray(ahead)
+        self._searched = 0
+        self._arrived = self._spoke = time.monotonic()
 
-    def receive(self, limit_s: float | None = None) -> dict[str, Any]:
-        """Return the next JSON line. Raises `Gone` at end of file, and if no line comes within the limit."""
-        line = self._read_line(limit_s)
-        if not line.endswith(b"\n"):
-            raise Gone
-        value = loads(line)
-        if not isinstance(value, dict):
-            raise AgentError("a request must be a JSON object", kind="usage")
-        return value
-
-    def next_message(self) -> dict[str, Any]:
-        """Return the control machine's next message for this node. Skip `wait`, sent while it serves other nodes."""
-        while "wait" in (message := self.receive(GO_S)):
-            pass
+    def receive(self) -> dict[str, Any]:
+        """Return the next message. Raises `Gone` at end of file, and if nothing arrives for `silence_s`."""
+        while (message := self._take_message()) is None:
+            self._await_input()
+            if not self._fill():
+                raise Gone
         return message
 
-    def _read_line(self, limit_s: float | None) -> bytes:
-        if limit_s is None:
-            return self.incoming.readline(MAX_LINE)
-        return self._within(limit_s, lambda: self.incoming.readline(MAX_LINE))
+    def arrived(self) -> dict[str, Any] | None:
+        """Return the next message if it is here, without waiting for it. Raises as `look` does."""
+        self.look()
+        return self._take_message()
+
+    def _take_message(self) -> dict[str, Any] | None:
+        while (end := self._ahead.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._ahead[:end])
+            del self._ahead[: end + 1]
+            self._searched = 0
+            if line:
+                value = loads(line)
+                if not isinstance(value, dict):
+                    raise AgentError("a request must be a JSON object", kind="usage")
+                return value
+        self._searched = len(self._ahead)
+        if self._searched > MAX_LINE:
+            raise AgentError("a request is too long", kind="usage")
+        return None
 
     def read_some(self, count: int) -> bytes:
-        """Return at most `count` bytes of bulk data, b"" at end of file. Raises `Gone` if none come for GO_S."""
-        return self._within(GO_S, lambda: self.incoming.read1(count))  # type: ignore[attr-defined]
+        """Return at most `count` bytes of bulk data, b"" at end of file. Raises `Gone` if none come for `silence_s`."""
+        if not self._ahead:
+            self._await_input()
+            return os.read(self._incoming, count)
+        piece = bytes(self._ahead[:count])
+        del self._ahead[:count]
+        self._searched = 0
+        return piece
 
-    def _within(self, limit_s: float, read: Callable[[], bytes]) -> bytes:
-        """Limit a read by a signal, because select() does not see buffered data. Main thread only."""
-        import signal
-
-        def gone(*_: object) -> None:
+    def look(self) -> None:
+        """Raise `Gone` if the control machine has closed the connection, or has been silent for too long."""
+        if self._is_readable(0.0):
+            if len(self._ahead) < MOST_AHEAD and not self._fill():
+                raise Gone
+        elif time.monotonic() - self._arrived > self.silence_s:
             raise Gone
 
-        if not self._has_alarm:
-            self._has_alarm = True
-            signal.signal(signal.SIGALRM, gone)
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+    def is_gone(self) -> bool:
+        """Return True if the control machine has closed the connection, or has been silent for too long."""
         try:
-            return read()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.look()
+        except Gone:
+            return True
+        return False
+
+    def readable(self, others: Sequence[int], limit_s: float) -> list[int]:
+        """Wait until one of these descriptors can be read, or a message arrives. Return those that can be."""
+        from select import select
+
+        ready = select([self._incoming, *others], [], [], limit_s)[0]
+        return [fd for fd in others if fd in ready]
+
+    def _fill(self) -> int:
+        piece = os.read(self._incoming, PIECE)
+        self._ahead += piece
+        return len(piece)
+
+    def _await_input(self) -> None:
+        if not self._is_readable(max(0.0, self._arrived + self.silence_s - time.monotonic())):
+            raise Gone
+
+    def _is_readable(self, limit_s: float) -> bool:
+        from select import select
+
+        ready = select([self._incoming], [], [], limit_s)[0]
+        if ready:
+            self._arrived = time.monotonic()
+        return bool(ready)
 
     def send(self, value: dict[str, Any]) -> None:
         """Send a JSON line. Raises `Gone` if the control machine has left."""
         self.send_bytes(dumps(value) + b"\n")
 
-    def is_gone(self) -> bool:
-        """Return True if the control machine closed the connection while it had nothing to send."""
-        import select
-
-        return bool(select.select([self.incoming], [], [], 0)[0])
-
     def beat(self, **news: Any) -> None:
-        """Send a heartbeat every BEAT_S during long work, every NEWS_S with news of it.
+        """Send a heartbeat every BEAT_S during long work, every NEWS_S with news of it. Raises `Gone`.
 
         Clients that wait for an answer skip it.
         """
         if time.monotonic() - self._spoke > (NEWS_S if news else BEAT_S):
+            self.look()
             self.send({"alive": True, **news})
 
     def send_bytes(self, data: bytes) -> None:
         self._spoke = time.monotonic()
-        try:
-            write_all(self._outgoing, data)
-        except (BrokenPipeError, ConnectionResetError):
-            raise Gone from None
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._outgoing, view) :]
+            except BlockingIOError:
+                self._await_reader()
+            except (BrokenPipeError, ConnectionResetError):
+                raise Gone from None
+
+    def _await_reader(self) -> None:
+        """Wait while the control machine does not read, as long as it sends beats."""
+        from select import select
+
+        if not select([], [self._outgoing], [], LOOK_S)[1]:
+            self.look()
 
 
 def standard_peer() -> Peer:
-    return Peer(sys.stdin.buffer, sys.stdout.fileno())
+    """Return the peer on standard input and output, which from now on are read and written by it alone."""
+    incoming, outgoing = sys.stdin.fileno(), sys.stdout.fileno()
+    for fd in (incoming, outgoing):
+        os.set_blocking(fd, False)
+    return Peer(incoming, outgoing, sys.stdin.buffer.read1(BUFFERED))  # type: ignore[union-attr]  # only its buffer

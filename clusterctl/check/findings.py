@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster.answers import PortHolder
-from clusterctl.inventory import fold
+from clusterctl.inventory import Node, fold
 
 STOPS, WARNS = "stops", "warns"
 SKEW_S = 2.0
@@ -308,6 +308,15 @@ def addresses(facts: Facts) -> Iterator[Finding]:
     loopback = {node for node, info in facts.items() if is_loopback(info["address"])}
     if loopback and len(loopback) < sum(info["address"] is not None for info in facts.values()):
         yield Finding("address", STOPS, tuple(sorted(loopback)), AT_LOOPBACK, AT_LOOPBACK_HINT)
+
+
+def in_the_clear(nodes: Iterable[Node]) -> Iterator[Finding]:
+    """Find nodes whose carrier does not encrypt."""
+    for node in nodes:
+        if node.in_the_clear:
+            message = f"{node.carrier} does not encrypt what it carries, and a run's keys pass through it"
+            hint = "use it on a network that you trust, or reach the nodes by SSH"
+            yield Finding("carrier", WARNS, (node.id,), message, hint)
 
 
 def is_loopback(address: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Collect the facts of every node, then let the nodes try to reach each other, with one SSH command per node."""
+"""Collect the facts of every node, then let the nodes try to reach each other, with one command per node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ LEAD = 0
 
 @dataclass(frozen=True)
 class Report:
-    """The results. `facts` and `skews` by node id, for nodes that responded; `errors` for those that did not."""
+    """The results. `facts` and `skews` by node id, for nodes that responded; `errors` for those that did not.
+
+    `carriers` are the names of what reaches each node.
+    """
 
     facts: dict[int, NodeFacts]
     skews: dict[int, Skew]
@@ -30,6 +33,7 @@ class Report:
     seconds: dict[int, float]
     pairs: Pairs
     findings: list[Finding]
+    carriers: dict[int, str]
 
     @property
     def stops(self) -> list[Finding]:
@@ -44,6 +48,7 @@ class _Preflight:
         self._facts: dict[int, NodeFacts] = {}
         self._errors: dict[int, ClusterctlError] = {}
         self._skews: dict[int, Skew] = {}
+        self._carriers = {node.id: node.carrier for node in cluster.nodes}
 
     def run(self) -> Report:
         try:
@@ -55,7 +60,8 @@ class _Preflight:
             self._end()
         reachability = self._pairs(results)
         seconds = {outcome.node.id: outcome.seconds for outcome in outcomes}
-        return Report(self._facts, self._skews, self._errors, seconds, reachability, self._findings(reachability))
+        found = self._findings(reachability)
+        return Report(self._facts, self._skews, self._errors, seconds, reachability, found, self._carriers)
 
     def _values(self, outcomes: list[NodeOutcome[Any]]) -> dict[int, Any]:
         self._errors.update({o.node.id: o.error for o in outcomes if o.error is not None})
@@ -104,7 +110,7 @@ class _Preflight:
     def _findings(self, reachability: Pairs) -> list[Finding]:
         settings, inventory = self._cluster.settings, self._cluster.inventory
         members = max(inventory.trainer_count, len(inventory.nodes))
-        unreached = [Finding("ssh", STOPS, (node,), e.message, e.hint) for node, e in self._errors.items()]
+        unreached = [Finding(self._carriers[n], STOPS, (n,), e.message, e.hint) for n, e in self._errors.items()]
         return findings.folded(
             [
                 *unreached,
@@ -115,6 +121,7 @@ class _Preflight:
                 *findings.memories(self._facts),
                 *findings.busy_ports(self._facts),
                 *findings.remains(self._facts),
+                *findings.in_the_clear(self._cluster.nodes),
             ]
         )
 

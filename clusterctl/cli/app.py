@@ -44,7 +44,7 @@ START_OPTIONS = (
     "--verbose",
     "--version",
 )
-TAKES_PROGRAM = ("start", "exec", "task")
+TAKES_PROGRAM = ("start", "submit", "exec", "task")
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -69,7 +69,9 @@ def checked(arguments: Arguments) -> Arguments:
         if options:
             arguments.program = [*options, *(arguments.program or [])]
     elif name not in TAKES_PROGRAM and arguments.program:
-        raise UsageError(f"{name or 'clusterctl'} takes no arguments after --", hint="only start, exec and task do")
+        raise UsageError(
+            f"{name or 'clusterctl'} takes no arguments after --", hint="only start, submit, exec and task do"
+        )
     return arguments
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.config import Settings
     from clusterctl.inventory import Inventory
     from clusterctl.observe.record.references import Reference
+    from clusterctl.schedulers import JobWatch
 
 
 class Invocation:
@@ -29,14 +31,22 @@ class Invocation:
         self.program_args = program_args
         self.console = console
         self.progress = ProgressLine(console)
+        #: The job of `cluster_of` if a scheduler has it, and this is not on its nodes.
+        self.scheduled: JobWatch | None = None
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
+        self.pinned: dict[str, object] = {}  # settings on which a command has decided itself
 
     @property
     def cache_dir(self) -> Path:
         """This user's cache directory; it may not exist yet."""
         given = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment of this program."""
+        return os.environ
 
     def settings(self, chosen: Mapping[str, str] | None = None, **overrides: object) -> Settings:
         """Load conf.py, overridden by options of the command: settings by name, None where the option is absent.
@@ -45,18 +55,38 @@ class Invocation:
         """
         from clusterctl.config import load
 
-        given = {name: value for name, value in overrides.items() if value is not None}
+        given = {**self.pinned, **{name: value for name, value in overrides.items() if value is not None}}
         conf = Path(self.options.conf) if self.options.conf else None
         return load(conf, os.environ, overrides=given, chosen=chosen or {})
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
+        from clusterctl.schedulers import resolve
+
+        return self._open(resolve(settings or self.settings(), os.environ))
+
+    def cluster_of(self, job: str | None, *, whole: bool = False) -> Cluster:
+        """Return the nodes of a job to look at, as `cluster` does; with `whole` all of them, as `whole_cluster` does.
+
+        The files of a job whose nodes its scheduler has taken back are read here. Raises NoRunError if there are none.
+        """
+        from clusterctl.schedulers import resolve_job
+
+        if whole:
+            self._need_all()
+        settings, self.scheduled = resolve_job(self.settings(), os.environ, job)
+        cluster = self._open(settings)
+        if self.scheduled is not None:
+            cluster.is_over = self.scheduled.is_over
+        return cluster
+
+    def _open(self, settings: Settings) -> Cluster:
+        """Return the nodes of settings with hosts that `--only` selects."""
         from clusterctl.cli import last_failed
         from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
 
-        settings = settings or self.settings()
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
         self.console.explain = partial(explained, conf=settings.source)
@@ -90,9 +120,27 @@ class Invocation:
 
     def whole_cluster(self, settings: Settings | None = None) -> Cluster:
         """Return all nodes, for commands that cannot work on some of them."""
+        self._need_all()
+        return self.cluster(settings)
+
+    def _need_all(self) -> None:
         if self.options.only:
             raise UsageError("this command does not accept --only: a job runs on all its nodes or not at all")
-        return self.cluster(settings)
+
+    def run_of(self, cluster: Cluster, text: str | None, number: int | None = None) -> Reference:
+        """Return a run of `cluster_of`. That of a scheduler's job may be named by the job's id, or not at all.
+
+        Raises NoRunError if that job has no run yet.
+        """
+        job = self.scheduled.now() if self.scheduled is not None else None
+        if job is None or job.run is None or text not in (None, job.id, job.run):
+            return run_of(cluster, text, number)
+        from clusterctl.schedulers import NoRunError
+
+        named = run_of(cluster, job.run, number)
+        if not named.chosen:
+            raise NoRunError(job)
+        return named
 
 
 def job_name(settings: Settings, inventory: Inventory, job: str) -> str:
@@ -118,7 +166,8 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
         if path.startswith(home + "/"):
             path = "~" + path[len(home) :]
     parent, _, name = path.rpartition("/")
-    return name if parent == settings.root_dir.rstrip("/") else path
+    root = re.escape(settings.root_dir.rstrip("/")).replace(re.escape("{node}"), "[0-9]+")
+    return name if re.fullmatch(root, parent) else path
 
 
 def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Reference:

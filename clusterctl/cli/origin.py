@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ def check_target(target: Target, options: OriginOptions, name: str | None) -> No
     from clusterctl.common.paths import MOST_LABEL_CHARS, is_label
     from clusterctl.errors import UsageError
 
-    check_origin(target.job, target.package, options)
+    check_origin(target.job, target.package, options, name)
     if name is not None and not is_label(name):
         hint = (
             f"use 1 to {MOST_LABEL_CHARS} letters, digits and ._-=+, not - or . at the beginning, and nothing that "
@@ -86,6 +86,25 @@ def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as
     return need_newest(cluster, named)
 
 
+def begin_or_continue(
+    cluster: Cluster, target: Target, options: OriginOptions, name: str | None
+) -> tuple[Target, OriginOptions]:
+    """Return what to start. A workspace to resume is the job of the newest run of this name, if it has a checkpoint.
+
+    Otherwise the workspace is dispatched and started: so one command serves for every life of a job.
+    """
+    from clusterctl.launch import has_checkpoint
+    from clusterctl.observe.record.references import need_newest, resolve
+
+    if not (options.resume and target.package is not None and name is not None):
+        return target, options
+    named = resolve(cluster, name)
+    job = need_newest(cluster, named) if named.chosen else None
+    if job is not None and has_checkpoint(cluster, job):
+        return Target(job=job), options
+    return target, replace(options, resume=False, wanted_resume=True)
+
+
 def _refuse_job_of_this_name(cluster: Cluster, word: str) -> None:
     """Raise UsageError if a directory of this machine is named like a job or a run. Errors of nodes come later."""
     from clusterctl.errors import UsageError
@@ -102,18 +121,27 @@ def _refuse_job_of_this_name(cluster: Cluster, word: str) -> None:
 
 @dataclass(frozen=True)
 class OriginOptions:
-    """The options of `start` that name a checkpoint or a model to start from."""
+    """The options of `start` that name a checkpoint or a model to start from.
+
+    `wanted_resume`: there was no run to resume, so that one begins.
+    """
 
     resume: bool = False
     resume_from: str | None = None
     load: str | None = None
     load_run: int | None = None
     load_tag: str | None = None
+    wanted_resume: bool = False
 
     def given(self) -> dict[str, object]:
         """Return the value of each option; those that were not given have none."""
         names = {"--resume-from": self.resume_from, "--load-run": self.load_run, "--load-tag": self.load_tag}
         return {"--resume": self.resume, "--load": self.load, **names}
+
+    @property
+    def is_patient(self) -> bool:
+        """True if an earlier run of the job may still be ending."""
+        return self.resume or self.wanted_resume
 
     @property
     def resumes(self) -> bool:
@@ -134,7 +162,7 @@ class OriginOptions:
         return choose_model(cluster, named.job, nodes, launch, run=run, tag=self.load_tag)
 
 
-def check_origin(job_workspace: str | None, package: Path | None, options: OriginOptions) -> None:
+def check_origin(job_workspace: str | None, package: Path | None, options: OriginOptions, name: str | None) -> None:
     """Raise UsageError unless the options name the job to start in exactly one way, and at most one origin."""
     from clusterctl.errors import UsageError
 
@@ -143,11 +171,12 @@ def check_origin(job_workspace: str | None, package: Path | None, options: Origi
         raise UsageError(f"{' and '.join(named)} exclude each other: a run starts from one checkpoint or model")
     if options.load is None and (options.load_run is not None or options.load_tag is not None):
         raise UsageError("--load-run and --load-tag choose a model of the job that --load names", hint="--load JOB")
-    if options.resume and package is not None:
+    if options.resume and package is not None and (name is None or job_workspace is not None):
         raise UsageError(
             "--resume continues a job that is on the nodes; --job_dispatch_package creates a new one",
-            hint="name the job with --job_workspace DIR, or leave it out for the one that ran last; a new job takes "
-            "the checkpoint of another one with --resume-from JOB",
+            hint="name the job with --job_workspace DIR, or leave it out for the one that ran last; with --name, a run "
+            "of that name is resumed if there is one; a new job takes the checkpoint of another one with "
+            "--resume-from JOB",
         )
     if not options.resume and (job_workspace is None) == (package is None):
         raise UsageError(

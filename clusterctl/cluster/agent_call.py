@@ -6,22 +6,25 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from clusterctl.cluster.answers import MOST_WORDS
+from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import Bundle, boot_code
 from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.transport import RemoteProcess
 
 ANSWER_S = 60.0
-STALL_S = 120.0  # time limit for an agent that stops reading its input: longer than any disk stalls
 MAX_LINE = 32 << 20
 MOST_LINES = 100_000  # before the last one
 AGENT_ENDED = "agent_ended"
 NO_MODULE = re.compile(r"No module named '(\w+)'")
+#: What an agent does next: it ends; it has answered and stays for another request; or it has started processes that
+#: would end with it, and serves no more.
+Plan = Literal["ends", "stays", "holds"]
 ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
     "refused": RefusedError,
     "usage": UsageError,
@@ -33,26 +36,53 @@ class AgentCall:
 
     `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
     sends no further answers. `on_alive` is called with each sign of life, which may say how far the agent is.
+    `on_close` gets the agent's input, and what the agent does next.
     """
 
-    def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:
+    def __init__(
+        self,
+        node: Node,
+        agent: AgentInput,
+        bundle: Bundle,
+        on_close: Callable[[AgentInput, Plan], None] = lambda agent, plan: agent.process.close(),
+    ) -> None:
         self.node = node
         self._bundle = bundle
-        self._process = process
+        self._agent = agent
+        self._process = agent.process
+        self._on_close = on_close
+        self._plan: Plan = "ends"
+        self._is_closed = False
         self.untouched: str | None = None
         self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
 
-    def begin(self, request: Mapping[str, Any], answer_s: float = ANSWER_S) -> None:
-        """Start the agent with its request. Install the agent first if the node lacks it."""
+    def begin(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:
+        """Start the agent with its request and the bulk data that this announces. Install it first if it is missing."""
         self.op = request["op"]
         code = boot_code()
-        self.write(f"{len(code)}\n".encode() + code + _line(request))
-        greeting = self.receive(min(answer_s, ANSWER_S))
-        self.untouched = greeting.get("untouched")
-        if "need" in greeting:
-            data = self._bundle.data
-            self.write(f"{len(data)}\n".encode() + data)
+        with self.bulk():
+            self.write(f"{len(code)}\n".encode() + code + _line(request))
+            greeting = self.receive(min(answer_s, ANSWER_S))
+            self.untouched = greeting.get("untouched")
+            if "need" in greeting:
+                bundle = self._bundle.data
+                self.write(f"{len(bundle)}\n".encode() + bundle)
+            if data:
+                self.write(data)
+
+    def begin_again(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:
+        """Send another request to an agent that stayed. If this raises, the agent has not begun to serve it."""
+        self.op = request["op"]
+        with self.bulk():
+            self.send(request)
+            self.receive(min(answer_s, ANSWER_S))
+            if data:
+                self.write(data)
+
+    def bulk(self) -> AbstractContextManager[object]:
+        """Send no beats while in this context: for a message that announces bulk data, and the data."""
+        return self._agent.turn
 
     def send(self, message: Mapping[str, Any]) -> None:
         self.write(_line(message))
@@ -60,7 +90,7 @@ class AgentCall:
     def write(self, data: bytes) -> None:
         """Write to the agent. If the agent has ended instead of reading, raise the error that it reported."""
         try:
-            self._process.write(data, stall_s=STALL_S)
+            self._agent.write(data)
         except NodeError as exc:
             if exc.details.get("reason") == "input_closed":
                 self._explain_end()
@@ -86,6 +116,7 @@ class AgentCall:
             if "error" in value:
                 raise self._error(value["error"])
             if value.get("alive") is not True:
+                self._plan = _plan(value)
                 return value
             self.on_alive(value)
 
@@ -121,6 +152,8 @@ class AgentCall:
             hint = "make sure that no shell start-up file (such as ~/.bashrc) prints anything without a terminal"
             return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)
         code = self._process.wait(ANSWER_S)
+        if code == 0:  # an agent that ends well says so in its last line
+            return self._process.lost()
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:
             hint = "install python3 (3.9 or later) on the node, or set PYTHON in conf.py to its path"
@@ -134,7 +167,10 @@ class AgentCall:
         return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
 
     def close(self) -> None:
-        self._process.close()
+        """End the call. An agent that stays, if it has answered, is free for the next one. Safe to call again."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_close(self._agent, self._plan)
 
     def __enter__(self) -> AgentCall:
         return self
@@ -143,6 +179,12 @@ class AgentCall:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _plan(message: Mapping[str, Any]) -> Plan:
+    if "done" not in message:
+        return "ends"
+    return "stays" if message.get("stays") is True else "holds" if message.get("holds") is True else "ends"
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

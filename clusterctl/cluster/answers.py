@@ -132,6 +132,7 @@ class LogNews(TypedDict, total=False):
     events: list[dict[str, Any]]
     at: int
     lines: list[list[Any]]
+    shown: int
     held: list[list[int]]
     caught_up: bool
     done: dict[str, Any]
@@ -240,6 +241,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "spec": maybe(record()),
         "versions": maybe(each_value(text)),
     },
+    "save": {"job": job_id, "run": run_name, "tag": up_to(MOST_NAME, text), "step": count},
     "contents": {
         "job": job_id,
         "run": maybe(run_name),
@@ -283,6 +285,7 @@ NEWS = record(
     events=maybe(list_of(EVENT)),
     at=maybe(count),
     lines=maybe(list_of(LINE)),
+    shown=maybe(count),
     held=maybe(list_of(pair_of(count, count, count))),
 )
 READ_UNTIL = record(at=count, now=moment)

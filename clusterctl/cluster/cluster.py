@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cluster import answers
-from clusterctl.cluster.agent_call import ANSWER_S, AgentCall
+from clusterctl.cluster.agent_call import ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
+from clusterctl.cluster.beats import AgentInput, Beats
 from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome
 from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory, Node
 from clusterctl.transport import Command, RemotePath, Transport
 
@@ -21,8 +27,11 @@ if TYPE_CHECKING:
     from clusterctl.transport import Ask
 
 T = TypeVar("T")
-FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
+# The alarm ends an agent to which nothing arrives. `signal` itself would take 3 ms to import.
+FIRST_LINE = "import sys,_signal;_signal.alarm(30);i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 AT_ONCE = 64
+SILENCE_S = 30.0  # an agent to which nothing has arrived for so long ends
+BEATS = 6  # in this time
 
 
 def who_asks() -> str:
@@ -44,17 +53,33 @@ class Cluster:
 
     `asked` becomes True when a node is first asked; a plan asks no node. `watch(nodes)` is entered while nodes are
     asked, and yields a function that is called with each node that is done. `ask` prompts the user for a secret.
+    An agent that has answered serves the next request of the same node, until the cluster is closed. Agents end when
+    they get nothing for `silence_s`, even if the connection seems to be alive.
+    `is_over()` is True once a scheduler has taken back the machines of the job: then what the job has left in ROOT_DIR,
+    which this machine shares with them, is read here.
     """
 
-    def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node], ask: Ask | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        inventory: Inventory,
+        nodes: Sequence[Node],
+        ask: Ask | None = None,
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self.settings = settings
         self.inventory = inventory
         self.nodes = tuple(nodes)
         self.asked = False
+        self.is_over: Callable[[], bool] = lambda: False
         self.watch: Callable[[Sequence[Node]], AbstractContextManager[Callable[[Node], None]]] = unwatched
         self.transport = Transport(settings, ask=ask)
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
+        self._silence_s = silence_s
+        self._beats = Beats(silence_s / BEATS)
+        self._kept: KeptAgents | None = None
 
     @property
     def _bundle(self) -> Bundle:
@@ -79,22 +104,50 @@ class Cluster:
         expected: tuple[str, str] | None = None,
         *,
         answer_s: float = ANSWER_S,
+        data: bytes = b"",
     ) -> AgentCall:
-        """Start the agent on a node with a request. The caller closes the call.
+        """Send a request, and the bulk data that it announces, to the agent on a node. The caller closes the call.
 
-        The agent ends at once if the `expected` job, as (id, owned name of its tree), is the newest and unchanged.
+        An agent is started unless one is idle there. It ends at once if the `expected` job, as (id, owned name of its
+        tree), is the newest and unchanged.
         """
-        process = self.transport.open(node, self._agent_command(node, expected or ()))
-        call = AgentCall(node, process, self._bundle)
+        request = {**request, "silence_s": self._silence_s}
+        request |= {"stay": True} if self._kept is not None else {}
+        python = self.settings.python
+        if self.is_over():
+            node, request = replace(node, via="local"), {**request, "over": True}
+            python = sys.executable  # the other one may be on the nodes alone
+        request |= {"hold": True} if node.leaves_nothing else {}
+        idle = self._kept.take(node.id) if self._kept is not None else None
+        if idle is not None:
+            call = AgentCall(node, idle, self._bundle, partial(self._on_close, node))
+            try:
+                call.begin_again(request, answer_s, data)
+            except ClusterctlError:  # it has ended, so start another
+                call.close()
+            else:
+                return call
+        agent = AgentInput(self.transport.open(node, self._agent_command(node, python, expected or ())))
+        call = AgentCall(node, agent, self._bundle, partial(self._on_close, node))
         try:
-            call.begin(request, answer_s)
+            call.begin(request, answer_s, data)
         except BaseException:
             call.close()
             raise
+        self._beats.add(agent)
         return call
 
-    def _agent_command(self, node: Node, words: Sequence[str]) -> Command:
-        python = self.settings.python
+    def _on_close(self, node: Node, agent: AgentInput, plan: Plan) -> None:
+        if plan == "stays" and self._kept is not None:
+            self._kept.put(node.id, agent)
+            return
+        self._beats.remove(agent)
+        if plan == "holds":
+            agent.process.leave()
+        else:
+            agent.process.close()
+
+    def _agent_command(self, node: Node, python: str, words: Sequence[str]) -> Command:
         program = RemotePath(python) if "/" in python else python
         argv = (program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words)
         return Command(argv, title="clusterctl's agent")
@@ -135,9 +188,13 @@ class Cluster:
             return self.transport.map(chosen, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
+        self._kept = KeptAgents(self._beats)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = None
         self.transport.close()

@@ -133,6 +133,14 @@ class RunPaths:
         self.tls_authority = self.keys / "ca.pem"
 
     @property
+    def door(self) -> str:
+        """The name, in Linux's abstract namespace, of the socket at which the lead's supervisor takes requests."""
+        import hashlib
+
+        digest = hashlib.sha256(os.fsencode(os.path.realpath(self.dir))).hexdigest()
+        return f"\0clusterctl-run-{digest[:32]}"
+
+    @property
     def log(self) -> Path:
         """The directory of the run's logs: in the job directory for the newest run, else beside the run's events."""
         older = self.dir / "log"

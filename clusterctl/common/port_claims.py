@@ -8,6 +8,7 @@ freed when the process exits.
 from __future__ import annotations
 
 import socket
+import struct
 
 PREFIX = "clusterctl-port-"
 PORTS_COMPARED = 64  # from PORT, to find one that is free on all nodes
@@ -40,3 +41,10 @@ def is_claimed(port: int) -> bool:
     if claimed is not None:
         claimed.close()
     return claimed is None
+
+
+def uid_of_peer(sock: socket.socket) -> int:
+    """Return the account of the process at the other end of a connected unix socket."""
+    pid_uid_gid = struct.Struct("iII")
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, pid_uid_gid.size)
+    return int(pid_uid_gid.unpack(credentials)[1])

@@ -12,6 +12,41 @@ from typing import NamedTuple
 from clusterctl.common.engines import ENGINES, Endpoints
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
+#: What belongs to the SSH command that started the agent, or to its shell.
+NOT_OURS = (
+    *("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "SSH_ASKPASS_REQUIRE"),
+    *("PWD", "OLDPWD", "SHLVL", "_"),
+)
+#: What makes a program take itself for a step of Slurm or a rank of MPI. Those of ENGINE are added later.
+OF_A_SCHEDULER = ("SLURM", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_")
+OF_THE_JOB = "SLURM_JOB_"
+#: One of these shows that srun or mpirun started the agent, and passed on the whole environment of its caller.
+OF_A_STEP = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+#: What a login over SSH has; with the path of libraries, which goes with PATH; and the devices of a step.
+AT_LOGIN = frozenset(
+    {
+        *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "MAIL"),
+        *("XDG_RUNTIME_DIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+    }
+)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a process gets of its agent's environment: as much over any carrier as over SSH, and SLURM_JOB_*."""
+    if any(name in environ for name in OF_A_STEP):
+        return as_at_login(environ, OF_THE_JOB)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in NOT_OURS and (not name.startswith(OF_A_SCHEDULER) or name.startswith(OF_THE_JOB))
+    }
+
+
+def as_at_login(environ: Mapping[str, str], *others: str) -> dict[str, str]:
+    """Return the variables that a login over SSH has too, and those that begin with one of `others`."""
+    begins = ("LC_", *others)
+    return {name: value for name, value in environ.items() if name in AT_LOGIN or name.startswith(begins)}
+
 
 class NodeFacts(NamedTuple):
     """The facts that the node adds to the plan.

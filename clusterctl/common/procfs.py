@@ -23,6 +23,7 @@ ROUNDS, QUIET_ROUNDS = 20, 2  # of looking at processes started since the round 
 NO_ENVIRONMENT = b"\0\0"
 READ_BYTES = 1 << 16
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD among the flags of /proc/PID/stat
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _boot: list[str] = []
 LIVE_STATES = ("starting", "ready", "running", "stalled")  # of a process of a run
 
@@ -302,3 +303,13 @@ def run_environment(job_dir: Path, run: str | None = None) -> dict[str, str]:
     if run is not None:
         marks["CLUSTERCTL_RUN"] = run
     return marks
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of orphaned descendants. Return False if the system does not support it."""
+    import ctypes
+
+    try:
+        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False

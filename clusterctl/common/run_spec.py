@@ -235,10 +235,11 @@ class RunSpec(Record):
     at which it prepared the run. The lead adds `epoch` and `recover` when processes are restarted. `sharing` is the
     number of processes on the node's machine, if other nodes of the run are on it too. `by` is who started it, as
     USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
-    the text of each setting that was given with `--set`. `shm` is "off" in benchmarks.
+    the text of each setting that was given with `--set`. `shm` is "off" in benchmarks. `cwd` is the directory in which
+    processes begin, if that is not the job directory.
     """
 
-    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm")
+    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm", "cwd")
 
     v: int = 1
     job: str
@@ -272,6 +273,7 @@ class RunSpec(Record):
     t: float | None = None
     recover: Recovery | None = None
     shm: str | None = None
+    cwd: str | None = None
 
     @property
     def lead_node(self) -> int:

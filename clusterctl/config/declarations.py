@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clusterctl.config.carriers import parse_via
 from clusterctl.config.hosts import some_hosts
 from clusterctl.config.parsers import (
     Parser,
@@ -23,6 +24,7 @@ from clusterctl.config.parsers import (
     optional,
     remote_root,
     seconds,
+    strings,
     text,
     whole,
 )
@@ -62,8 +64,9 @@ class Setting:
 NOT_KEPT: Final = frozenset(
     {
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
-        *("PS_SECURITY", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
+        *("PS_SECURITY", "VIA", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
         *("BEFORE_START", "AFTER_END"),
+        "SBATCH",
     }
 )
 #: The values of WIRE for the outer mode.
@@ -80,7 +83,10 @@ def _listed(value: object) -> object:
 TABLE: Final[tuple[Setting, ...]] = (
     Setting("HOSTS", _listed, (), '"user@host:port" (user and port are optional), or Host(...); required'),
     Setting(
-        "ROOT_DIR", remote_root, "~/clusterctl", "the directory for jobs on every node; ~ is that node's home directory"
+        "ROOT_DIR",
+        remote_root,
+        "~/clusterctl",
+        "the directory for jobs on every node; ~ is that node's home directory, {node} the node's id",
     ),
     # what runs
     Setting("PYTHON", text, "python3", "the Python interpreter on the nodes; replaces a leading `python` in commands"),
@@ -108,13 +114,14 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
     Setting("BEFORE_START", optional(text), None, "the task of tasks.py that start runs first, on this machine"),
     Setting("AFTER_END", optional(text), None, "the task that an attached start runs here once the run has ended"),
+    Setting("SBATCH", strings, (), "more options of sbatch for submit --to slurm, such as --partition=gpu"),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(
         "NIC",
         optional(interface),
         None,
-        "the network interface between nodes, or its subnet; None: the address that SSH connected to",
+        "the network interface between nodes, or its subnet; None: that of SSH, else of the default route",
         old="PADDLE_NIC",
     ),
     Setting(
@@ -130,7 +137,13 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting("PS_SECURITY", choice("curve", "none"), "curve", 'use "none" only on a trusted network'),
     Setting("RELAY", choice("auto", "always", "never"), "auto", "whether nodes forward the workspace to each other"),
-    # SSH
+    # how the nodes are reached
+    Setting(
+        "VIA",
+        parse_via,
+        "ssh",
+        'what carries commands to the nodes: "ssh", "local", or a tuple of words with {host}',
+    ),
     Setting("SSH_CONFIG", optional(local_path), None, "the SSH configuration file; None: ~/.ssh/config"),
     Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and the usual ~/.ssh keys"),
     Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),

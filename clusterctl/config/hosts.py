@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from clusterctl.config.carriers import carrier_name, parse_via
 from clusterctl.config.endpoint import Endpoint, check_address, masked, parse_endpoint
 from clusterctl.config.parsers import (
     Parser,
@@ -41,6 +42,7 @@ class Host:
     `address`   the address that the other nodes use, overriding NIC
     `identity`  the SSH key, overriding IDENTITY_FILE
     `root_dir`  the ROOT_DIR of this host, for example when two hosts share a home directory
+    `via`       what carries commands to this host, overriding VIA
 
     The constructor validates nothing, so that `load` can report the mistakes of all hosts together. `user`,
     `hostname` and `port` raise ConfigError if `spec` is malformed, which never happens to a Host in Settings.
@@ -57,6 +59,7 @@ class Host:
     address: str | None = None
     identity: Path | None = None
     root_dir: str | None = None
+    via: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for key in ("roles", "tags"):
@@ -85,8 +88,13 @@ class Host:
         return self._endpoint.port
 
 
-def read_hosts(value: object, root_dir: str) -> tuple[tuple[Host, ...], list[tuple[int | None, str]]]:
-    """Return the hosts in a raw HOSTS value, and the problems as (index of the entry or None for all, message)."""
+def read_hosts(
+    value: object, root_dir: str, via: str | tuple[str, ...]
+) -> tuple[tuple[Host, ...], list[tuple[int | None, str]]]:
+    """Return the hosts in a raw HOSTS value, and the problems as (index of the entry or None for all, message).
+
+    `root_dir` and `via` apply to the hosts without their own.
+    """
     if not isinstance(value, list | tuple):
         return (), [(None, "must be a list of hosts")]
     hosts: list[Host] = []
@@ -96,8 +104,10 @@ def read_hosts(value: object, root_dir: str) -> tuple[tuple[Host, ...], list[tup
         host, errors = _read_host(entry)
         if host is not None and not errors:
             hosts.append(host)
-            errors = [f"duplicates HOSTS[{seen[key]}]" for key in _identities(host, root_dir) if key in seen]
-            seen.update(dict.fromkeys(_identities(host, root_dir), index))
+            errors = _ssh_only(host, host.via or via)
+            known = _identities(host, own_root(host, root_dir, index), host.via or via)
+            errors += [f"duplicates HOSTS[{seen[key]}]{_remedy(key)}" for key in known if key in seen]
+            seen.update(dict.fromkeys(known, index))
         problems += [(index, f"{_entry(entry)}: {message}") for message in errors]
     return tuple(hosts), problems
 
@@ -118,10 +128,32 @@ def _read_host(entry: object) -> tuple[Host | None, list[str]]:
     return (None, problems) if problems else (replace(host, **values), [])
 
 
-def _identities(host: Host, root_dir: str) -> list[object]:
+def own_root(host: Host, root_dir: str, id_: int) -> str:
+    """Return the ROOT_DIR of the host with this node id, given that of the other hosts."""
+    return (host.root_dir or root_dir).replace("{node}", str(id_))
+
+
+def _identities(host: Host, root_dir: str, via: str | tuple[str, ...]) -> list[object]:
     """Return the keys that must be unique: the location on disk (account and directory), and the name."""
-    location = (host.user, host.hostname.lower(), host.port or 22, host.root_dir or root_dir)
+    location: tuple[object, ...] = (host.user, host.hostname.lower(), host.port or 22, root_dir)
+    if via == "local":
+        location = ("local", root_dir)
     return [location] if host.name is None else [location, host.name]
+
+
+def _remedy(key: object) -> str:
+    is_local = isinstance(key, tuple) and key[0] == "local"
+    return ', which is this machine too; write ROOT_DIR = "~/clusterctl/node{node}"' if is_local else ""
+
+
+def _ssh_only(host: Host, via: str | tuple[str, ...]) -> list[str]:
+    """Return a problem for each part of a host that only SSH could use."""
+    given = {"a user": host.user, "a port": host.port, "identity": host.identity}
+    used = [name for name, value in given.items() if value is not None]
+    if via == "ssh" or not used:
+        return []
+    instead = "leave it out" if isinstance(via, str) else "write it into the words of VIA"
+    return [f'{" and ".join(used)} needs VIA = "ssh", but this host is reached by {carrier_name(via)}; {instead}']
 
 
 def _entry(entry: object) -> str:
@@ -183,4 +215,5 @@ _FIELDS: dict[str, Parser[Any]] = {
     "address": optional(_address),
     "identity": optional(local_path),
     "root_dir": optional(remote_root),
+    "via": optional(parse_via),
 }

@@ -13,6 +13,7 @@ from typing import Any
 from clusterctl.config import source
 from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, TABLE, Setting
 from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
 from clusterctl.config.settings import Settings
@@ -111,6 +112,7 @@ def _settle(
     reading.take(COMMAND_LINE, overrides)
     if reading.values["ENGINE"] != "clusterctl" and not {"RESTARTS"} & {*conf.values, *overrides}:
         reading.values["RESTARTS"] = BY_SPELLING["RESTARTS"].parse(0)
+    hosts = reading.values["HOSTS"]
     reading.values["HOSTS"] = _hosts(reading, "HOSTS" in overrides)
     _report_combinations(reading)
     _resolve_paths(reading, path.absolute().parent if path else Path.cwd(), environ)
@@ -118,7 +120,8 @@ def _settle(
         raise config_error(sorted(reading.findings, key=_position))
     fields = {setting.field: reading.values[setting.name] for setting in TABLE}
     lines = {setting.name: conf.lines[n] for setting in TABLE for n in setting.spellings if n in conf.lines}
-    return Settings(**fields, source=path, lines=lines, chosen=reading.chosen)
+    hosts_from = hosts if isinstance(hosts, HostSource) else None
+    return Settings(**fields, hosts_from=hosts_from, source=path, lines=lines, chosen=reading.chosen)
 
 
 def _position(finding: Finding) -> tuple[bool, int]:
@@ -170,8 +173,12 @@ def _parsed(setting: Setting, raw: object) -> object:
 
 
 def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
+    if isinstance(origin := reading.values["HOSTS"], HostSource):
+        if problem := origin.problem():
+            reading.report_in_conf("HOSTS", f" {problem}")
+        return ()
     conf, raw = reading.conf, reading.values["HOSTS"]
-    hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"])
+    hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"], reading.values["VIA"])
     if not hosts and not problems:
         problems = [(None, "is empty" if "HOSTS" in conf.values else "is missing")]
     listed = isinstance(raw, list | tuple) and len(conf.host_lines) == len(raw)
@@ -216,7 +223,20 @@ def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) ->
     for name, value in reading.values.items():
         if isinstance(value, Path):
             reading.values[name] = resolve(value, name)
+
+    def resolve_program(via: Any, key: str) -> Any:
+        """A program with a slash in its name is a path, too."""
+        if isinstance(via, tuple) and "/" in via[0]:
+            return (str(resolve(Path(via[0]), key)), *via[1:])
+        return via
+
+    reading.values["VIA"] = resolve_program(reading.values["VIA"], "VIA")
     hosts: tuple[Host, ...] = reading.values["HOSTS"]
     reading.values["HOSTS"] = tuple(
-        replace(host, identity=resolve(host.identity, "HOSTS")) if host.identity else host for host in hosts
+        replace(
+            host,
+            identity=resolve(host.identity, "HOSTS") if host.identity else None,
+            via=resolve_program(host.via, "HOSTS"),
+        )
+        for host in hosts
     )

@@ -153,7 +153,10 @@ def local_path(value: object) -> Path:
 
 
 def remote_root(value: object) -> str:
-    """Parse a directory on the nodes: absolute, or starting with `~/`, which each node expands for itself."""
+    """Parse a directory on the nodes: absolute, or starting with `~/`, which each node expands for itself.
+
+    `{node}` in it stands for the id of the node.
+    """
     path = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") and parts[:1] != ["~"]:
@@ -162,6 +165,9 @@ def remote_root(value: object) -> str:
         raise ValueError("must not contain ..")
     if not parts:
         raise ValueError("must not be the root of the file system")
+    for word in re.findall(r"{\w*}", path):
+        if word != "{node}":
+            raise ValueError(f"only {{node}} stands for something here, not {word}")
     return ("/" if path.startswith("/") else "") + "/".join(parts)
 
 

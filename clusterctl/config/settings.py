@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host
 from clusterctl.config.values import Best, Every, Mode, Restarts
 
@@ -15,7 +16,8 @@ class Settings:
     """The settings of conf.py, one lower-case field each; `table.py` has their meanings and defaults.
 
     Paths on this machine (`ssh_config`, `identity_file`, `known_hosts`, a host's `identity`) are absolute,
-    with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `source` is the conf.py, or None if the
+    with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `hosts` is empty while a scheduler has not been asked
+    for them (`hosts_from`). `source` is the conf.py, or None if the
     values came from elsewhere; `lines` maps a setting to its line there. `chosen` has the text of each setting that
     `start --set` overrides. Mappings are read-only.
     """
@@ -34,6 +36,7 @@ class Settings:
     pservers_per_node: int
     trainers_per_node: int
     trainer_threads: int
+    sbatch: tuple[str, ...]
     exclusive: bool
     report: bool
     before_start: str | None
@@ -51,6 +54,7 @@ class Settings:
     engine: str
     ps_security: str
     relay: str
+    via: str | tuple[str, ...]
     heartbeat_s: float
     node_grace_s: float
     grace_s: float
@@ -71,6 +75,7 @@ class Settings:
     open_files: int | None
     wire: str
     key_cache: bool
+    hosts_from: HostSource | None = None
     source: Path | None = None
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     chosen: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)

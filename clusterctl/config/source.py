@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType
 
 from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.host_sources import kubernetes, openmpi, slurm
 from clusterctl.config.hosts import Host
 from clusterctl.errors import ConfigError
 
@@ -82,6 +83,9 @@ def _execute(path: Path, code: CodeType) -> dict[str, object]:
         "__file__": str(path.absolute()),
         "__builtins__": builtins,
         "Host": Host,
+        "openmpi": openmpi,
+        "slurm": slurm,
+        "kubernetes": kubernetes,
     }
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combined, who_asks
-from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan, room
 from clusterctl.dispatch.blobs import Blobs, Shelf
@@ -51,16 +50,18 @@ def dispatch(
     cache: Path | None = None,
     rehash: bool = False,
     allow_partial: bool = False,
+    to_start: bool = False,
 ) -> Dispatched:
     """Create the job directory on every reachable node. A new job gets the id `job`, or the next after the newest one.
 
     Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
-    some of the nodes, complete the last dispatch there. Raises if no node is reachable, if a node refuses, if the disk
-    of a node is too small (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
+    some of the nodes, complete the last dispatch there. With `to_start`, agents stay for the start that follows, also
+    where nothing has changed. Raises if no node is reachable, if a node refuses, if the disk of a node is too small
+    (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
     """
 
     def run() -> Dispatched:
-        return _Dispatch(cluster, workspace, progress, cache, rehash).run(job, allow_partial=allow_partial)
+        return _Dispatch(cluster, workspace, progress, cache, rehash, to_start).run(job, allow_partial=allow_partial)
 
     return _retry_while_busy(progress, run)
 
@@ -93,13 +94,20 @@ class _Busy(Exception):  # noqa: N818 - a signal to wait, not an error
 
 class _Dispatch:
     def __init__(
-        self, cluster: Cluster, workspace: Workspace, progress: Progress, cache: Path | None, rehash: bool
+        self,
+        cluster: Cluster,
+        workspace: Workspace,
+        progress: Progress,
+        cache: Path | None,
+        rehash: bool,
+        to_start: bool = False,
     ) -> None:
         self._cluster = cluster
         self._workspace = workspace
         self._progress = progress
         self._cache = cache
         self._rehash = rehash
+        self._expect = not rehash and not to_start
         source = source_of(workspace)
         self._last = last_dispatch.load(cache, source)
         part = len(cluster.nodes) < len(cluster.inventory.nodes)
@@ -117,25 +125,23 @@ class _Dispatch:
             self._last.job if part and self._last else None,
         )
         self._calls: dict[int, AgentCall] = {}
-        self._waiting = Waiting()
         self._shelf = Shelf(workspace.directory)
         self._relayed: Blobs | None = None
         self._changed: dict[str, NodeError] = {}
 
     def run(self, job: str, *, allow_partial: bool) -> Dispatched:
         try:
-            with self._waiting:
-                asked, answers, target, instructions = self._negotiate(job)
-                full = room.check(answers, instructions, len(asked), allow_partial=allow_partial)
-                asked = [self._left_out(outcome, full.get(outcome.node.id)) for outcome in asked]
-                answers = {id_: answer for id_, answer in answers.items() if id_ not in full}
-                self._plan_relay(answers, instructions)
-                reached = [node for node in self._cluster.nodes if node.id in answers]
-                for node in reached:
-                    self._announce(node, instructions[node.id], answers[node.id])
-                done = self._cluster.map(
-                    lambda node: self._transfer(node, instructions[node.id], answers[node.id]), reached
-                )
+            asked, answers, target, instructions = self._negotiate(job)
+            full = room.check(answers, instructions, len(asked), allow_partial=allow_partial)
+            asked = [self._left_out(outcome, full.get(outcome.node.id)) for outcome in asked]
+            answers = {id_: answer for id_, answer in answers.items() if id_ not in full}
+            self._plan_relay(answers, instructions)
+            reached = [node for node in self._cluster.nodes if node.id in answers]
+            for node in reached:
+                self._announce(node, instructions[node.id], answers[node.id])
+            done = self._cluster.map(
+                lambda node: self._transfer(node, instructions[node.id], answers[node.id]), reached
+            )
         finally:
             self._close()
         by_node = {outcome.node.id: outcome for outcome in done}
@@ -147,8 +153,7 @@ class _Dispatch:
 
     def plan(self) -> list[NodeOutcome[Planned]]:
         try:
-            with self._waiting:
-                asked, answers, _, instructions = self._negotiate("", plan=True)
+            asked, answers, _, instructions = self._negotiate("", plan=True)
         finally:
             self._close()
         planned = {id_: self._planned(id_, instructions[id_], answer) for id_, answer in answers.items()}
@@ -164,7 +169,6 @@ class _Dispatch:
         """Return the outcome. If there is an error, end the call to the node, and return the error as its outcome."""
         if error is None:
             return outcome
-        self._waiting.leave(outcome.node.id)
         self._calls.pop(outcome.node.id).close()
         return NodeOutcome[Answer](outcome.node, None, error, outcome.seconds)
 
@@ -181,7 +185,7 @@ class _Dispatch:
         The agent of an unchanged node has already ended. If the decision changes that node after all, ask it again.
         """
         request = self._request(plan)
-        asked = self._ask_all(request, self._cluster.nodes, expect=not self._rehash)
+        asked = self._ask_all(request, self._cluster.nodes, expect=self._expect)
         answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
         target, instructions = decide(job, answers, self._wanted)
         ended = [o.node for o in asked if o.ok and "dir" in o.get() and "go" in instructions[o.node.id]]
@@ -229,21 +233,20 @@ class _Dispatch:
         }
         unchanged = expect and self._last is not None and not tree.packed
         expected = (self._last.job, self._wanted.name(node.id)) if unchanged and self._last else None
-        call = self._cluster.call(node, {**request, **about}, expected)
+        call = self._cluster.call(node, {**request, **about}, expected, data=tree.packed)
         self._calls[node.id] = call
         if call.untouched:
             call.close()
             return self._as_expected(node, call.untouched)
-        call.write(tree.packed)
         first = call.receive(SILENCE_S)
         if first["missing"] is None:
             whole = tree.whole()
-            call.send({"manifest_bytes": len(whole)})
-            call.write(whole)
+            with call.bulk():
+                call.send({"manifest_bytes": len(whole)})
+                call.write(whole)
             first.update(call.receive(SILENCE_S))
         answer: Answer = first
         room.check_shape(answer["room"])
-        self._waiting.add(node.id, call)
         return answer
 
     def _as_expected(self, node: Node, directory: str) -> Answer:
@@ -294,23 +297,16 @@ class _Dispatch:
         self._relayed = Blobs(self._workspace.directory, rows, resume)
         for id_, hop in relay_plan.words(endpoints, self._relayed.length).items():
             instructions[id_]["relay"], instructions[id_]["resume"] = hop, resume
-        for id_ in lacking:
-            self._waiting.leave(id_)
         nodes = [node for node in self._cluster.nodes if node.id in lacking]
         self._cluster.map(lambda node: self._calls[node.id].send(instructions[node.id]), nodes)
-        for node in nodes:
-            if instructions[node.id]["relay"]["upstream"] is not None:  # the head gets the stream next
-                self._waiting.add(node.id, self._calls[node.id])
 
     def _listen(self, ids: Collection[int]) -> dict[int, tuple[str, int]]:
         """Make these nodes listen for neighbours. Return their endpoints; a node that cannot listen is left out."""
 
         def listen(node: Node) -> tuple[str, int] | None:
-            self._waiting.leave(node.id)
             call = self._calls[node.id]
             call.send({"listen": True})
             answer = call.receive(SILENCE_S)
-            self._waiting.add(node.id, call)
             return (answer["address"], answer["port"]) if answer else None
 
         outcomes = self._cluster.map(listen, [node for node in self._cluster.nodes if node.id in ids])
@@ -327,7 +323,6 @@ class _Dispatch:
     def _transfer(self, node: Node, instruction: Instruction, answer: Answer) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
-        self._waiting.leave(node.id)
         sent_bytes = 0
         if "dir" in answer:
             done: dict[str, Any] = {"dir": answer["dir"], "kept": True}
@@ -365,8 +360,9 @@ class _Dispatch:
             rows = self._trees[call.node.id].rows(last["missing"])
             self._check_unchanged(rows)
             blobs = self._shelf.blobs(rows, last["torn"])
-            call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": last["torn"]})
-            count += self._write(call, blobs) if rows else 0
+            with call.bulk():
+                call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": last["torn"]})
+                count += self._write(call, blobs) if rows else 0
             last, instruction = call.receive(SILENCE_S), {}
         done: dict[str, Any] = last["done"]
         return count, done
@@ -382,7 +378,9 @@ class _Dispatch:
     def _write_to_head(self, call: AgentCall, blobs: Blobs) -> int:
         """Write the stream of the relay. If that fails, end the call at once: the other nodes wait for it."""
         try:
-            return self._write(call, blobs)
+            with call.bulk():
+                call.send({"stream": True})
+                return self._write(call, blobs)
         except ClusterctlError:
             call.close()
             raise

@@ -1,7 +1,7 @@
 """Fabric over our connections: its Connection, its Group, and tasks for the nodes and for this machine.
 
 This package is `clusterctl.fabric`; `import fabric` is the library, which no other part imports. May import `cluster`,
-`config`, `errors`, `inventory` and `transport`. Start reading at `connection.py`.
+`config`, `errors`, `inventory`, `schedulers` and `transport`. Start reading at `connection.py`.
 """
 
 from __future__ import annotations

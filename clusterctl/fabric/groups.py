@@ -15,6 +15,7 @@ from clusterctl.cluster import Cluster
 from clusterctl.config import load
 from clusterctl.fabric.connection import Connection, make_config
 from clusterctl.inventory import Node, build, select
+from clusterctl.schedulers import resolve
 
 
 class Group(fabric.Group):  # type: ignore[misc]
@@ -70,7 +71,7 @@ def group(conf: str | os.PathLike[str] | None = None, *, only: str | None = None
     Without `conf` it is the file in the variable CLUSTERCTL_CONF, else ./conf.py. Raises ConfigError for mistakes in
     it, and UsageError for an invalid `only`.
     """
-    settings = load(None if conf is None else Path(conf), os.environ)
+    settings = resolve(load(None if conf is None else Path(conf), os.environ), os.environ)
     inventory = build(settings)
     nodes = select(inventory, only) if only else inventory.nodes
     made = Group(Cluster(settings, inventory, nodes))

@@ -6,7 +6,7 @@ May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and 
 from clusterctl.launch.adopt import Adopted, adopt
 from clusterctl.launch.load import SavedModel, choose_model
 from clusterctl.launch.plan import LaunchPlan, missing_scripts, plan
-from clusterctl.launch.resume import Resume, choose, kept_settings
+from clusterctl.launch.resume import Resume, choose, has_checkpoint, kept_settings
 from clusterctl.launch.start import Origin, Run, start
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "adopt",
     "choose",
     "choose_model",
+    "has_checkpoint",
     "kept_settings",
     "missing_scripts",
     "plan",

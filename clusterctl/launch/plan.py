@@ -65,6 +65,7 @@ class LaunchPlan:
     """The processes of a run. `nodes` are its members, with their ranks in this plan; the first one leads.
 
     `program_args` is None if none were given: a resumed run takes those of the run before. `name` is that of the run.
+    `cwd` is the directory in which processes begin, if that is not the job directory.
     """
 
     settings: Settings
@@ -73,6 +74,7 @@ class LaunchPlan:
     program_args: tuple[str, ...] | None
     processes: tuple[Process, ...]
     name: str | None = None
+    cwd: str | None = None
 
     @property
     def needs_runtime(self) -> bool:
@@ -92,7 +94,8 @@ class LaunchPlan:
         return [process for process in self.processes if process.node == node.id]
 
     def with_arguments(self, program_args: Sequence[str]) -> LaunchPlan:
-        return replace(_place(self.settings, self.inventory, self.nodes, tuple(program_args)), name=self.name)
+        part = _place(self.settings, self.inventory, self.nodes, tuple(program_args))
+        return replace(part, name=self.name, cwd=self.cwd)
 
     def among(self, ids: Collection[int]) -> LaunchPlan:
         """Return the plan for these nodes only, with new ranks. Raises NodeError if a role has no process left."""
@@ -100,7 +103,7 @@ class LaunchPlan:
         for role in ("pserver", "trainer"):
             if self.count(role) and not part.count(role):
                 raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
-        return replace(part, name=self.name)
+        return replace(part, name=self.name, cwd=self.cwd)
 
     def spec(
         self,
@@ -152,6 +155,7 @@ class LaunchPlan:
             by=by,
             hosts=tuple(addresses[node.id] for node in self.nodes) if self._lists_nodes() else None,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
+            cwd=self.cwd,
         )
 
     def _lists_nodes(self) -> bool:
@@ -256,7 +260,7 @@ class LaunchPlan:
                     "role": process.role,
                     "rank": process.rank,
                     "argv": list(process.argv),
-                    "cwd": job_dir,
+                    "cwd": self.cwd or job_dir,
                     "env": env,
                 }
             )
@@ -264,14 +268,19 @@ class LaunchPlan:
 
 
 def plan(
-    settings: Settings, inventory: Inventory, program_args: Sequence[str] | None = None, *, name: str | None = None
+    settings: Settings,
+    inventory: Inventory,
+    program_args: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    cwd: str | None = None,
 ) -> LaunchPlan:
     """Place every process. `program_args` go to the training program. Raises ConfigError if no trainer would run."""
     given = None if program_args is None else tuple(program_args)
     whole = _place(settings, inventory, inventory.nodes, given)
     if not whole.count("trainer"):
         raise ConfigError("no host runs a trainer", hint="set TRAINERS or Host(roles=...) in conf.py")
-    return replace(whole, name=name)
+    return replace(whole, name=name, cwd=cwd)
 
 
 def require_our_pservers(settings: Settings, option: str, hint: str | None = None) -> None:

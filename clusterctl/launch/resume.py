@@ -128,6 +128,11 @@ def choose(cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan
     raise RefusedError("\n  ".join(lines), hint=ANEW)
 
 
+def has_checkpoint(cluster: Cluster, job: str) -> bool:
+    """Return True if a run of the job has made a complete checkpoint, usable or not. Raises if a node fails."""
+    return any(one.manifest is not None for one in find(cluster, "checkpoint", job, cluster.nodes)[1])
+
+
 def _without_states(found: Found, launch: LaunchPlan) -> Found:
     """Return a checkpoint without the states of trainers if it was made with another number of them."""
     if found.manifest is None or found.manifest.get("trainers") == launch.count("trainer"):

@@ -35,7 +35,6 @@ from clusterctl.cluster import (
     raise_failures,
     who_asks,
 )
-from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
@@ -116,49 +115,51 @@ def start(
     allow_partial: bool = False,
     failed: Mapping[int, ClusterctlError] | None = None,
     find_origin: FindOrigin | None = None,
+    patient: bool = False,
+    on_wait: Callable[[Node, str], None] = lambda node, words: None,
 ) -> Run:
     """Start job `ref` (None: the one that ran last). On failure raise every node's reason; nothing runs anywhere then.
 
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
     which are not asked; nodes that refuse for safety are not left out. `find_origin(job, nodes, launch)` returns
-    what the run starts from, if anything. `on_go` is called before the first node is ordered to start: an interrupt
-    from then on has to stop the run.
+    what the run starts from, if anything. With `patient`, nodes wait for an earlier run that is ending, and
+    meanwhile `on_wait` is called with words about it. `on_go` is called before the first node is ordered to start: an
+    interrupt from then on has to stop the run.
     """
-    request = _request(cluster, launch, ref)
+    request = {**_request(cluster, launch, ref), **({"patient": True} if patient else {})}
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
     def look(node: Node) -> ReadyNode:
         asked = time.time()
         own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
-        call = calls[node.id] = cluster.call(node, {**request, **own})
+        locked = next(iter(skews), None)  # the first node, once it is ready
+        call = calls[node.id] = cluster.call(node, {**request, **own, "locked": locked})
+        call.on_alive = lambda message: on_wait(node, str(message["waits"])) if "waits" in message else None
         ready: Any = dict(call.receive()["ready"])
         facts: ReadyNode = ready
         skews[node.id] = Skew.measure(asked, facts["clock"], time.time())
-        waiting.add(node.id, call)
         return facts
 
     def look_again(node: Node, job: str) -> ReadyNode:
-        waiting.leave(node.id)
         calls[node.id].close()
         request["ref"] = job
         return look(node)
 
     try:
-        with Waiting() as waiting:
-            outcomes = _look_at_all(cluster, look, failed or {})
-            if ref is None:
-                outcomes = _agree(cluster, outcomes, look_again)
-            launch, left_out = _select_nodes(launch, outcomes, failed or {}, allow_partial)
-            looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
-            run = _make_run(launch, looks, skews, left_out)
-            _check_routes(cluster, calls, looks, run, waiting)
-            if find_origin is not None:
-                origin = find_origin(run.job, run.nodes, launch)
-                launch = origin.applied_to(launch)
-                run = replace(run, origin=origin, name=launch.name)
-            on_go(run)
-            return replace(run, started_t=_go(cluster, launch, calls, looks, run, waiting))
+        outcomes = _look_at_all(cluster, look, failed or {})
+        if ref is None:
+            outcomes = _agree(cluster, outcomes, look_again)
+        launch, left_out = _select_nodes(launch, outcomes, failed or {}, allow_partial)
+        looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
+        run = _make_run(launch, looks, skews, left_out)
+        _check_routes(cluster, calls, looks, run)
+        if find_origin is not None:
+            origin = find_origin(run.job, run.nodes, launch)
+            launch = origin.applied_to(launch)
+            run = replace(run, origin=origin, name=launch.name)
+        on_go(run)
+        return replace(run, started_t=_go(cluster, launch, calls, looks, run))
     finally:
         for call in calls.values():
             call.close()
@@ -252,16 +253,12 @@ def _make_run(
     return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
 
 
-def _check_routes(
-    cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Run, waiting: Waiting
-) -> None:
+def _check_routes(cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Run) -> None:
     """Let the nodes try to reach each other on the job's ports. Raises NodeError with every pair that cannot."""
 
     def reach(node: Node) -> list[list[Any]]:
-        waiting.leave(node.id)
         calls[node.id].send({"reach": connectivity.targets(node.id, looks)})
         results: list[list[Any]] = calls[node.id].receive(REACH_S)["reach"]
-        waiting.add(node.id, calls[node.id])
         return results
 
     if len(run.nodes) == 1:
@@ -323,7 +320,6 @@ def _go(
     calls: dict[int, AgentCall],
     looks: Mapping[int, ReadyNode],
     run: Run,
-    waiting: Waiting,
 ) -> float:
     """Start all supervisors. Return the time at which the lead's node began, by its clock."""
     keys = make_keys(launch)
@@ -331,7 +327,6 @@ def _go(
     machines = {node: facts.get("machine", str(node)) for node, facts in looks.items()}
 
     def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
-        waiting.leave(node.id)
         more = run.origin.word(launch, node) if run.origin else {}
         spec = _spec_for(node, launch, addresses, run, lead, machines)
         calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **more})

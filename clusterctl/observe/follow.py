@@ -6,21 +6,27 @@ from the byte where it stopped, without gaps or repeats, until the caller leaves
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.cluster import AGENT_ENDED, NONSENSE, Cluster, answers, senseless
+from clusterctl.cluster import AGENT_ENDED, NONSENSE, AgentCall, Cluster, answers, senseless
 from clusterctl.cluster.answers import FollowEnd, LogNews, LogStream
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 
+if TYPE_CHECKING:
+    from clusterctl.observe.record.model import ProcessRecord
+
 QUEUE_NEWS = 100  # a node's news may be megabytes
 SILENCE_S = 20.0  # the agent sends something every two seconds
-RETRY_S = 1.0
+RETRY_S = (1.0, 1.0, 2.0, 4.0, 8.0)  # the last one again and again
+LEAVE_S = 2.0  # for agents to end following, so that they can serve the next request
 REJOIN_S = 2.0
 TICK_S = 0.25
 SILENT_S = 20.0  # wait for the last nodes that have not reported the end of their run
@@ -45,7 +51,7 @@ class News:
     A node whose run `ended` as lost may come back and end again; the end is `final` once all others have ended too.
     `held`: (role, rank, count) of lines beyond the budget, which followed the last lines delivered. A node has
     `caught_up` when it has delivered the lines from before the follow began. Lines `in_order` are those of several
-    nodes, in time order.
+    nodes, in time order. `shown`: lines of the process that `Follower.show` names; `anew`: the first of them.
     """
 
     node: Node
@@ -58,6 +64,22 @@ class News:
     back: bool = False
     caught_up: bool = False
     in_order: bool = False
+    shown: tuple[LogLine, ...] = ()
+    anew: bool = False
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The process that is shown, and the number of this wish: answers to earlier ones may still arrive."""
+
+    id: int
+    node: Node
+    role: str
+    rank: int
+    tail: int
+
+    def request(self) -> dict[str, Any]:
+        return {"id": self.id, "role": self.role, "rank": self.rank, "tail": self.tail}
 
 
 @dataclass
@@ -124,6 +146,12 @@ class Follower:
         self._request = {"op": "follow", "ref": job, **wanted}
         self._run = run
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
+        self._calls: dict[int, AgentCall] = {}
+        self._lock = threading.Lock()  # on the calls and their inputs
+        self._ended: set[int] = set()
+        self._shown: _Shown | None = None
+        self._wishes = itertools.count(1)
+        self._answered = 0
         self._over = threading.Event()
         self._all_reported = threading.Event()
         self._threads = [
@@ -138,6 +166,38 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        with self._lock:
+            for call in self._calls.values():
+                with contextlib.suppress(ClusterctlError):  # its thread sees it too
+                    call.send({"over": True})
+        deadline = time.monotonic() + LEAVE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def show(self, process: ProcessRecord | None, tail: int = 0) -> None:
+        """Also deliver the lines of one process, from the last `tail` ones on, as `shown`; None: of no process."""
+        with self._lock:
+            before = self._shown
+            self._shown = None
+            if process is not None:
+                self._shown = _Shown(next(self._wishes), process.node, process.role, process.rank, tail)
+            for shown in (before, self._shown):
+                if shown is not None and shown.node.id in self._calls:
+                    self._send_wish(self._calls[shown.node.id], shown if shown is self._shown else None)
+            if self._shown is not None and self._shown.node.id in self._ended:
+                threading.Thread(target=self._read_shown, args=(self._shown,), daemon=True).start()
+
+    @staticmethod
+    def _send_wish(call: AgentCall, shown: _Shown | None) -> None:
+        with contextlib.suppress(ClusterctlError):  # its thread sees it too
+            call.send({"show": shown and shown.request()})
+
+    def _read_shown(self, shown: _Shown) -> None:
+        """Read the log of a process whose node has ended the run."""
+        request = {**shown.request(), "op": "logs", "ref": self._request["ref"], "run": self._run}
+        with contextlib.suppress(ClusterctlError, *NONSENSE), self._cluster.call(shown.node, request) as call:
+            while "done" not in (message := answers.news(call.receive())):
+                self._take_shown(shown.node, {**message, "shown": shown.id})
 
     def __iter__(self) -> Iterator[News | None]:
         """End once the run has ended or is lost on every node, or on all but nodes that stay silent too long."""
@@ -157,6 +217,7 @@ class Follower:
 
     def _listen(self, node: Node) -> None:
         cursor = _Cursor(self._run, self._at.get(node.id, 0))
+        retries = itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
         while not self._over.is_set():
             final = cursor.lost is not None and self._all_reported.is_set()
             try:
@@ -169,10 +230,13 @@ class Follower:
                     self._put(News(node, error=exc))
                 if not is_passing(exc):
                     return
+                if not cursor.away:
+                    retries = itertools.chain(RETRY_S, itertools.repeat(RETRY_S[-1]))
                 cursor.away = True
-                self._over.wait(RETRY_S)
+                self._over.wait(next(retries))
                 continue
             if ended is None or self._is_end(node, cursor, ended, final):
+                self._ended.add(node.id)
                 return
             self._all_reported.wait(REJOIN_S)
 
@@ -194,14 +258,25 @@ class Follower:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request, answer_s=SILENCE_S) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
-            while not self._over.is_set():
-                message = answers.news(call.receive(SILENCE_S))
-                if "done" in message:
-                    return answers.followed(message["done"])
-                if cursor.away:
-                    cursor.away, cursor.lost = False, None
-                    self._put(News(node, back=True))
-                self._take(node, message, streams, cursor)
+            with self._lock:
+                self._calls[node.id] = call
+                if self._shown is not None and self._shown.node.id == node.id:
+                    self._shown = replace(self._shown, id=next(self._wishes))
+                    self._send_wish(call, self._shown)
+            try:
+                while not self._over.is_set():
+                    message = answers.news(call.receive(SILENCE_S))
+                    if "done" in message:
+                        return answers.followed(message["done"])
+                    if cursor.away:
+                        cursor.away, cursor.lost = False, None
+                        self._put(News(node, back=True))
+                    self._take(node, message, streams, cursor)
+                call.send({"over": True})
+                call.result(LEAVE_S)
+            finally:
+                with self._lock:
+                    del self._calls[node.id]
         return None
 
     @staticmethod
@@ -216,6 +291,8 @@ class Follower:
         if "events" in message:
             self._put(News(node, events=tuple(message["events"])))
             cursor.at = message["at"]
+        elif "shown" in message:
+            self._take_shown(node, message)
         elif "lines" in message:
             self._put(News(node, lines=lines_of(node, streams, message["lines"])))
             for _, stream, _, end in message["lines"]:
@@ -227,6 +304,14 @@ class Follower:
                 cursor.offsets[_name(streams[stream])] = end
         elif "caught_up" in message:
             self._put(News(node, caught_up=True))
+
+    def _take_shown(self, node: Node, message: LogNews) -> None:
+        shown, rows = self._shown, message.get("lines", ())
+        if shown is None or shown.id != message["shown"] or not rows:
+            return
+        lines = tuple(LogLine(t, node, shown.role, shown.rank, text) for t, _, text, _ in rows)
+        anew, self._answered = self._answered != shown.id, shown.id
+        self._put(News(node, shown=lines, anew=anew))
 
     def _put(self, news: News) -> None:
         while not self._over.is_set():

@@ -26,12 +26,13 @@ def send_files(
     """
     if not wheels:
         return 0
-    call.send({"do": "take", "lock": wheels})
-    for wheel in wheels:
-        report(f"receiving {wheel.name}")
-        with store.path(wheel).open("rb") as f:
-            while data := f.read(COPY_BYTES):
-                call.write(data)
+    with call.bulk():
+        call.send({"do": "take", "lock": wheels})
+        for wheel in wheels:
+            report(f"receiving {wheel.name}")
+            with store.path(wheel).open("rb") as f:
+                while data := f.read(COPY_BYTES):
+                    call.write(data)
     return sum(wheel.size for wheel in wheels)
 
 
@@ -100,7 +101,9 @@ class WheelRelay:
         call = self._calls[node.id]
         sent = 0
         if self._words[node.id]["upstream"] is None:
-            sent = self._blobs.write(call.write, lambda done, total: None)
+            with call.bulk():
+                call.send({"stream": True})
+                sent = self._blobs.write(call.write, lambda done, total: None)
         answer = call.receive(WORK_S)
         self._missing[node.id] = [self._missing[node.id][number] for number in answer["missing"]]
         return sent

@@ -1,6 +1,6 @@
-"""Run commands on nodes over SSH. No other package quotes, connects or retries.
+"""Run commands on nodes over SSH or another carrier. No other package quotes, connects or retries.
 
-May import `errors`; importing it is cheap, since the first connection imports paramiko. Start reading at
+May import `common` and `errors`; importing it is cheap, since the first connection imports paramiko. Start reading at
 `transport.py`.
 """
 

@@ -66,6 +66,14 @@ def quote(command: Command) -> str:
     identically; that sh interprets the rest. Raises UsageError for an empty command, or one with a NUL byte,
     which no process argument can contain.
     """
+    return f"exec /bin/sh -c {login_shell_word(script_of(command))}"
+
+
+def script_of(command: Command, before: str = "") -> str:
+    """Return a command as a script for `/bin/sh -c`: one line of valid UTF-8, after the shell text `before`.
+
+    Raises as `quote` does.
+    """
     if not command.argv:
         raise UsageError("the command to run on the nodes is empty")
     script = sh_text(command)
@@ -73,7 +81,9 @@ def quote(command: Command) -> str:
         raise UsageError("a command cannot contain a NUL byte", hint="send binary data on standard input")
     if not any(isinstance(argument, Raw) for argument in command.argv):
         script = f"exec {script}"
-    return f"exec /bin/sh -c {login_shell_word(_sendable(script))}"
+    elif before:
+        script = f"eval {shlex.quote(script)}"  # a mistake in it is its own, and comes after `before`
+    return before + _sendable(script)
 
 
 def _sh_word(argument: Argument) -> str:

@@ -7,9 +7,9 @@ import shlex
 import socket
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import InterruptedRun, NodeError, RefusedError, UnreachableError
+from clusterctl.errors import ConfigError, InterruptedRun, NodeError, RefusedError, UnreachableError
 from clusterctl.transport.known_hosts import HostKey, Verdict
-from clusterctl.transport.target import Target
+from clusterctl.transport.target import Node, Target
 
 if TYPE_CHECKING:
     from clusterctl.transport.login import Attempts
@@ -131,6 +131,15 @@ def input_closed(label: str, where: str, what: str) -> NodeError:
         f"the command on {where} exited before it read all of its input: {what}",
         node=label,
         details={"reason": "input_closed"},
+    )
+
+
+def not_by_ssh(node: Node) -> ConfigError:
+    """Return the error for a node without an SSH server of ours to connect to."""
+    return ConfigError(
+        f"this needs SSH, but VIA reaches {node.ssh_host} by {node.carrier}",
+        node=node.label,
+        hint='choose other nodes with --only, or set VIA = "ssh"',
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import UnreachableError
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel
-from clusterctl.transport.remote_process import translated
+from clusterctl.transport.ssh_process import translated
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from clusterctl.transport.known_hosts import HostKey, Verdict, judge, known_keys
 from clusterctl.transport.target import Node, Resolver, SshSettings, Target
 
 if TYPE_CHECKING:
+    from clusterctl.transport.carrier.carriers import Carriers
     from clusterctl.transport.link import Link
     from clusterctl.transport.pool import Pool
     from clusterctl.transport.remote_process import Completed, RemoteProcess, Take
@@ -29,9 +30,9 @@ WHOLE_STDERR_BYTES = 64 * 1024 * 1024
 
 
 class Transport:
-    """Runs commands on nodes over SSH. A context manager. Thread-safe.
+    """Runs commands on nodes, over SSH or the carrier that `via` of a node names. A context manager. Thread-safe.
 
-    It is built on paramiko rather than on fabric's Connection, which cannot choose the host key algorithm before the
+    SSH is built on paramiko rather than on fabric's Connection, which cannot choose the host key algorithm before the
     handshake, hides which known_hosts line a key contradicts, has only text streams, and waits without deadlines.
     `clusterctl.fabric` lends its connections to fabric instead.
     Connections are opened on first use and kept until `close`.
@@ -59,6 +60,7 @@ class Transport:
         self._resolver = Resolver(settings)
         self._lock = threading.Lock()
         self._made_pool: Pool | None = None
+        self._made_carriers: Carriers | None = None
         self._cancellation = Cancellation()
         self._stop_warming = threading.Event()
 
@@ -92,10 +94,13 @@ class Transport:
         from clusterctl.transport.link import Link
 
         self._cancellation.check(node.label)
-        return Link(self._pool(), self._resolver.resolve(node), node.label)
+        target = self.target(node)
+        return Link(self._pool(), target, node.label)
 
     def target(self, node: Node) -> Target:
-        """Return the server of a node: its host, port and user. Raises ConfigError."""
+        """Return the server of a node: its host, port and user. Raises ConfigError if it is not reached by SSH."""
+        if node.via != "ssh":
+            raise failures.not_by_ssh(node)
         return self._resolver.resolve(node)
 
     def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[Outcome[N, T]]:
@@ -107,12 +112,13 @@ class Transport:
         return fan_out(nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort)
 
     def warm_up(self, nodes: Sequence[Node]) -> None:
-        """Start to connect to these nodes in the background.
+        """Start to connect to those of these nodes that are reached by SSH, in the background.
 
         Errors are not lost: a call that needs a connection shares the attempt in flight, and its failure.
         """
         todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
-        for node in nodes[: self._max_connections]:
+        nodes = [node for node in nodes if node.via == "ssh"][: self._max_connections]
+        for node in nodes:
             todo.put(node)
         stop = self._stop_warming
 
@@ -128,7 +134,8 @@ class Transport:
 
     def scan_host_key(self, node: Node) -> HostKey:
         """Return the host key that the node presents, unchecked. Raises UnreachableError."""
-        return self._pool().host_key(self._resolver.resolve(node))
+        target = self.target(node)
+        return self._pool().host_key(target)
 
     def host_key_verdict(self, node: Node, key: HostKey) -> Verdict:
         """Check a key of this node against the known_hosts files: known, unknown, changed or revoked."""
@@ -152,17 +159,21 @@ class Transport:
             ) from exc
 
     def abort(self) -> None:
-        """Close every connection and end every attempt now; all waiting calls raise an error."""
+        """Close every connection, and end every carrier and every attempt now; all waiting calls raise an error."""
         with self._lock:
-            pool = self._made_pool
+            pool, carriers = self._made_pool, self._made_carriers
             self._stop_warming.set()
             self._stop_warming = threading.Event()
         if pool is not None:
             pool.close()
+        if carriers is not None:
+            carriers.abort()
 
     def close(self) -> None:
-        """Close every connection. Running commands lose their streams."""
+        """Close every connection and end every carrier. Running commands lose their streams."""
         self.abort()
+        if self._made_carriers is not None:
+            self._made_carriers.close()
 
     def __enter__(self) -> Transport:
         return self
@@ -175,9 +186,14 @@ class Transport:
     def _start(
         self, node: Node, command: Command, *, stderr_limit: int | None = None, drain_stderr: bool = False
     ) -> RemoteProcess:
-        from clusterctl.transport.remote_process import STDERR_TAIL_BYTES, start
+        from clusterctl.transport.remote_process import STDERR_TAIL_BYTES
 
         self._cancellation.check(node.label)
+        what, limit = command.title or _short(str(command)), stderr_limit or STDERR_TAIL_BYTES
+        if node.via != "ssh":
+            return self._carriers().start(node, command, what=what, stderr_limit=limit)
+        from clusterctl.transport.ssh_process import start
+
         text = quote(command)
         target = self._resolver.resolve(node)
         with self._pool().lease(target) as connection:
@@ -186,10 +202,18 @@ class Transport:
                 text.encode("utf-8", "surrogateescape"),
                 label=node.label,
                 where=target.where,
-                what=command.title or _short(str(command)),
-                stderr_limit=stderr_limit or STDERR_TAIL_BYTES,
+                what=what,
+                stderr_limit=limit,
                 drain_stderr=drain_stderr,
             )
+
+    def _carriers(self) -> Carriers:
+        with self._lock:
+            if self._made_carriers is None:
+                from clusterctl.transport.carrier.carriers import Carriers
+
+                self._made_carriers = Carriers(self._cancellation)
+            return self._made_carriers
 
     def _pool(self) -> Pool:
         with self._lock:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.cluster import FIRST_LINE, AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.cluster import SILENCE_S
 from clusterctl.config import from_values
-from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.errors import ClusterctlError, NodeError, UnreachableError
 from clusterctl.inventory import Node, build
-from clusterctl.transport import Command, Outcome, quote
+from clusterctl.transport import Command, Outcome, failures, quote
 from support.processes import Proc, processes_with_environment
 
 T = TypeVar("T")
@@ -77,8 +79,11 @@ class Pipes:
         try:
             self.stdin.write(data)
             self.stdin.flush()
-        except BrokenPipeError as exc:
+        except (BrokenPipeError, ValueError) as exc:
             raise NodeError("its input is closed", details={"reason": "input_closed"}) from exc
+
+    def lost(self) -> UnreachableError:
+        return failures.lost("node0", "host0", "a test")
 
     def close_input(self) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -118,7 +123,7 @@ def agent(home: Path, python: str = sys.executable, root: str = "~/root") -> Pip
 @contextlib.contextmanager
 def asked(home: Path, request: dict[str, Any], **options: Any) -> Iterator[AgentCall]:
     """An agent that has received its request."""
-    call = AgentCall(NODE, agent(home, **options), BUNDLE)  # type: ignore[arg-type]
+    call = AgentCall(NODE, AgentInput(agent(home, **options)), BUNDLE)  # type: ignore[arg-type]
     try:
         call.begin(request)
         yield call
@@ -161,12 +166,14 @@ class LocalTransport:
 class PipeCluster(Cluster):
     """The nodes of a conf.py, all on this machine, each with its own home directory."""
 
-    def __init__(self, directory: Path, python: str, nodes: int = 2, **values: Any) -> None:
+    def __init__(
+        self, directory: Path, python: str, nodes: int = 2, silence_s: float = SILENCE_S, **values: Any
+    ) -> None:
         short = {"GRACE_S": 1, "HEARTBEAT_S": 0.2, "PS_SECURITY": "none"}
         hosts = [f"host{node}" for node in range(nodes)]
         settings = from_values({"HOSTS": hosts, "PYTHON": python, **short, **values})
         inventory = build(settings)
-        super().__init__(settings, inventory, inventory.nodes)
+        super().__init__(settings, inventory, inventory.nodes, silence_s=silence_s)
         self.local = LocalTransport(directory)
         self.transport = self.local  # type: ignore[assignment]
 

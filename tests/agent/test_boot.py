@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import re
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 from agent.nodes import BUNDLE, PYTHONS, PipeCluster, agent, ask, needs
-from clusterctl.cluster import AgentCall, keepalive
+from clusterctl.cluster import AgentCall
+from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_code
+from clusterctl.cluster.cluster import BEATS
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.launch import Run, plan, start
@@ -235,22 +238,22 @@ def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     assert wait_until(lambda: not cluster.left()), cluster.left()
 
 
-def test_nodes_that_wait_long_for_the_others_get_keepalives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepalive, "PATIENCE_S", 0.01)
-    cluster = cluster_of(tmp_path, sys.executable)
-    waiting: set[str] = set()
-    real = AgentCall.send
+def test_nodes_that_wait_longer_than_agents_live_without_beats_get_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = PipeCluster(tmp_path, sys.executable, silence_s=3, PSERVER_COMMAND="python server.py")
+    waiting: collections.Counter[AgentInput] = collections.Counter()
+    real = AgentInput.beat
 
-    def send(call: AgentCall, message: dict[str, Any]) -> None:
-        if "wait" in message:
-            waiting.add(call.node.label)
-        real(call, message)
+    def beat(agent: AgentInput) -> None:
+        waiting[agent] += 1
+        real(agent)
 
     def on_go(run: Run) -> None:
         waiting.clear()  # while the workspace was being sent to them
-        assert wait_until(lambda: len(waiting) == 2)
+        assert wait_until(lambda: len(waiting) == 2 and min(waiting.values()) > BEATS)
 
-    monkeypatch.setattr(AgentCall, "send", send)
+    monkeypatch.setattr(AgentInput, "beat", beat)
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)
     assert wait_until(lambda: status(cluster, job).state == "succeeded"), status(cluster, job)
 

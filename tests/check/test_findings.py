@@ -10,6 +10,8 @@ import pytest
 from clusterctl.check import findings
 from clusterctl.check.connectivity import Failure, failed, peers
 from clusterctl.check.findings import STOPS, WARNS, Finding, Skew, folded
+from clusterctl.config import Host, from_values
+from clusterctl.inventory import build
 
 GB = 10**9
 
@@ -202,3 +204,13 @@ def test_leftover_processes_are_one_finding_per_job_with_pids_and_a_hint() -> No
     assert several.message.endswith("pid 7 on node 0; pid 8 on node 2")
     (many,) = findings.remains({node: node_with(node + 1) for node in range(9)})
     assert many.message.endswith("pid 8 on node 7; ...")
+
+
+def test_carriers_that_do_not_encrypt_are_named() -> None:
+    hosts = ["a", Host("b", via=("srun", "-u", "-w", "{host}")), Host("c", via=("/opt/bin/mpirun", "-H", "{host}"))]
+    found = findings.folded(findings.in_the_clear(build(from_values({"HOSTS": hosts})).nodes))
+    assert [(one.check, one.severity, one.nodes) for one in found] == [
+        ("carrier", WARNS, (1,)),
+        ("carrier", WARNS, (2,)),
+    ]
+    assert found[0].message == "srun does not encrypt what it carries, and a run's keys pass through it"

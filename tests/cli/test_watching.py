@@ -28,7 +28,7 @@ def left_over(*news: News, ended: dict[str, str] | None = None) -> int:
     script: Iterator[News | None] = iter([*news, *[None] * TICKS])
     screen = SimpleNamespace(record=SimpleNamespace(ended=ended))
     display: Any = SimpleNamespace(news=lambda one: None, screen=screen)
-    log_feed: Any = None  # no key is pressed
+    log_feed: Any = SimpleNamespace(take=lambda one: None)  # no key is pressed
     start._watch(script, display, list, log_feed)
     return len(list(script))
 

@@ -65,7 +65,7 @@ def answered(root: Path, *lines: dict[str, object]) -> tuple[dict[str, Any], set
     request, *messages = (json.dumps(line).encode() + b"\n" for line in lines)
     code = (
         f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r}); from clusterctl.agent.main import main\n"
-        f"main({str(root)!r}, {request!r})"
+        f"main({str(root)!r}, {request!r}, 0o022)"
     )
     command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
     done = subprocess.run(command, capture_output=True, input=b"".join(messages), check=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.node.addresses import find_address
+from clusterctl.agent.node.addresses import find_address, local_addresses
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import JobPaths, expand, find_jobs, job_key, log_stem
@@ -88,6 +88,11 @@ def test_an_address_in_conf_py_takes_precedence(monkeypatch: pytest.MonkeyPatch)
 def test_an_interface_gives_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     assert find_address(None, "lo") == "127.0.0.1"
+
+
+def test_without_ssh_the_address_is_that_of_the_default_route_or_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    assert find_address(None, None) in {local.address for local in local_addresses()}
 
 
 @pytest.mark.parametrize("nic", ["nope0", "a-name-that-is-far-too-long-for-an-interface"])

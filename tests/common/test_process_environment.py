@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.specs import make_process, make_spec
-from clusterctl.common.process_environment import NodeFacts, environment
+from clusterctl.common.process_environment import NodeFacts, environment, inherited
 
 PROCESS = {"role": "trainer", "rank": 2, "index": 0}
 SPEC: dict[str, Any] = {
@@ -144,3 +144,24 @@ def test_arguments_are_not_changed() -> None:
     environment(spec, TRAINER, facts)
     assert facts.inherited == {"PATH": "/bin"}
     assert spec.env == {"A": "1"}
+
+
+def test_variables_of_a_scheduler_are_not_passed_on_but_those_of_its_job_are() -> None:
+    environ = {"A": "1", "SSH_CONNECTION": "x", "SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "PMI_SIZE": "1"}
+    environ |= {"PMIX_MCA_x": "1", "OMPI_MCA_btl": "tcp", "SLURMD_NODENAME": "n1", "PMIXED": "mine"}
+    assert inherited(environ) == {"A": "1", "SLURM_JOB_ID": "7", "PMIXED": "mine"}
+
+
+@pytest.mark.parametrize("mark", ["SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"])
+def test_a_step_gets_nothing_of_the_environment_of_its_caller(mark: str) -> None:
+    login = {"HOME": "/h", "PATH": "/bin", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
+    others = {"OMP_NUM_THREADS": "8", "PYTHONPATH": "/x", "SECRET": "s", mark: "0", "SLURM_JOBID": "3"}
+    assert inherited({**login, **others}) == login
+
+
+def test_the_engine_and_env_still_set_variables_of_mpi() -> None:
+    process = make_process("trainer", 0)
+    spec = make_spec(engine="mpi", env={"OMPI_MCA_btl": "tcp"}, processes=[process.to_json()])
+    given = environment(spec, process, NodeFacts("/job", "/lib", 1, (), "3", inherited({"OMPI_COMM_WORLD_RANK": "9"})))
+    assert given["OMPI_COMM_WORLD_RANK"] == "0"
+    assert given["OMPI_MCA_btl"] == "tcp"

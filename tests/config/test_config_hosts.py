@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config import Host, from_values
+from clusterctl.config import Host, from_values, load
 from clusterctl.config.endpoint import Endpoint, masked, parse_endpoint
 from clusterctl.errors import ConfigError
+from clusterctl.inventory import build
 
 _LETTERS = st.characters(categories=("Ll", "Lu"), max_codepoint=0x17F)
 _NAMES = st.text(st.one_of(_LETTERS, st.sampled_from("-._")), min_size=1, max_size=20).filter(
@@ -230,3 +231,67 @@ def test_hosts_are_hashable_and_hide_their_environment() -> None:
     assert hash(host) == hash(Host("h", env={}, tags=("a",)))
     assert host != Host("h", tags=("a",))
     assert "s3cret" not in repr(host)
+
+
+# VIA and `{node}`.
+
+
+def problem(**values: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        from_values(values)
+    return str(raised.value)
+
+
+def test_a_host_may_have_its_own_carrier() -> None:
+    settings = from_values({"HOSTS": ["me@a:2222", Host("b", via="local"), Host("c", via=("run", "{host}"))]})
+    assert [node.via for node in build(settings).nodes] == ["ssh", "local", ("run", "{host}")]
+    assert [node.carrier for node in build(settings).nodes] == ["ssh", "local", "run"]
+
+
+def test_a_bad_carrier_of_a_host_is_reported_there() -> None:
+    message = problem(HOSTS=[Host("a", via="docker")])
+    assert message.startswith("settings: HOSTS[0] 'a': via = 'docker': must be \"ssh\", \"local\", or a tuple of words")
+
+
+@pytest.mark.parametrize(
+    ("host", "parts"),
+    [("me@a", "a user"), ("a:2222", "a port"), ("me@a:22", "a user and a port"), (Host("a", identity="k"), "identity")],
+)
+def test_parts_that_only_ssh_uses_are_refused_with_another_carrier(host: object, parts: str) -> None:
+    message = problem(HOSTS=[host], VIA="local")
+    assert f'{parts} needs VIA = "ssh", but this host is reached by local; leave it out' in message
+    message = problem(HOSTS=[host], VIA=("docker", "exec", "-i", "{host}"))
+    assert "is reached by docker; write it into the words of VIA" in message
+
+
+def test_the_id_of_the_node_stands_in_its_root_directory() -> None:
+    hosts = ["a", Host("a", root_dir="/data/{node}/x"), Host("b", root_dir="/fixed")]
+    nodes = build(from_values({"HOSTS": hosts, "ROOT_DIR": "~/node{node}"})).nodes
+    assert [node.root_dir for node in nodes] == ["~/node0", "/data/1/x", "/fixed"]
+
+
+def test_one_host_may_be_several_nodes_with_directories_of_their_own() -> None:
+    assert len(from_values({"HOSTS": ["a"] * 3, "ROOT_DIR": "/x/{node}"}).hosts) == 3
+    assert "duplicates HOSTS[0]" in problem(HOSTS=["a"] * 2)
+
+
+def test_nodes_of_this_machine_need_directories_of_their_own() -> None:
+    message = problem(HOSTS=["a", "b"], VIA="local")
+    assert message.endswith(
+        'duplicates HOSTS[0], which is this machine too; write ROOT_DIR = "~/clusterctl/node{node}"'
+    )
+
+
+def test_nodes_of_this_machine_alone_use_its_loopback_address() -> None:
+    def addresses(**values: object) -> list[str | None]:
+        nodes = build(from_values({"VIA": "local", "ROOT_DIR": "/x/{node}", **values})).nodes
+        return [node.address for node in nodes]
+
+    assert addresses(HOSTS=["a", "b"]) == ["127.0.0.1", "127.0.0.1"]
+    assert addresses(HOSTS=["a", "b"], NIC="eth0") == [None, None]
+    assert addresses(HOSTS=["a", Host("b", via="ssh"), Host("c", address="10.0.0.1")]) == [None, None, "10.0.0.1"]
+
+
+def test_a_program_with_a_slash_is_a_path_beside_conf_py(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text('HOSTS = ["a"]\nVIA = ("./run", "{host}")\n')
+    assert load(tmp_path / "conf.py", {}).via == (str(tmp_path / "run"), "{host}")

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from clusterctl.config import Best, Every, Host, Mode, Settings, from_values, load
+from clusterctl.config.carriers import FORMS
 from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
 from clusterctl.config.values import Restarts
 from clusterctl.errors import ConfigError
@@ -30,9 +31,9 @@ def finding(name: str, value: object) -> str:
     return str(raised.value).removeprefix(f"settings: {name}").strip()
 
 
-def test_settings_has_one_field_for_each_setting_in_the_table_and_one_for_its_origin() -> None:
+def test_settings_has_one_field_for_each_setting_in_the_table_and_those_of_its_origin() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)}
-    assert fields == {entry.field for entry in TABLE} | {"source", "lines", "chosen"}
+    assert fields == {entry.field for entry in TABLE} | {"hosts_from", "source", "lines", "chosen"}
 
 
 def test_no_two_settings_share_a_name() -> None:
@@ -68,6 +69,15 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("ROOT_DIR", "~", "~"),
     ("ROOT_DIR", "~/x/./y", "~/x/y"),
     ("ROOT_DIR", PurePosixPath("/a b"), "/a b"),
+    ("ROOT_DIR", "~/x/node{node}", "~/x/node{node}"),
+    ("VIA", "ssh", "ssh"),
+    ("VIA", "local", "local"),
+    ("VIA", ["my-carrier", "--to", "root@{host}"], ("my-carrier", "--to", "root@{host}")),
+    ("VIA", ("/usr/bin/docker", "exec", "-i", "{host}"), ("/usr/bin/docker", "exec", "-i", "{host}")),
+    ("VIA", ("docker", "compose", "exec", "-T", "{host}"), ("docker", "compose", "exec", "-T", "{host}")),
+    ("VIA", ("podman", "exec", "--interactive=true", "{host}"), ("podman", "exec", "--interactive=true", "{host}")),
+    ("VIA", ("kubectl", "exec", "-i", "{host}", "--"), ("kubectl", "exec", "-i", "{host}", "--")),
+    ("VIA", ("srun", "-uN1", "-w", "{host}"), ("srun", "-uN1", "-w", "{host}")),
     ("PYTHON", "/opt/py/bin/python3", "/opt/py/bin/python3"),
     ("TRAINER_COMMAND", "python train.py --name 'a b'", ("python", "train.py", "--name", "a b")),
     ("TRAINER_COMMAND", ["sh", "-c", "a && b"], ("sh", "-c", "a && b")),
@@ -78,6 +88,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
     ("BEFORE_START", "prepare", "prepare"),
     ("AFTER_END", None, None),
+    ("SBATCH", ["--partition=gpu"], ("--partition=gpu",)),
     ("USE_GPU", True, True),
     ("USE_GPU", "True", True),
     ("USE_GPU", "false", False),
@@ -125,6 +136,36 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("ROOT_DIR", "/a/../..", "= '/a/../..': must not contain .."),
         ("ROOT_DIR", "//", "= '//': must not be the root of the file system"),
         ("ROOT_DIR", "", "= '': must not be empty"),
+        ("ROOT_DIR", "/a/{host}", "= '/a/{host}': only {node} stands for something here, not {host}"),
+        ("VIA", "docker", f"= 'docker': {FORMS}"),
+        ("VIA", "", f"= '': {FORMS}"),
+        ("VIA", (), f"= (): {FORMS}"),
+        ("VIA", None, f"= None: {FORMS}"),
+        ("VIA", ("docker", 3, "{host}"), f"= ('docker', 3, '{{host}}'): {FORMS}"),
+        ("VIA", ("", "{host}"), f"= ('', '{{host}}'): {FORMS}"),
+        ("VIA", ("a", "b\n{host}"), "= ('a', 'b\\n{host}'): must not contain control characters"),
+        (
+            "VIA",
+            ("docker", "exec", "-i", "box"),
+            "= ('docker', 'exec', '-i', 'box'): has no {host}, the place for the name of the host, as in "
+            '("docker", "exec", "-i", "{host}")',
+        ),
+        (
+            "VIA",
+            ("docker", "exec", "{host}"),
+            "= ('docker', 'exec', '{host}'): needs -i, or commands get no input",
+        ),
+        (
+            "VIA",
+            ("kubectl", "exec", "-i", "{host}"),
+            "= ('kubectl', 'exec', '-i', '{host}'): must end with \"--\", or kubectl takes options of the command for "
+            "its own",
+        ),
+        (
+            "VIA",
+            ("srun", "-w", "{host}"),
+            "= ('srun', '-w', '{host}'): needs -u, or srun holds back output after the last line end",
+        ),
         ("TRAINER_COMMAND", "", "= '': must not be empty"),
         ("TRAINER_COMMAND", None, "= None: must be a string or a list of strings"),
         ("TRAINER_COMMAND", "python 'train.py", '= "python \'train.py": No closing quotation'),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
-from clusterctl.cluster import keepalive
 from clusterctl.common.paths import is_job_id, job_key
 from clusterctl.dispatch.decision import Wanted, decide
-from clusterctl.errors import NodeError, RefusedError
+from clusterctl.errors import RefusedError
 
 OLD, NEW = "JOB20261121-000001", "JOB20261121-000002"
 WANTED = Wanted({0: "t", 1: "t"}, "here", 2, None)
@@ -86,32 +84,3 @@ def test_completing_a_dispatch_never_touches_another_job_of_that_id() -> None:
     with pytest.raises(RefusedError, match=f"{OLD} is a different job on this node") as raised:
         decide(NEW, {1: answer(1, tree="other")}, wanted)
     assert raised.value.node == "node1"
-
-
-class Call:
-    """A call that records a keepalive; a `broken` one fails to send."""
-
-    def __init__(self, broken: bool = False) -> None:
-        self.broken = broken
-        self.heard = threading.Event()
-
-    def send(self, message: dict[str, Any]) -> None:
-        assert message == {"wait": True}
-        self.heard.set()
-        if self.broken:
-            raise NodeError("gone")
-
-
-def test_only_waiting_nodes_get_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepalive, "PATIENCE_S", 0.01)
-    served, first, gone, last = Call(), Call(), Call(broken=True), Call()
-    with keepalive.Waiting() as queue:
-        queue.add(0, served)  # type: ignore[arg-type]
-        queue.leave(0)
-        served.heard.clear()
-        for id_, call in enumerate((first, gone, last), 1):
-            queue.add(id_, call)  # type: ignore[arg-type]
-        assert all(call.heard.wait(10) for call in (first, gone, last))
-        last.heard.clear()
-        assert last.heard.wait(10)  # again and again
-        assert not served.heard.is_set()

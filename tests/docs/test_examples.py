@@ -19,6 +19,7 @@ from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, ex
 from support.processes import processes_with_environment
 
 LONG = ("README.md", "commands.md")
+ELSEWHERE = ("kubernetes.md", "slurm.md")  # run by tests/kubernetes and tests/slurm
 
 
 def named(pages: list[Path]) -> list[object]:
@@ -27,7 +28,7 @@ def named(pages: list[Path]) -> list[object]:
 
 def with_commands() -> list[object]:
     """Return the pages that show commands; `make slow` runs the long ones."""
-    pages = [page for page in PAGES if any(blocks(page, "console"))]
+    pages = [page for page in PAGES if page.name not in ELSEWHERE and any(blocks(page, "console"))]
     return [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in LONG else ()) for page in pages]
 
 

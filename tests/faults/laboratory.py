@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clusterctl.cluster import FIRST_LINE
 from faults.machines import DIES_WITH_US, Cable, Disks, Machine, Place
 from faults.switch import enter_network
 from support.openssh import make_key
@@ -181,9 +182,12 @@ class Laboratory(Site):
         return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-1000:]}" for path in logs)])
 
     def wait_for_end(self, job: str, deadline_s: float = 60) -> None:
-        """Wait for a moment when nothing of a job is running on any machine; a follower may still connect later."""
-        ended = wait_until(lambda: not self.leftovers(), deadline_s)
-        assert ended, f"{self.leftovers()}\n{self.story(job)}"
+        """Wait for a moment when nothing of a job is running on any machine. A command that follows it may go on."""
+
+        def left() -> list[Proc]:
+            return [proc for proc in self.leftovers() if FIRST_LINE not in proc.command]
+
+        assert wait_until(lambda: not left(), deadline_s), f"{left()}\n{self.story(job)}"
 
     def wait_for_silence(self, node: int, deadline_s: float = 40) -> None:
         """Wait until no program of a run is running on a machine; its supervisor may still be alive."""

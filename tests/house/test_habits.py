@@ -36,6 +36,8 @@ MAY_READ_ENVIRONMENT = {
     "agent.supervisor.launcher": "what its processes inherit",
     "agent.replication.merger": "what the merging process inherits",
     "fake.programs": "what they inherit",
+    "transport.carrier.carriers": "what a carrier inherits",
+    "ranks.main": "what mpirun says about a rank, and what the agent on its node inherits",
 }
 MAY_NAME_JOBS = {
     "common.paths": "find_jobs finds those that are this account's own",
@@ -54,6 +56,7 @@ MAY_NAME_JOBS = {
     "agent.supervisor.guardian": "the one that `start` found",
     "runtime.checkpoint.remote": "its own, and one with pieces, of which it checks the owner",
     "agent.replication.process": "the one that `start` found",
+    "ranks.node_run": "the one that the first rank has just made",
 }
 
 

@@ -54,6 +54,15 @@ def test_a_spec_has_the_schedule_of_models_unless_it_is_that_of_older_versions(
     assert ("save_model_every" in spec) == (recorded is not None)
 
 
+def test_a_spec_has_the_directory_in_which_processes_begin_unless_it_is_that_of_the_job() -> None:
+    settings = from_values({"HOSTS": HOSTS})
+    launch = plan(settings, build(settings), cwd="/work").with_arguments(["x"]).among([0, 1])
+    spec = launch.spec(launch.nodes[1], job="JOB20261121-081530", run="0001", addresses=ADDRESSES, lead=None)
+    assert spec.to_json()["cwd"] == "/work"
+    assert {process["cwd"] for process in launch.describe("JOB20261121-081530")} == {"/work"}
+    assert "cwd" not in planned({"conf": {}}).to_json()
+
+
 @pytest.mark.parametrize(
     ("conf", "cuts"),
     [

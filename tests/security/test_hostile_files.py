@@ -179,7 +179,7 @@ class Recorder:
         self.total = 0
         self._name = ""
 
-    def next_message(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return {"bring": None}
 
     def send(self, message: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.config.carriers import LEAVE_NOTHING, carrier_name
+
 
 @dataclass(frozen=True)
 class TestSettings:
@@ -25,3 +27,12 @@ class TestNode:
     ssh_host: str = "127.0.0.1"
     ssh_user: str | None = None
     identity: Path | None = None
+    via: str | tuple[str, ...] = "ssh"
+
+    @property
+    def carrier(self) -> str:
+        return carrier_name(self.via)
+
+    @property
+    def leaves_nothing(self) -> bool:
+        return self.carrier in LEAVE_NOTHING

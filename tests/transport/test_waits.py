@@ -118,7 +118,7 @@ def test_a_command_that_reads_nothing_for_long_is_reported_and_a_slow_one_is_not
 def test_a_server_that_never_replies_to_a_command_is_reported(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import remote_process as process
+    from clusterctl.transport import ssh_process as process
 
     monkeypatch.setattr(process, "OPEN_CHANNEL_S", 0.3)
     settings = replace(cluster.settings, strict_host_keys=False)

@@ -13,6 +13,7 @@ supervisor; manifest.json and pieces of a checkpoint |
 messages between trainers and pservers; keys/; fake.json and the control socket of the embedded backend |
 | outside sync nodes rejoin no older run ... | `server_cuts` in spec.json; a checkpoint of the old version |
 | a trainer that was given up ... | SIGUSR1 to a supervisor; messages between a supervisor and its lead |
+| a run of an older lead ... | state.json; the socket of a lead, which older ones do not have |
 | an ended run ... | state.json and events.jsonl of a run that is over; job.json; saved models |
 | runs that failed, a run that lost ... | events from which `why` derives causes, with the messages of the old version |
 | an unchanged workspace ... | `manifest` and `seal` of a job directory; caches of the control machine: `sent-*`, \
@@ -266,6 +267,15 @@ def test_outside_sync_nodes_rejoin_no_older_run_which_is_stopped_and_resumed_ins
     new.ok("start", "--resume", "--job_workspace", job, "--")
     assert new.status(job)["state"] == "succeeded"
     new.assert_nothing_left(job)
+
+
+def test_a_run_of_an_older_lead_saves_at_its_own_times_only(old: Site, new: Site, expected: dict[str, Any]) -> None:
+    job = start_and_hold(old)
+    refused = new.run("save", job, "--json")
+    assert (refused.code, refused.json()["error"]["kind"]) == (3, "node")
+    assert f"{job} was started by an older version of clusterctl" in refused.json()["error"]["message"]
+    assert new.status(job)["state"] == "running"
+    release_and_finish(new, job, expected)
 
 
 def as_before(job: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class _Dispatch:
         known = self._set_tree(listed, request["base"])
         self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
-            message = self._peer.next_message()
+            message = self._peer.receive()
             if "manifest_bytes" in message:
                 self._set_tree(_unpack(self._peer, message["manifest_bytes"]), None)
                 self._peer.send({**self._lacking(), **self._gone()})
@@ -250,7 +250,7 @@ class _Dispatch:
     def _request_missing(self, work: Staging) -> dict[str, Any]:
         """Report the missing files. Return the next message, which announces them."""
         self._peer.send({"missing": fold_rows(self._lacks(work)), "torn": work.torn()})
-        return self._peer.next_message()
+        return self._peer.receive()
 
     def _new_record(self, message: dict[str, Any]) -> dict[str, Any]:
         request = self._request

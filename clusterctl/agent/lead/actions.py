@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 from clusterctl.agent.lead.messages import Order
-from clusterctl.agent.lead.saving.messages import Saved
+from clusterctl.agent.lead.saving.messages import SaveAnswer, Saved
 
 if TYPE_CHECKING:
     from clusterctl.common.events import Event
@@ -68,6 +68,13 @@ class DropModelManifests(NamedTuple):
     tags: Sequence[str]
 
 
+class AnswerSave(NamedTuple):
+    """Answer a request of the user for a checkpoint."""
+
+    request: int
+    answer: SaveAnswer
+
+
 class Finish(NamedTuple):
     """The run has ended."""
 
@@ -75,7 +82,7 @@ class Finish(NamedTuple):
 
 
 ManifestAction = Union[WriteManifest, DropManifests, DropModelManifests]
-Action = Union[SendOrder, RecordEvent, ManifestAction, Finish]
+Action = Union[SendOrder, RecordEvent, ManifestAction, AnswerSave, Finish]
 
 
 def warning(node: int, message: str) -> RecordEvent:

@@ -29,7 +29,7 @@ from clusterctl.common.engines import MEETING_HOST, RENDEZVOUS
 from clusterctl.common.manifest import check_receipt, check_state_receipt
 from clusterctl.common.records import RecordError, declared_readers, required_keys
 
-#: All reports that a node may send. `kept` and `written` are missing: only the lead's own supervisor sends them.
+#: All reports that a node may send. Only the lead's own supervisor sends `kept`, `written` and `save_wanted`.
 REPORTS: Mapping[str, Callable[..., Report]] = {
     "hello": Hello,
     "ready": Ready,
@@ -54,6 +54,7 @@ CUT_NEEDS = {
     "held": {"cut", "counts", "step", "passes"},
     "made": {"cut", "table_sums"},
     "failed": {"cut"},
+    "announced": {"cut", "step"},
 }
 #: A field has its type in every report, also in one that does not declare it; the first declaration counts there.
 FIELDS = {name: read for readers in reversed(list(READERS.values())) for name, read in readers.items()}

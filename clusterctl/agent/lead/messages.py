@@ -22,6 +22,7 @@ from clusterctl.agent.lead.saving.messages import (
     Logged,
     Merge,
     Saved,
+    SaveWanted,
     Written,
 )
 from clusterctl.common.events import Cause
@@ -196,6 +197,7 @@ Report = Union[
     Copied,
     Logged,
     CutReport,
+    SaveWanted,
     Pace,
     StateLost,
 ]

@@ -12,11 +12,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.actions import Action, Finish, ManifestAction, Policy, RecordEvent, SendOrder
+from clusterctl.agent.lead.actions import Action, AnswerSave, Finish, ManifestAction, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.channel import Channel, Frame
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
+from clusterctl.agent.lead.save_door import SaveDoor
 from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, Known, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.state_machine import Lead
@@ -101,6 +102,7 @@ class LeadServer:
             copies=copies_of(spec),
             policy=policy_of(spec),
         )
+        self._door = SaveDoor(loop, run, lambda number: self.send({"do": "save_wanted", "request": number}))
         loop.watch(listener, self._accept)
         loop.every(spec.timing.heartbeat_s, self._beat)
 
@@ -132,6 +134,8 @@ class LeadServer:
                 self._send_to(action)
             elif isinstance(action, RecordEvent):
                 self._record(action.event)
+            elif isinstance(action, AnswerSave):
+                self._door.answer(action.request, action.answer)
             elif not isinstance(action, Finish):
                 self._change_manifests(action)
 

@@ -61,7 +61,7 @@ class Lead:
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
         serving = [self._table.node_of[key] for key in self._table.of_role("pserver")]
-        self._saves = SaveTracker(serving, members[0], retention, models, copies)
+        self._saves = SaveTracker(serving, members[0], retention, models, copies, together=self._policy.together)
         self._recover: messages.Recovery = {"tag": None, "step": 0}
         self._cause: Cause | None = None
         self._outcome = "succeeded"
@@ -110,7 +110,7 @@ class Lead:
             actions += self._detect_deadlock(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
-        return [*actions, *self._saves.copies.tick(now), *self._end_if_idle(now)]
+        return [*actions, *self._saves.tick(now), *self._end_if_idle(now)]
 
     def _detect_deadlock(self, now: float) -> list[Action]:
         """Detect a deadlock. Waiting for trainers that are held for a rejoin is not one."""
@@ -211,7 +211,7 @@ class Lead:
         if self.phase != "running" or not self._table.are_trained():
             return []
         self.phase = "finishing"
-        return [self._phase_note(), *self._saves.cuts.finish(), SendOrder({"do": "finish", "epoch": self.epoch})]
+        return [self._phase_note(), *self._saves.finish(), SendOrder({"do": "finish", "epoch": self.epoch})]
 
     def _on_failed(self, node: int, message: messages.Failed, now: float) -> list[Action]:
         return self._fail(messages.cause_of(message, "node", node), now)

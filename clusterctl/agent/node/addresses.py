@@ -58,15 +58,30 @@ def _ipv6() -> list[LocalAddress]:
 
 
 def find_address(address: str | None, nic: str | None) -> str:
-    """Return `address` as an IP address, else that of `nic` (interface, subnet or address), else that of SSH."""
+    """Return `address` as an IP address, else that of `nic` (interface, subnet or address), else that of SSH.
+
+    Over another carrier it is that of the default route.
+    """
     if address:
         return _resolve(address)
     if nic:
         return _of_nic(nic)
-    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if "SSH_CONNECTION" not in os.environ:
+        return _of_default_route()
+    connection = os.environ["SSH_CONNECTION"].split()
     if len(connection) != 4 or "%" in connection[2]:
         raise AgentError("the address of this node is not known", hint="set Host(address=...) or NIC in conf.py")
     return connection[2]
+
+
+def _of_default_route() -> str:
+    """Return the address with which this node would reach strangers; without a route any that others may reach."""
+    for family, stranger in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((stranger, 9))  # sends nothing
+            return str(sock.getsockname()[0])
+    found = [local.address for local in local_addresses()]
+    return next((one for one in found if not ipaddress.ip_address(one).is_loopback), "127.0.0.1")
 
 
 def _resolve(name: str) -> str:

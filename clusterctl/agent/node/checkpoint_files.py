@@ -88,8 +88,12 @@ def defect(path: Path, file: Mapping[str, Any], on_read: Callable[[], None] = la
 
 
 def remove_half_written(run: RunPaths) -> None:
-    """Remove the files of checkpoints and models that were being written when their writers were killed."""
-    for directory in (run.checkpoints, run.job.output):
+    """Remove the files of checkpoints and models that were being written when their writers were killed.
+
+    The models are those of the newest run.
+    """
+    outputs = [run.job.output] if run.job.newest_run() in (None, run.run) else []
+    for directory in (run.checkpoints, *outputs):
         paths: list[Path] = []
         with contextlib.suppress(OSError):
             paths += (path for names in HALF_WRITTEN for path in directory.glob(names))

@@ -108,10 +108,16 @@ def supervisor_of(state: dict[str, Any]) -> Identity | None:
     return Identity(*identity) if identity else None
 
 
-def run_state(run: RunPaths, state: dict[str, Any]) -> str:
-    """Return this node's view of a run, from its state file and from the processes that are alive."""
+def run_state(run: RunPaths, state: dict[str, Any], *, over: bool = False) -> str:
+    """Return this node's view of a run, from its state file and from the processes that are alive.
+
+    `over`: none of them is, by the word of the scheduler whose machines they ran on. This machine is another one, and
+    its pids and locks say nothing.
+    """
     if state.get("ended"):
         return str(state["ended"]["state"])
+    if over:
+        return LOST
     if supervisor_of(state) is None and not is_free(run.job):
         return STARTING  # the supervisor is not up yet
     if not is_alive(supervisor_of(state)):
@@ -122,35 +128,38 @@ def run_state(run: RunPaths, state: dict[str, Any]) -> str:
     return STARTING if state["phase"] in ("gathering", "pservers", "trainers") else RUNNING
 
 
-def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
-    """Return the recorded processes, with those that are recorded as alive checked against /proc."""
+def processes_now(state: dict[str, Any], lost: bool, *, over: bool = False) -> list[dict[str, Any]]:
+    """Return the recorded processes, with those that are recorded as alive checked against /proc.
+
+    `over`: as for `run_state`.
+    """
     checked = []
     for recorded in state["processes"]:
         process = {key: value for key, value in recorded.items() if key != "identity"}
         identity = recorded.get("identity")
-        gone = process["state"] in LIVE_STATES and not (identity and is_alive(Identity(*identity)))
+        gone = process["state"] in LIVE_STATES and (over or not (identity and is_alive(Identity(*identity))))
         if gone or (lost and process["state"] == "waiting"):
             process.update(state=LOST, cpu=None, memory=None)
         checked.append(process)
     return checked
 
 
-def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
-    """Return everything that `status` needs from this node."""
+def describe(job: JobPaths, run_name: str | None = None, *, over: bool = False) -> dict[str, Any]:
+    """Return everything that `status` needs from this node. `over`: as for `run_state`."""
     run = pick_run(job, run_name)
     if run is None or not run.spec.is_file():
         return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
-    return describe_run(run, _read(run, RunSummary))
+    return describe_run(run, _read(run, RunSummary), over=over)
 
 
 def _about(job: JobPaths) -> dict[str, Any]:
     return {"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record)}
 
 
-def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
+def describe_run(run: RunPaths, spec: RunSpec | RunSummary, *, over: bool = False) -> dict[str, Any]:
     """Do the same as `describe` for a run whose spec has been read."""
     state = read_state(run)
-    now = run_state(run, state)
+    now = run_state(run, state, over=over)
     engine = spec.training.engine
     return {
         **_about(run.job),
@@ -164,7 +173,7 @@ def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
         **({"cut_dropped": state["cut_dropped"]} if state.get("cut_dropped") and now in LIVE else {}),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),
-        "processes": processes_now(state, now == LOST),
+        "processes": processes_now(state, now == LOST, over=over),
         "supervisor": supervisor_of(state),
         "now": time.time(),
     }

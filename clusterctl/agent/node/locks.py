@@ -28,8 +28,42 @@ HOLDER_OF_OLDER_VERSIONS = re.compile(rb"a (\w+) \(pid (\d+)\)")
 LOCK_S = 0.5  # a process that only tests the lock holds it for an instant
 
 
+class Starter(NamedTuple):
+    """The process that took a job's lock last, and its host; in a lock of an older version that is None."""
+
+    pid: int
+    ticks: int
+    boot: str
+    host: Optional[str]  # noqa: UP045 - evaluated at run time on python 3.9
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if its machine is another one. This one may have been restarted since: then nothing is left of it."""
+        from clusterctl.common.procfs import boot_id
+
+        return self.host != host_name() if self.host else self.boot != boot_id()
+
+
+def host_name() -> str:
+    return os.uname().nodename
+
+
+def starter_of(job: JobPaths) -> Starter | None:
+    """Return the process that took the lock last, None if it is not known."""
+    written = read_json(job.lock)
+    try:
+        if isinstance(written, list):  # older versions
+            return Starter(int(written[0]), int(written[1]), str(written[2]), None)
+        return Starter(int(written["pid"]), int(written["ticks"]), str(written["boot"]), str(written["host"]))
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+
+
 class JobLock:
-    """The job's lock, held by one live run. Raises AgentError if another process holds it."""
+    """The job's lock, held by one live run. Raises AgentError if another process holds it.
+
+    On a shared disk it may not reach other machines, so it names its host and its boot: see `operations.takeover`.
+    """
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
@@ -40,7 +74,9 @@ class JobLock:
         self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if wait_until(lambda: _try_lock(self._fd), LOCK_S):
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, dumps(identify(os.getpid())), 0)
+            me = identify(os.getpid())
+            assert me is not None
+            os.pwrite(self._fd, dumps({**me.to_json(), "host": host_name()}), 0)
         else:
             os.close(self._fd)
             raise _held(self._job)
@@ -55,13 +91,16 @@ def _held(job: JobPaths) -> AgentError:
     from clusterctl.agent.node.jobs import pick_run, read_state, supervisor_of
     from clusterctl.common.procfs import Identity, is_alive
 
-    name, run = job.dir.name, pick_run(job)
+    name, run, starter = job.dir.name, pick_run(job), starter_of(job)
+    if starter is not None and starter.is_elsewhere:
+        hint = "stop it from there; a start --resume waits for what is left of a run that has lost its lead"
+        where = starter.host or "another machine"
+        return AgentError(f"{name} is in use on {where}", kind="refused", hint=hint, locked=True)
     state = read_state(run) if run else {"ended": True}
     if run and not state.get("ended") and is_alive(supervisor_of(state)):
         hint = f"to stop it: clusterctl stop {name}; or dispatch again to create a new job"
         return AgentError(f"{name} is already running (run {int(run.run)})", kind="refused", hint=hint, locked=True)
-    starter = read_json(job.lock)
-    if isinstance(starter, list) and len(starter) == len(Identity._fields) and is_alive(Identity(*starter)):
+    if starter is not None and is_alive(Identity(*starter[:3])):
         hint = f"clusterctl status {name} shows what becomes of it"
         return AgentError(f"another clusterctl start of {name} is under way", kind="refused", hint=hint, locked=True)
     hint = f"try again in a moment; clusterctl stop {name} ends what is left at once"

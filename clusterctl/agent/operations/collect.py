@@ -49,7 +49,7 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     known = {model.directory.name for model in complete}
     complete += [model for model in copied_models(run) if model.directory.name not in known] if run else []
     peer.send({"models": [{"tag": one.directory.name, "run": one.run, "step": one.step} for one in complete]})
-    bring = peer.next_message()["bring"]
+    bring = peer.receive()["bring"]
     passes = [one for one in models if one.is_scheduled and bring is not None]
     staying = others | {one.directory for one in passes if one.directory.name not in bring}
     count = 0

@@ -33,15 +33,19 @@ QUIET = ("running", "starting", "succeeded")
 
 
 def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Report on the requested run, else on the newest; with `spec`, also its spec and the versions of its packages."""
-    while "now" in peer.next_message():
+    """Report on the requested run, else on the newest; with `spec`, also its spec and the versions of its packages.
+
+    `over`: as for `run_state`. Then this machine's boots and programs are not those of the run.
+    """
+    over = bool(request.get("over"))
+    while "now" in peer.receive():
         peer.send({"now": time.time()})
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
     if run is None or not run.spec.is_file():
         return {**describe(job, request.get("run")), "events": [], "outputs": []}
     spec = need_spec(run)
-    about = describe_run(run, spec)
+    about = describe_run(run, spec, over=over)
     printed = Printed()
     events = list(_relevant(EventReader(run.events), printed))
     state = read_state(run)
@@ -50,10 +54,10 @@ def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "events": events if len(events) <= MANY else [*events[: MANY // 2], *events[-MANY // 2 :]],
         "outputs": list(_outputs(run, spec, events, about, printed)),
         "seen": state.get("t"),
-        "booted": _booted_since(state),
-        "halted": _is_halted(state),
+        "booted": None if over else _booted_since(state),
+        "halted": not over and _is_halted(state),
         **_free(job.dir),
-        "python": None if about["state"] in QUIET else _python(spec),
+        "python": None if over or about["state"] in QUIET else _python(spec),
         "requirements": _requirements(job.dir),
         "environment": Path(spec.venv).name if spec.venv else None,
         **({"spec": spec.to_json(), "versions": versions_of(root, spec)} if request.get("spec") else {}),

@@ -3,6 +3,7 @@
 Streams are announced first: `{"streams": [{"role", "rank", "at"}, ...], "run": ...}`, each from the offset `at` on.
 Lines follow in time order as `{"lines": [[time, stream, text, offset after it], ...]}`, events as `{"events": [...],
 "at": offset}`, and the number of lines held back by a budget as `{"held": [[stream, lines, offset after them], ...]}`.
+One process may be shown besides, at the control machine's wish: its lines follow as `{"shown": id, "lines": ...}`.
 `{"caught_up": true}` separates the lines that were there before following began from later ones.
 """
 
@@ -105,17 +106,17 @@ def logs(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     return {}
 
 
-def _send_lines(peer: Peer, rows: Iterable[list[Any]]) -> int:
+def _send_lines(peer: Peer, rows: Iterable[list[Any]], **about: Any) -> int:
     batch: list[list[Any]] = []
     count = chars = 0
     for row in rows:
         batch.append(row)
         chars += len(row[2])
         if len(batch) == BATCH or chars > BATCH_CHARS:
-            peer.send({"lines": batch})
+            peer.send({**about, "lines": batch})
             count, chars, batch = count + len(batch), 0, []
     if batch:
-        peer.send({"lines": batch})
+        peer.send({**about, "lines": batch})
     return count + len(batch)
 
 
@@ -123,12 +124,16 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send events and logs as they arrive, until the run has ended on this node.
 
     `budget` caps each process's lines per second; the `speaker` (`role`, `rank`, `budget`) has a separate one, and no
-    `grep`. `tail` limits the present lines, unless they continue at `offsets`.
+    `grep`. `tail` limits the present lines, unless they continue at `offsets`. A message
+    `{"show": {"id", "role", "rank", "tail"}}` adds the last and all later lines of one process, and `{"show": None}`
+    ends that. Any other message ends the following. `over`: the run lives no more, by the word of the scheduler whose
+    machines it ran on.
     """
     run = _run(root, request)
     streams = Streams(run, request, peer.beat)
     events = EventReader(run.events, int(request.get("at") or 0))
-    supervision = Supervision(run)
+    gone = bool(request.get("over"))
+    supervision = Supervision(run, over=gone)
     over = supervision.is_over()
     streams.seek(None if request.get("offsets") else request.get("tail"), final=over)
     peer.send({"run": run.run, "streams": streams.announce()})
@@ -141,18 +146,37 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     send(streams.present(final=over))
     peer.send({"caught_up": True})
     quiet_since = time.monotonic()
+    shown: _Shown | None = None
     while True:
         over = supervision.is_over()
-        sent = send(streams.lines(final=over))
+        sent = send(streams.lines(final=over)) + (shown.send(peer, final=over) if shown else 0)
         if over and not sent:
-            return {"node": describe_run(run, streams.spec), "at": events.offset}
+            return {"node": describe_run(run, streams.spec, over=gone), "at": events.offset}
         if sent:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > HEARTBEAT_S:
             peer.send({"alive": time.time()})  # raises Gone if the control machine has left
             quiet_since = time.monotonic()
+        message = peer.arrived()
+        if message is not None and "show" not in message:
+            return {}
+        if message is not None:
+            shown = _Shown(run, message["show"], peer.beat, final=over) if message["show"] else None
+            continue
         if not over:
-            time.sleep(POLL_S)
+            peer.readable((), POLL_S)
+
+
+class _Shown:
+    """One process whose log is on the screen."""
+
+    def __init__(self, run: RunPaths, wanted: dict[str, Any], beat: Callable[[], None], *, final: bool) -> None:
+        self._id = wanted["id"]
+        self._streams = Streams(run, {"role": wanted["role"], "rank": wanted["rank"]}, beat)
+        self._streams.seek(wanted["tail"], final=final)
+
+    def send(self, peer: Peer, *, final: bool) -> int:
+        return _send_lines(peer, self._streams.lines(final=final), shown=self._id)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -165,15 +189,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class Supervision:
-    """The supervisor of a run. Its state may be large: it is read again only when its file has been replaced."""
+    """The supervisor of a run, gone for certain if `over`. Its state may be large: it is read only when replaced."""
 
-    def __init__(self, run: RunPaths) -> None:
+    def __init__(self, run: RunPaths, *, over: bool = False) -> None:
         self._run = run
+        self._over = over
         self._supervisor: Identity | None = None
         self._file: tuple[int, int] | None = None
 
     def is_over(self) -> bool:
         """Return True if no supervisor is alive."""
+        if self._over:
+            return True
         file = _identity(self._run.state)
         if file is None or file != self._file or not is_alive(self._supervisor):
             self._supervisor, self._file = supervisor_of(read_state(self._run)), file

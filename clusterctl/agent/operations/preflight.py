@@ -24,8 +24,6 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, describe_os_error
 from clusterctl.common.paths import find_jobs
 
-OTHERS_S = 300.0  # until every node has sent its facts, or finished its probes
-
 
 def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """`request` has python, runtime, address, nic; and for the ports: port, count (free ports needed), lead."""
@@ -48,10 +46,10 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     with answering(listeners) as listening:
         report.update(_more_facts(root), listening=listening, busy=ports.holders(busy))
         peer.send({"facts": report})
-        targets = [Target(*target) for target in peer.receive(OTHERS_S)["targets"]]
+        targets = [Target(*target) for target in peer.receive()["targets"]]
         peer.send({"clock": time.time()})
         peer.send({"reach": try_all(targets)})
-        peer.receive(OTHERS_S)
+        peer.receive()
     return {}
 
 

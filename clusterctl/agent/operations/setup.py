@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from clusterctl.agent.relay.relay import Relay
 
 LOCK_S = 0.5
-ORDER_S = 3600.0  # in which other nodes find, build or receive wheels
 
 
 def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         worker = _Worker(store, find_pip(), peer)
         peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, name)}})
         while True:
-            order = peer.receive(ORDER_S)
+            order = peer.receive()
             if order["do"] == "keep":
                 return {"environment": name, "built": False}
             if order["do"] == "build":

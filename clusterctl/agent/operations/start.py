@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.addresses import find_address
+from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
 from clusterctl.agent.node.job_choice import choose_job
@@ -28,6 +28,7 @@ from clusterctl.agent.node.other_jobs import other_jobs
 from clusterctl.agent.node.ports import find_taken, take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import Target, answering, try_all
+from clusterctl.agent.operations.takeover import await_former_life
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, has_requirements, in_environment
 from clusterctl.agent.peer import Peer
@@ -46,6 +47,7 @@ EXITING_S = 0.5  # for processes that are just exiting
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job, ran = _find(root, request["ref"])
     _check_identity(job, request)
+    await_former_life(job, request, peer)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
         _check_nothing_left(job)
@@ -143,10 +145,10 @@ def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> 
     listeners = _listen(ready["address"], request)
     with answering(listeners) as listening:
         peer.send({"ready": {**ready, "listening": listening}})
-        message = peer.next_message()
+        message = peer.receive()
         if "reach" in message:
             peer.send({"reach": try_all([Target(*target) for target in message["reach"]])})
-            message = peer.next_message()
+            message = peer.receive()
     return message
 
 
@@ -265,11 +267,25 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         raise AgentError(
             "the keys of the run are gone from this node", hint="run clusterctl stop, then clusterctl start --resume"
         )
+    await_former_life(job, {"patient": True}, peer)
     # A guardian may still be ending leftover processes.
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
+        _renew_address(run, spec, request)
         return {**about, "did": "joined", **_launch(run, lock, "new")}
+
+
+def _renew_address(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
+    """Record the address of this node if it has another than at the start, as a pod that was replaced has.
+
+    Its supervisor tells the lead where its processes listen, and the lead tells the other nodes.
+    """
+    if interface_of(spec.address) is not None:
+        return
+    address = find_address(request.get("address"), request.get("nic"))
+    if address != spec.address:
+        write_json(run.spec, spec.replace(address=address).to_json())
 
 
 def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from clusterctl.agent.node.jobs import (
     run_state,
 )
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import read_json, write_json
+from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
@@ -129,9 +129,11 @@ def _end_supervisors(alive: list[Identity], grace_s: float) -> None:
 
 def _end_holder(job: JobPaths) -> None:
     """End a start that holds the lock and waits for a vanished control machine. It has started nothing."""
-    holder = read_json(job.lock)
-    if holder:
-        process = Identity(*holder)
+    from clusterctl.agent.node.locks import starter_of
+
+    starter = starter_of(job)
+    if starter is not None:
+        process = Identity(*starter[:3])
         send_signal(process, signal.SIGTERM)
         wait_until(lambda: not is_alive(process), MARGIN_S)
 

@@ -50,10 +50,15 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
 
 
 def _from_control_machine(peer: Peer) -> Callable[[int], bytes]:
-    """Read from the control machine. Its silence ends the stream, so that downstream nodes see the end."""
+    """Read from the control machine, after a message. Its silence ends the stream, so downstream nodes see the end."""
+    is_announced = False
 
     def read(count: int) -> bytes:
+        nonlocal is_announced
         try:
+            if not is_announced:
+                peer.receive()
+                is_announced = True
             return peer.read_some(count)
         except Gone:
             return b""

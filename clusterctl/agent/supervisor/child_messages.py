@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 from clusterctl.agent.lead.saving.messages import Saved
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
@@ -26,6 +27,8 @@ from clusterctl.common.records import typed
 from clusterctl.common.safe_json import is_whole
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
+BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes
+TERM_FOR_ALL_S = 0.5
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan", "state_lost")
 REPORTED_BY = {"cut": "pserver", "state_lost": "trainer"}  # to the lead
 GOODBYES = ("done", "leaving")
@@ -107,6 +110,23 @@ class ChildMessages:
             about = {"do": "saved", **process_of(child), "node": self._context.spec.node}
             self._context.send(typed(Saved, {**checked(event, child.rank), **about}))
         self._context.forward(event, child)
+
+    def ended(self, child: Child, then: Callable[[], None]) -> None:
+        """Report the exit of a process, and call `then`.
+
+        If TERM ended it and we did not send it, this takes a moment: whoever ends everything on a machine, such as a
+        scheduler or a shutdown, sends us TERM too, and then the run is stopped rather than failed.
+        """
+
+        def report() -> None:
+            self.exited(child)
+            then()
+
+        unasked = child.state != "stopped" and child.next_attempt == child.attempt and not self._context.is_over()
+        if unasked and child.exit_code in BY_TERM:
+            self._context.loop.after(TERM_FOR_ALL_S, report)
+        else:
+            report()
 
     def exited(self, child: Child) -> None:
         """Record the exit of a process and report it to the lead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
@@ -16,13 +17,12 @@ from clusterctl.common.engines import ENGINES, Endpoints, ports_of
 from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
-from clusterctl.common.process_environment import NodeFacts, environment
+from clusterctl.common.process_environment import NodeFacts, environment, inherited
 
 RUNNING_AFTER_S = 1.0  # a program that never sends a message counts as running after this time
 READY_LIMIT_S = 60.0
 LISTENS_LIMIT_S = 180.0  # foreign programs may take long to load
 LISTEN_POLL_S = 0.1
-NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 
 
 class Launcher:
@@ -80,7 +80,7 @@ class Launcher:
                 self._ports.release(name)
         try:
             child.start(
-                self._context.run.job.dir,
+                Path(self._spec.cwd) if self._spec.cwd else self._context.run.job.dir,
                 self._context.run.job.log,
                 lambda fd: self._environment(child, fd),
                 time.time(),
@@ -103,14 +103,13 @@ class Launcher:
             self._context.loop.after(RUNNING_AFTER_S, lambda: self.running(child))
 
     def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
-        inherited = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
         facts = NodeFacts(
             str(self._context.run.job.dir),
             PACKAGE_ROOT,
             self._cores,
             self._pservers,
             control_fd,
-            inherited,
+            inherited(os.environ),
             self._endpoints,
             child.attempt,
         )

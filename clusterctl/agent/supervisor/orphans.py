@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Collection, Sequence
@@ -17,7 +16,6 @@ from clusterctl.common.procfs import Identity, find_by_environments, run_environ
 POLL_S = 0.05
 LIMIT_S = 10.0  # after KILL
 Done = Callable[[], None]
-PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class OrphanCleaner:
@@ -87,14 +85,6 @@ def _marks(child: Child) -> dict[str, str]:
         "CLUSTERCTL_RANK": str(child.rank),
         "CLUSTERCTL_ATTEMPT": str(child.attempt),
     }
-
-
-def adopt_orphans() -> bool:
-    """Become the parent of orphaned descendants. Return False if the system does not support it."""
-    try:
-        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False
 
 
 def reap_orphans(ours: Collection[int]) -> None:

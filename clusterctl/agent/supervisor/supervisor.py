@@ -31,7 +31,8 @@ from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
 from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
-from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.lock_watch import LockWatch
+from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
 from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
@@ -39,7 +40,7 @@ from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Cause, FailureFacts, Lost
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
-from clusterctl.common.procfs import LIVE_STATES
+from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
 from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 
@@ -89,6 +90,7 @@ class Supervisor:
         if new:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
+        loop.every(SNAPSHOT_S, LockWatch(run.job, lock_fd, self._record).look)
         loop.every(SNAPSHOT_S, self.event_log.beat)
 
     def _new_children(self) -> list[Child]:
@@ -289,7 +291,7 @@ class Supervisor:
             self._guardian, self._lifeline = self._new_guardian()
         for child in self.children:
             if child.poll():
-                self._child_messages.exited(child)
+                self._child_messages.ended(child, self._settle)
         self._pieces.poll()
         reap_orphans({self._guardian.pid, self._pieces.pid or 0, *(child.pid for child in self.children if child.pid)})
         self._settle()

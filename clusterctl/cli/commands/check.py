@@ -46,7 +46,7 @@ def _nodes(report: Report) -> list[str]:
     for node, facts in report.facts.items():
         versions = [f"{name} {version}" for name, version in facts["versions"].items()]
         sizes = [plural(facts["cores"], "core"), f"{human_bytes(facts['memory']['total'])} memory"]
-        groups.setdefault((", ".join(["ssh ok", *versions]), ", ".join(sizes)), []).append(node)
+        groups.setdefault((", ".join([f"{report.carriers[node]} ok", *versions]), ", ".join(sizes)), []).append(node)
     return [
         _labelled(fold(nodes), versions, f"{sizes}, {_disk(report, nodes)}", gap=", ")
         for (versions, sizes), nodes in groups.items()

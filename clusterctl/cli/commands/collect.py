@@ -10,7 +10,7 @@ from clusterctl.cli import style
 from clusterctl.cli.causes import warning_lines
 from clusterctl.cli.commands.report import NAME, attempt_report
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.cli.invocation import Invocation
 from clusterctl.common.errors import first_of
 from clusterctl.escape import clean
 
@@ -45,9 +45,9 @@ def collect(
         raise UsageError("--tag and --pass both name a model", hint="give one of them")
     if tag is not None and not is_tag(tag):
         raise UsageError(f"{tag!r} cannot be the tag of a model")
-    with invocation.cluster() as cluster:
+    with invocation.cluster_of(job) as cluster:
         tag = tag if of_pass is None else pass_tag(of_pass)
-        collect_run(invocation, cluster, run_of(cluster, job, run), output, tag=tag, every=every)
+        collect_run(invocation, cluster, invocation.run_of(cluster, job, run), output, tag=tag, every=every)
 
 
 def collect_run(

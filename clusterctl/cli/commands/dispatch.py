@@ -89,7 +89,12 @@ def send(
     from clusterctl.dispatch import Progress, dispatch, new_job_id
 
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
-    options: Any = {"cache": invocation.cache_dir, "rehash": rehash, "allow_partial": allow_partial}
+    options: Any = {
+        "cache": invocation.cache_dir,
+        "rehash": rehash,
+        "allow_partial": allow_partial,
+        "to_start": to_start,
+    }
     started = time.monotonic()
     with invocation.progress.operation(f"sending to {plural(len(cluster.nodes), 'node')}") as operation:
         progress = Progress(operation.node_bytes, invocation.console.warn)

@@ -115,13 +115,14 @@ def _input_bytes() -> int:
 
 
 def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) -> list[NodeOutcome[int]]:
+    from clusterctl.cluster.remote_command import run_command
     from clusterctl.errors import InterruptedRun
     from clusterctl.inventory import nodeset
 
     def work(node: Node) -> int:
         try:
-            code = cluster.transport.stream(
-                node, commands(node), lambda piece, is_error: screen.take(node.id, piece, is_error)
+            code = run_command(
+                cluster, node, commands(node), lambda piece, is_error: screen.take(node.id, piece, is_error)
             )
             screen.end(node.id, code)
         except BrokenPipeError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli import style
 from clusterctl.cli.causes import run_title
 from clusterctl.cli.console import Console
-from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
@@ -30,17 +30,28 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
-    from clusterctl.observe.in_order import OrderedFollower
-    from clusterctl.observe.logs import read_logs
-    from clusterctl.observe.record.status import status
+    from clusterctl.cli.commands.scheduled import once_it_runs
 
     if node is not None:
         invocation.options.only = node
     _check(wanted)
     invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
-    with invocation.cluster() as cluster:
-        named = run_of(cluster, job)
+    show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
+    if follow:
+        once_it_runs(invocation, show)
+    else:
+        show()
+
+
+def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: dict[str, Any]) -> None:
+    from clusterctl.cli.commands.scheduled import tell_end
+    from clusterctl.observe.in_order import OrderedFollower
+    from clusterctl.observe.logs import read_logs
+    from clusterctl.observe.record.status import status
+
+    with invocation.cluster_of(job) as cluster:
+        named = invocation.run_of(cluster, job)
         known = status(cluster, named.job, run=named.run)
         ref, members = known.job, known.members
         nodes = _taking_part(ref, members, cluster)
@@ -54,6 +65,7 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
             of_run = partial(OrderedFollower, cluster, nodes, ref, named.run, silent=silent, events=False)
             with printer, of_run(**wanted) as follower:
                 ends = _follow(invocation, follower, printer, len(nodes))
+            tell_end(invocation)
             _report_end(invocation, ref, ends, members.lead)
             return
         with printer:

@@ -30,7 +30,10 @@ def rejoin(invocation: Invocation, job_workspace: str | None, others: Sequence[s
         )
     with invocation.cluster() as cluster:
         ref = job_of(cluster, job_workspace) or find(cluster, None)[0]
-        outcomes = cluster.ask({"op": "rejoin", "ref": ref}, cluster.nodes)
+        nic = cluster.settings.nic
+        outcomes = cluster.ask(
+            lambda node: {"op": "rejoin", "ref": ref, "address": node.address, "nic": nic}, cluster.nodes
+        )
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         for outcome in outcomes:
             if outcome.ok:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import human_bytes
-from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def report(invocation: Invocation, job: str | None, output: Path | None, run: in
 
     if output is not None and not output.is_dir():
         _check_target(output)
-    with invocation.whole_cluster() as cluster:
-        named = run_of(cluster, job, run)
+    with invocation.cluster_of(job, whole=True) as cluster:
+        named = invocation.run_of(cluster, job, run)
         record = read_history(cluster, named.job, run=named.run)
     file = _target(record, output)
     size = write_report(record, file)

@@ -23,6 +23,7 @@ from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, defau
 from clusterctl.cli.origin import (
     OriginOptions,
     Target,
+    begin_or_continue,
     check_target,
     job_to_start,
     kept_settings,
@@ -31,7 +32,7 @@ from clusterctl.cli.origin import (
     would_start_from,
 )
 from clusterctl.cli.screen.keys import Pressed, keys
-from clusterctl.cli.screen.log_feed import LogFeed, follow_process
+from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
@@ -70,9 +71,8 @@ def start(
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
-    package = target.package
     if adopt:
-        check_options(target.job, resume=origin.resume, package=package)
+        check_options(target.job, resume=origin.resume, package=target.package)
     check_target(target, origin, name)
     given = parse_chosen(chosen, engine)
     settings = invocation.settings(given, ENGINE=engine)
@@ -81,6 +81,8 @@ def start(
         invocation.console.warn(line)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(invocation.whole_cluster(settings))
+        target, origin = begin_or_continue(cluster, target, origin, name)
+        package = target.package
         ref = job_to_start(cluster, target, origin, as_given=adopt or (plan and not origin))
         if origin.resumes:
             other = job_of(cluster, origin.resume_from)
@@ -188,10 +190,10 @@ def launch_and_follow(
         return chosen
 
     try:
-        find = find_origin if origin else None
-        more: Any = {"allow_partial": allow_partial, "failed": failed, "find_origin": find}
-        with invocation.progress.operation("starting"):
-            run = launch_run(cluster, launch, ref, on_go, **more)
+        more: Any = {"allow_partial": allow_partial, "failed": failed, "find_origin": find_origin if origin else None}
+        more["patient"] = origin is not None and origin.is_patient
+        with invocation.progress.operation("starting") as operation:
+            run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
         return follow(invocation, cluster, run)
@@ -286,10 +288,9 @@ def follow_run(
             display,
             _detached_by_term(),
             keys(wanted=invocation.console.live) as pressed,
-            LogFeed(display.screen, follow_process(partial(Follower, cluster, job=run.job, run=run.run))) as log_feed,
             Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
-            _watch(follower, display, pressed, log_feed)
+            _watch(follower, display, pressed, LogFeed(display.screen, follower))
     except _Detach as request:
         words = f"detached from {run.job}, which continues" if request.signal_number else f"detached from {run.job}"
         invocation.console.say(f"{words}; to follow it: clusterctl logs -f {run.job}")
@@ -347,6 +348,7 @@ def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, 
     since = None
     for news in follower:
         display.news(news)
+        log_feed.take(news)
         for key in pressed():
             if key == "d":
                 raise _Detach

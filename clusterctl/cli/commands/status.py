@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli import style
 from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
-from clusterctl.cli.console import Console, human_time
-from clusterctl.cli.invocation import Invocation, job_name, run_of
+from clusterctl.cli.console import human_time
+from clusterctl.cli.invocation import Invocation, job_name
 from clusterctl.cli.pserver_counts import count_lines
 from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import METRIC_CHARS, MOST_METRICS, figure_cells, metric_cells, metric_names
@@ -30,15 +30,26 @@ WATCH_S = 1.0
 
 
 def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
+    from clusterctl.cli.commands.scheduled import show_status
+    from clusterctl.schedulers import NoRunError
+
+    if watch:
+        invocation.console.stream()
+    try:
+        _status(invocation, job, watch=watch)
+    except NoRunError as none:
+        show_status(invocation, none.job)
+
+
+def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
+    from clusterctl.cli.commands.scheduled import scheduler_json
     from clusterctl.cluster import SeveralRunningError
     from clusterctl.observe.record.status import LIVE
     from clusterctl.observe.record.status import status as read
 
-    if watch:
-        invocation.console.stream()
-    with invocation.cluster() as cluster:
+    with invocation.cluster_of(job) as cluster:
         try:
-            named = run_of(cluster, job)
+            named = invocation.run_of(cluster, job)
             current = read(cluster, named.job, run=named.run)
         except SeveralRunningError as several:
             if watch:
@@ -51,11 +62,12 @@ def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
                 return
         while watch and current.state in LIVE:
             invocation.console.record(_document(cluster, current))
-            _show(invocation.console, cluster, current, clear=True)
+            _show(invocation, cluster, current, clear=True)
             time.sleep(WATCH_S)
             current = read(cluster, current.job, run=named.run)
-        _show(invocation.console, cluster, current, clear=False)
-        invocation.console.finish(_document(cluster, current), _problem(current, len(cluster.nodes), watch))
+        _show(invocation, cluster, current, clear=False)
+        document = {**_document(cluster, current), **scheduler_json(invocation)}
+        invocation.console.finish(document, _problem(current, len(cluster.nodes), watch))
 
 
 def _watched(invocation: Invocation, cluster: Cluster, current: JobStatus, run: str | None) -> JobStatus:
@@ -77,7 +89,7 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
 
     found = [read(cluster, job) for job in jobs]
     for current in found:
-        _show(invocation.console, cluster, current, clear=False)
+        _show(invocation, cluster, current, clear=False)
     errors = [error for current in found for error in [_problem(current, len(cluster.nodes), False)] if error]
     document = {"jobs": [_document(cluster, current) for current in found]}
     invocation.console.finish(document, errors[0] if errors else None)
@@ -109,12 +121,16 @@ def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool) -> None:
+def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear: bool) -> None:
+    from clusterctl.cli.commands.scheduled import tell_end
+
+    console = invocation.console
     if console.json:
         return
     if clear:
         console.clear()
     console.say(headline(current))
+    explained = tell_end(invocation)
     if current.processes:
         names = metric_names(current.processes, MOST_METRICS)
         own = [name[:METRIC_CHARS] for name in names]
@@ -128,7 +144,8 @@ def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool
         rejoin = f"clusterctl start --rejoin --job_workspace {current.job}"
         console.say(f"the run is waiting for {name}; once it is fixed: {rejoin}")
     ended = (current.lead or {}).get("ended")
-    for line in first_cause_lines(cluster, current.job, current.run, ended["cause"] if ended else None):
+    cause = ended["cause"] if ended and not explained else None
+    for line in first_cause_lines(cluster, current.job, current.run, cause):
         console.output(line)
     for line in warning_lines(current.warnings):
         console.warn(line)

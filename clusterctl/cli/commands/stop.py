@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli import style
-from clusterctl.cli.invocation import Invocation, job_of
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster, NodeOutcome
@@ -23,8 +23,26 @@ SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports
 
 
 def stop(invocation: Invocation, job: str | None) -> None:
-    with invocation.whole_cluster() as cluster:
-        stop_job(invocation, cluster, job_of(cluster, job))
+    from clusterctl.cli.commands.scheduled import stop_without_run
+    from clusterctl.schedulers import NoRunError
+
+    is_done = False
+    while not is_done:
+        try:
+            _stop(invocation, job)
+            is_done = True
+        except NoRunError as none:
+            job, is_done = none.job.id, stop_without_run(invocation, none.job)
+
+
+def _stop(invocation: Invocation, job: str | None) -> None:
+    from clusterctl.observe.record.references import need_newest
+    from clusterctl.schedulers import NoRunError
+
+    with invocation.cluster_of(job, whole=True) as cluster:
+        if invocation.scheduled is not None and invocation.scheduled.is_over():
+            raise NoRunError(invocation.scheduled.now())  # its nodes may be those of others by now
+        stop_job(invocation, cluster, need_newest(cluster, invocation.run_of(cluster, job)))
 
 
 def stop_job(

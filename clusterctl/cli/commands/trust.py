@@ -24,7 +24,12 @@ def trust(invocation: Invocation, *, yes: bool) -> None:
             key = cluster.transport.scan_host_key(node)
             return node, key, cluster.transport.host_key_verdict(node, key)
 
-        outcomes = cluster.map(look)
+        by_ssh = [node for node in cluster.nodes if node.via == "ssh"]
+        if others := len(cluster.nodes) - len(by_ssh):
+            invocation.console.say(
+                f"{plural(others, 'host')} without a host key: VIA reaches them by other means than SSH"
+            )
+        outcomes = cluster.map(look, by_ssh)
         scanned = [outcome.get() for outcome in outcomes if outcome.ok]
         refused = [one for one in scanned if one[2].state in ("changed", "revoked")]
         unknown = [(node, key) for node, key, verdict in scanned if verdict.state == "unknown"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.cli import style
 from clusterctl.cli.causes import FIRST_CAUSE, headline, incident_line, run_title, warning_lines
 from clusterctl.cli.console import Console, human_duration
-from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.shapes import END_OF_TIME
 from clusterctl.escape import clean
 
@@ -29,19 +29,31 @@ STATE_WORDS = {
 
 
 def why(invocation: Invocation, job: str | None) -> None:
+    from clusterctl.cli.commands.scheduled import explain
+    from clusterctl.schedulers import NoRunError
+
+    try:
+        _why(invocation, job)
+    except NoRunError as none:
+        explain(invocation, none.job)
+
+
+def _why(invocation: Invocation, job: str | None) -> None:
+    from clusterctl.cli.commands.scheduled import scheduler_json, with_end
     from clusterctl.observe.record.status import unheard
     from clusterctl.observe.why.report import to_json
     from clusterctl.observe.why.report import why as ask
 
-    with invocation.whole_cluster() as cluster:
-        named = run_of(cluster, job)
-        report = ask(cluster, named.job, run=named.run)
+    with invocation.cluster_of(job, whole=True) as cluster:
+        named = invocation.run_of(cluster, job)
+        report = with_end(invocation, ask(cluster, named.job, run=named.run))
         if not invocation.console.json:
-            _show(invocation.console, report)
-        invocation.console.finish(to_json(report), unheard(report.errors, len(cluster.nodes)))
+            _show(invocation.console, report, outside=invocation.scheduled is not None)
+        document = {**to_json(report), **scheduler_json(invocation)}
+        invocation.console.finish(document, unheard(report.errors, len(cluster.nodes)))
 
 
-def _show(console: Console, report: Why) -> None:
+def _show(console: Console, report: Why, *, outside: bool) -> None:
     known = report.explanation
     console.say(_first_line(report))
     if known.cause is not None and known.cause.kind != "stopped":
@@ -58,7 +70,7 @@ def _show(console: Console, report: Why) -> None:
             console.say(f"what to do: the run is waiting for {missing}; when it is fixed: {rejoin}")
     for line in warning_lines(report.warnings):
         console.say(line)
-    _show_next(console, report)
+    _show_next(console, report, " in an allocation" if outside else "")
 
 
 def _first_line(report: Why) -> str:
@@ -124,13 +136,13 @@ def _left(report: Why) -> list[str]:
     return [f"then: {'; '.join(words)}"] if words else []
 
 
-def _show_next(console: Console, report: Why) -> None:
+def _show_next(console: Console, report: Why, where: str) -> None:
     last = report.explanation.checkpoint
     if report.members.run is None:
-        console.say(f"next: clusterctl start --job_workspace {report.job}")
+        console.say(f"next{where}: clusterctl start --job_workspace {report.job}")
     elif last and report.state in ("failed", "lost", "stopped"):
         resume = f"clusterctl start --job_workspace {report.job} --resume"
-        console.say(f"last checkpoint: {last['tag']}     next: {resume}")
+        console.say(f"last checkpoint: {last['tag']}     next{where}: {resume}")
 
 
 def _moment(t: float) -> str:

@@ -8,8 +8,8 @@ from clusterctl.cli.declarations.root import NAME, app
 
 #: The commands in the order of `clusterctl --help`.
 ORDER = (
-    *("init", "trust", "check", "setup", "dispatch", "start", "status", "jobs", "logs", "why", "report", "diff"),
-    *("export", "metrics", "stop", "split", "collect", "exec", "task", "prune", "demo"),
+    *("init", "trust", "check", "setup", "dispatch", "start", "submit", "status", "jobs", "logs", "why"),
+    *("report", "diff", "export", "metrics", "save", "stop", "split", "collect", "exec", "task", "prune", "demo"),
 )
 app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))
 

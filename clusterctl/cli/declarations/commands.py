@@ -10,8 +10,10 @@ import typer
 from clusterctl.cli.declarations.fake import BackendOption
 from clusterctl.cli.declarations.options import (
     AdoptOption,
+    DeleteOption,
     EngineOption,
     FoldOption,
+    ImageOption,
     JobArgument,
     JobWorkspaceOption,
     LeaveOutOption,
@@ -19,12 +21,14 @@ from clusterctl.cli.declarations.options import (
     LoadRunOption,
     LoadTagOption,
     NameOption,
+    NamespaceOption,
     PackageOption,
     ResumeFromOption,
     ResumeOption,
     RoleOption,
     RunArgument,
     SetOption,
+    StorageOption,
     TargetArgument,
 )
 from clusterctl.cli.declarations.root import app
@@ -159,6 +163,47 @@ def start(
     )
 
 
+@command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00")
+def submit(
+    context: typer.Context,
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
+    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="The scheduler: slurm or kubernetes.")] = "slurm",
+    nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="The number of nodes.")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="The time limit: minutes, 2:00:00 or 1-12:00:00.")
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Queue it again before its time ends, and resume.")
+    ] = False,
+    image: ImageOption = None,
+    namespace: NamespaceOption = None,
+    storage: StorageOption = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the script or manifest; submit nothing.")] = False,
+) -> None:
+    """Submit a job to Slurm, which starts it once there are nodes, or make pods in Kubernetes and start it on them.
+
+    Everything after -- goes to the training program.
+    """
+    if to == "kubernetes":
+        from clusterctl.cli.commands.kubernetes import submit as submit_pods
+
+        of_slurm = {"--time": time, "--requeue": requeue}
+        submit_pods(
+            context.obj,
+            workspace,
+            nodes=nodes,
+            image=image,
+            namespace=namespace,
+            storage=storage,
+            plan=plan,
+            not_for_pods=[option for option, given in of_slurm.items() if given],
+        )
+        return
+    from clusterctl.cli.commands.submit import submit
+
+    submit(context.obj, workspace, to=to, nodes=nodes, time=time, requeue=requeue, plan=plan)
+
+
 @command(app, "status", "clusterctl status --watch")
 def status(
     context: typer.Context,
@@ -215,9 +260,32 @@ def why(context: typer.Context, job: RunArgument = None) -> None:
     why(context.obj, job)
 
 
+@command(app, "save", "clusterctl save")
+def save(
+    context: typer.Context,
+    job: JobArgument = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Give up if it is not complete by then.")
+    ] = 300.0,
+) -> None:
+    """Save a checkpoint of the running job now, and wait until it is complete."""
+    from clusterctl.cli.commands.save import save
+
+    save(context.obj, job, timeout_s=timeout)
+
+
 @command(app, "stop", "clusterctl stop")
-def stop(context: typer.Context, job: JobArgument = None) -> None:
+def stop(
+    context: typer.Context,
+    job: JobArgument = None,
+    delete: DeleteOption = False,
+) -> None:
     """Stop every process of a job and verify that none is left."""
+    if delete:
+        from clusterctl.cli.commands.kubernetes import stop_and_delete
+
+        stop_and_delete(context.obj, job)
+        return
     from clusterctl.cli.commands.stop import stop
 
     stop(context.obj, job)

@@ -73,3 +73,13 @@ FoldOption = Annotated[
         "all nodes finish within 2 s with less than 1 MB of output.",
     ),
 ]
+ImageOption = Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Kubernetes: the image of the pods.")]
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", metavar="NAME", help="Kubernetes: where the pods are made.")
+]
+StorageOption = Annotated[
+    str | None, typer.Option("--storage", metavar="SIZE", help="Kubernetes: a disk for each pod, such as 10Gi.")
+]
+DeleteOption = Annotated[
+    bool, typer.Option("--delete", help="Also delete the pods and disks that submit has made in Kubernetes.")
+]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console
 from clusterctl.cli.screen.keys import Pressed, keys
-from clusterctl.cli.screen.log_feed import LogFeed, follow_process
+from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.cli.screen.screen import Screen
 from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.curves import shifted
@@ -39,16 +39,14 @@ def watch(console: Console, cluster: Cluster, current: JobStatus, title: str) ->
     def draw() -> Any:
         return console.rich_lines(screen.lines(*rich.size))
 
-    follower = partial(Follower, cluster, job=current.job, run=run)
-    log_feed = LogFeed(screen, follow_process(follower))
+    at = {node: one.at for node, one in known.items()}
     try:
         with (
             keys(wanted=True) as pressed,
             Live(console=rich, screen=True, refresh_per_second=REDRAWS_PER_S, get_renderable=draw) as live,
-            log_feed,
-            follower(current.members.nodes, at={node: one.at for node, one in known.items()}, role="") as news,
+            Follower(cluster, current.members.nodes, current.job, run, at=at, role="") as follower,
         ):
-            return _follow(news, screen, offsets, pressed, log_feed, live.refresh)
+            return _follow(follower, screen, offsets, pressed, LogFeed(screen, follower), live.refresh)
     except KeyboardInterrupt:
         return False
 
@@ -82,6 +80,7 @@ def _follow(
     for one in news:
         if one is not None:
             _take(screen, one, offsets.get(one.node.id, 0.0))
+            log_feed.take(one)
         for key in pressed():
             if key in ("q", "Q"):
                 return False

@@ -21,6 +21,7 @@ from clusterctl.observe.why.first_cause import Explanation, explain
 from clusterctl.observe.why.node_report import NodeReport
 
 READINGS = 3  # of each node's clock
+CLOCKS_S = 0.5  # by how much the clocks of nodes may differ that cannot be asked any more
 REPORT_S = 120.0
 
 
@@ -103,7 +104,9 @@ def ask(
             call.send({"tell": True})
             answer = call.result(REPORT_S)
         answers.check("diagnose", answer)
-        return NodeReport(node.id, *clock_offset(readings), answer)
+        offset_s, margin_s = clock_offset(readings)
+        margin_s = max(margin_s, CLOCKS_S) if cluster.is_over() else margin_s  # it was the clock of this machine
+        return NodeReport(node.id, offset_s, margin_s, answer)
 
     return cluster.map(one, nodes)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
-from clusterctl.runtime.pserver.lane_state import Copied, CutOutput, Due, Held
+from clusterctl.runtime.pserver.lane_state import Copied, CutOutput, Due, Held, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
 
 PATIENCE_S = 5.0  # for the next push of a cut
@@ -29,6 +29,8 @@ class CutPart:
     and copy), "write" (the copies) and "drop". `send(phase, facts)` reports to the lead: "due", "held", "made", or
     "failed" if no push of the cut has come for `patience_s`; then the lanes go on without it. With None only a call of
     `look` gives a cut up.
+
+    In sync there is one order, "announce": a cut is due. The report "announced" says at which step it is made.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class CutPart:
     def order(self, order: str, number: int, facts: dict[str, Any]) -> None:
         """Carry out an order of the lead about the cut `number`; one about an earlier cut is ignored."""
         with self._lock:
-            if order == "hold":
+            if order == "announce":
+                self._announce(number)
+            elif order == "hold":
                 self._now = _Cut(number)
                 self._look_later(number)
                 self._submit(lambda core: core.policy.hold_cut(number))
@@ -59,6 +63,18 @@ class CutPart:
                 self._now = None
             elif order == "drop":
                 self._drop(number)
+
+    def _announce(self, number: int) -> None:
+        """Announce a cut of sync: trainers take it from the first lane of the run, which all of them use."""
+
+        def announce(core: ServerCore) -> list[Output]:
+            out = core.request_cut()
+            self._send("announced", {"cut": number, "step": core.state.cut_schedule.decode(core.policy.cuts)[0]})
+            return out
+
+        for lane in self._server.lanes:
+            if lane.core.state.lane == 0:
+                lane.submit(announce)
 
     def reset(self) -> None:
         """Forget the cut: a new epoch has begun, and the lanes have dropped it."""

@@ -46,7 +46,7 @@ USUAL: dict[str, list[Any]] = {
     "pieces": ["b:8163"],
     "of": ["copy", "merge"],
     "pace": ["moves", "waits", "stalled"],
-    "phase": ["due", "held", "made", "failed", "of_a_newer_version"],
+    "phase": ["due", "held", "made", "failed", "announced", "of_a_newer_version"],
     "cut": [1, 2],
     "purpose": [1, 2, 3, 8],
     "counts": [[], [0, 5], [7, 2]],
@@ -135,6 +135,7 @@ def test_the_port_where_programs_meet_is_reported_by_the_node_of_pserver_0_alone
         {**CUT, "phase": "made", "cut": 1, "table_sums": [1, 2]},
         {**CUT, "phase": "failed", "cut": 1},
         {**CUT, "phase": "failed", "cut": 1, "waits_for": [0]},
+        {**CUT, "phase": "announced", "cut": 1, "step": 3},
         {**CUT, "phase": "of_a_newer_version"},
     ],
 )

@@ -43,6 +43,8 @@ def close(leader: Lead) -> None:
     for connection in list(leader.lead._connections.values()):
         leader.lead._loop.unwatch(connection._sock)
         connection._sock.close()
+    leader.lead._loop.unwatch(leader.lead._door._listener)
+    leader.lead._door._listener.close()
     leader.lead._loop.unwatch(leader.listener)
     leader.listener.close()
 

@@ -90,6 +90,17 @@ def test_a_state_file_alone_is_never_trusted(tmp_path: Path, state: dict[str, An
     assert run_state(run, {"processes": [], "supervisor": ME, "ended": None, "phase": None, **state}) == seen
 
 
+def test_the_word_of_a_scheduler_counts_more_than_a_pid_of_another_machine(tmp_path: Path) -> None:
+    """A job that is over may have left locks, and pids that are those of other processes by now."""
+    run = begin(tmp_path, phase="running", processes=[process("running"), process("failed", GONE)])
+    assert describe(run.job)["state"] == "running"
+    seen = describe(run.job, over=True)
+    assert seen["state"] == "lost"
+    assert [(p["state"], p["cpu"]) for p in seen["processes"]] == [("lost", None), ("failed", 0.5)]
+    write_json(run.state, {"processes": [], "supervisor": ME, "ended": ENDED})
+    assert describe(run.job, over=True)["state"] == "succeeded"
+
+
 def test_processes_reported_as_alive_are_verified() -> None:
     state = {"supervisor": ME, "processes": [process("running"), process("running", GONE), process("failed", GONE)]}
     assert [p["state"] for p in processes_now(state, False)] == ["running", "lost", "failed"]

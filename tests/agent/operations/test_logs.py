@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -86,7 +85,8 @@ class Listening:
 
     def __enter__(self) -> Listening:
         self._read, self._write = os.pipe()
-        self.peer = Peer(io.BytesIO(), self._write)
+        self._input = os.pipe()
+        self.peer = Peer(self._input[0], self._write)
         self.messages: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -98,7 +98,8 @@ class Listening:
                 self.messages.append(json.loads(line))
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._write)
+        for fd in (self._write, *self._input):
+            os.close(fd)
         self._thread.join()
 
 
@@ -199,11 +200,12 @@ def test_following_separates_the_lines_of_the_past_from_new_ones(node: Node, mon
     node.alive(True)
     node.say(1, "trainer6", "early\nhal")
 
-    def meanwhile(_: float) -> None:
+    def meanwhile(*_: object) -> list[int]:
         node.say(2, "trainer6", "f\nlate")
         node.alive(False)
+        return []
 
-    monkeypatch.setattr(watch.time, "sleep", meanwhile)
+    monkeypatch.setattr(Peer, "readable", meanwhile)
     messages = node.ask(follow, tail=5)
     kinds = [[row[2] for row in m["lines"]] if "lines" in m else next(iter(m)) for m in messages]
     assert kinds == ["run", ["early"], "caught_up", ["half", "late"]]
@@ -230,7 +232,7 @@ def test_a_job_that_never_ran_has_no_logs_and_reports_so(tmp_path: Path) -> None
     job.meta.mkdir(parents=True)
     write_json(job.record, {})
     with pytest.raises(AgentError) as raised:
-        logs(tmp_path, {"ref": JOB}, Peer(io.BytesIO(), -1))
+        logs(tmp_path, {"ref": JOB}, Peer(-1, -1))
     assert raised.value.kind == "no_run"
 
 
@@ -260,18 +262,26 @@ def test_following_lasts_as_long_as_the_supervisor_and_includes_its_last_lines(
     node.say(1, "trainer6", "early\nhalf")
     turns = iter(range(100))
 
-    def meanwhile(_: float) -> None:
+    def meanwhile(*_: object) -> list[int]:
         turn = next(turns)
         if turn == 1:
             node.say(2, "trainer6", " a line\nlate")
             node.event(event="ended")
             node.alive(False)
+        return []
 
-    monkeypatch.setattr(watch.time, "sleep", meanwhile)
+    monkeypatch.setattr(Peer, "readable", meanwhile)
     messages = node.ask(follow)
     assert [row[2] for m in messages for row in m.get("lines", ())] == ["early", "half a line", "late"]
     assert [e["event"] for m in messages for e in m.get("events", ())] == ["ended"]
     assert next(turns) == 2
+
+
+def test_following_a_run_that_is_over_by_the_word_of_a_scheduler_ends(node: Node) -> None:
+    node.alive(True)
+    node.say(1, "trainer6", "last\n")
+    messages = node.ask(follow, over=True)
+    assert [row[2] for m in messages for row in m.get("lines", ())] == ["last"]
 
 
 def test_a_follower_that_disconnects_is_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +289,11 @@ def test_a_follower_that_disconnects_is_noticed(node: Node, monkeypatch: pytest.
     monkeypatch.setattr(watch, "HEARTBEAT_S", 0.0)
     read_end, write_end = os.pipe()
     os.close(read_end)
+    quiet = os.pipe()
     with pytest.raises(Gone):
-        follow(node.root, {"ref": JOB}, Peer(io.BytesIO(), write_end))
-    os.close(write_end)
+        follow(node.root, {"ref": JOB}, Peer(quiet[0], write_end))
+    for fd in (write_end, *quiet):
+        os.close(fd)
 
 
 def test_events_are_read_as_complete_lines(tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def chained(
         plans = relay_plan.words(addresses, length)
         for node, call in enumerate((first, second)):
             call.send({"do": "relay", "relay": plans[node], "lock": lock})
+        first.send({"stream": True})
         yield first, second
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def test_a_start_that_holds_the_job_for_too_long_is_killed(tmp_path: Path, monke
             assert holder.stdout.readline() == b"held\n"
             assert not is_free(job)
             with Path(os.devnull).open("wb") as nobody:
-                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
             assert holder.wait(timeout=10) == -signal.SIGTERM
         finally:
             holder.kill()
@@ -80,7 +79,7 @@ def test_a_start_whose_supervisor_is_ended_undoes_its_run_first(tmp_path: Path) 
         try:
             assert starting.stdout.readline() == b"up\n"
             with Path(os.devnull).open("wb") as nobody:
-                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
             assert not run.dir.exists()
             assert starting.wait(timeout=10) == 0
         finally:
@@ -100,7 +99,7 @@ def test_a_job_with_a_damaged_spec_is_stopped(tmp_path: Path, text: str) -> None
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
         try:
             with Path(os.devnull).open("wb") as nobody:
-                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
             assert process.wait(timeout=10) == -signal.SIGTERM
         finally:
             process.kill()
@@ -125,5 +124,5 @@ def test_another_job_that_exits_while_its_port_is_looked_at_is_not_taken_for_thi
         write_json(
             run.state, {"processes": [held], "supervisor": (2**22 + 1, 1, "boot"), "ended": ended, "phase": None}
         )
-        done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+        done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
     assert done["ports_busy"] == []

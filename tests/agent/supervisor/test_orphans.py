@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.common.paths import JobPaths
-from clusterctl.common.procfs import identify, is_alive
+from clusterctl.common.procfs import adopt_orphans, identify, is_alive
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.run_spec import ProcessSpec, RunSpec, Timing
 

@@ -30,6 +30,7 @@ class CheckpointTracker:
     to it has written that; the retentions decide which stay.
 
     `settled` are the saves, as (checkpoint, tag), that are complete or void since the caller has last cleared it.
+    `void` is the tag of the last checkpoint that will never be complete.
     """
 
     def __init__(self, retention: CheckpointRetention, models: ModelRetention) -> None:
@@ -38,6 +39,7 @@ class CheckpointTracker:
         self._pending: dict[tuple[bool, str], PendingSave] = {}
         self._absent: set[int] = set()  # trainers that write no more
         self.settled: list[tuple[bool, str]] = []
+        self.void: str | None = None
         self.not_finite: dict[str, str] = {}  # tables with such values, with the first tag that has them
 
     def take(self, message: Saved, pservers: int) -> list[Action]:
@@ -66,6 +68,7 @@ class CheckpointTracker:
         del self._pending[key]
         self.settled.append(key)
         if lost:
+            self.void = tag if checkpoint else self.void
             return [cut_dropped(CHECKPOINT, f"{names_of(lost)} ended before the state was written", lost)]
         if checkpoint:
             return [WriteManifest(tag, save.pieces, checkpoint, save.states)]
@@ -92,6 +95,11 @@ class CheckpointTracker:
         }
         order: Keep = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
         return [RecordEvent(event), DropManifests(stay, stay[-1]), SendOrder(order), *self._drop_models()]
+
+    @property
+    def newest(self) -> Known | None:
+        """The newest complete checkpoint, perhaps the one from which the run was resumed."""
+        return self._retention.newest
 
     def log(self, message: Logged) -> None:
         """Record a value of the KEEP_BEST metric that a trainer logged."""

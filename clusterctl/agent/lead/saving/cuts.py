@@ -40,11 +40,20 @@ class CutCoordinator:
         self._tags: set[tuple[bool, str]] = set()  # to be written
         self._saved_at = {CHECKPOINT: 0, MODEL: 0}
 
+    @property
+    def checkpoint_step(self) -> int:
+        """The step of the newest cut that was made for a checkpoint, complete or not; 0 if there was none."""
+        return self._saved_at[CHECKPOINT]
+
+    def want(self, purpose: int) -> list[Action]:
+        """Make a cut for a purpose: now, or as the next one."""
+        self._due |= purpose & (CHECKPOINT | MODEL)
+        return self._begin_if_due()
+
     def take(self, report: CutReport) -> list[Action]:
         """Handle what a pserver reports."""
         if report["phase"] == "due":
-            self._due |= report.get("purpose", 0) & (CHECKPOINT | MODEL)
-            return self._begin_if_due()
+            return self.want(report.get("purpose", 0))
         if report.get("cut") != self.number or self.phase not in ("held", "made"):
             return []
         if report["phase"] == "failed":

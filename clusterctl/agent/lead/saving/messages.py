@@ -67,6 +67,13 @@ class Copied(_CopyFacts):
     bytes: Count
 
 
+class SaveWanted(TypedDict):
+    """The user wants a checkpoint now. Only the lead's own supervisor sends it, with the number of the request."""
+
+    do: Literal["save_wanted"]
+    request: int
+
+
 class Logged(TypedDict):
     """A trainer logged the metric of KEEP_BEST."""
 
@@ -93,13 +100,25 @@ class CutReport(_CutFacts):
 
     By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer, its `step` and
     the `passes` that have ended, "made" with the `table_sums` of its lanes, "failed" because pushes of the trainers
-    `waits_for` did not come.
+    `waits_for` did not come. In sync there is only "announced": the cut is made at `step`.
     """
 
     do: Literal["cut"]
     role: str
     rank: Count
     phase: str
+
+
+# Answers to requests of the user, by the lead's supervisor.
+
+
+class SaveAnswer(TypedDict, total=False):
+    """Checkpoint `tag` of `step` is complete; or `why` there is none, and if a later request may find one (`again`)."""
+
+    tag: str
+    step: int
+    why: str
+    again: bool
 
 
 # Orders.
@@ -161,7 +180,7 @@ class CutOrder(_CutOrderFacts):
     """An order to the pservers about cut number `cut`, see `runtime.pserver.cut_part`.
 
     By `order`: "hold", "make" for a `purpose` with the `counts` of the pushes by rank, a `step` and `passes`, "write",
-    "drop".
+    "drop"; in sync "announce", where `cut` is the number of the request for a checkpoint.
     """
 
     do: Literal["cut"]

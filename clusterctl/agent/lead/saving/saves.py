@@ -10,13 +10,16 @@ from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, CopyTracker
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
+from clusterctl.agent.lead.saving.messages import CutReport
+from clusterctl.agent.lead.saving.requests import TRAINING, SaveRequests
 
-SAVE_REPORTS = ("saved", "kept", "logged", "written", "copied", "cut")
-TRAINING = ("trainers", "running")  # the phases in which cuts are made
+SAVE_REPORTS = ("saved", "kept", "logged", "written", "copied", "cut", "save_wanted")
 
 
 class SaveTracker:
-    """`pservers` are the nodes of the pservers, each of which writes a piece of a save."""
+    """`pservers` are the nodes of the pservers, each of which writes a piece of a save. With `together` the run is in
+    sync.
+    """
 
     def __init__(
         self,
@@ -25,16 +28,24 @@ class SaveTracker:
         retention: CheckpointRetention | None,
         models: ModelRetention | None,
         copies: CopyPolicy | None,
+        *,
+        together: bool,
     ) -> None:
         self.checkpoints = CheckpointTracker(retention or CheckpointRetention(3), models or ModelRetention(None))
         self.copies = CopyTracker(copies or CopyPolicy({}), lead)
         self.cuts = CutCoordinator(set(pservers), len(pservers))
+        self.requests = SaveRequests(set(pservers), self.cuts, self.checkpoints, together=together)
         self._pservers = len(pservers)
 
     def handle(self, node: int, report: Report, now: float, phase: str) -> list[Action]:
         """Handle a report about saves in a phase of the run."""
+        if report["do"] == "save_wanted":
+            return self.requests.answered(self.requests.take(report["request"], phase))
+        return self.requests.answered(self._handle(node, report, now, phase))
+
+    def _handle(self, node: int, report: Report, now: float, phase: str) -> list[Action]:
         if report["do"] == "cut":
-            return self.cuts.take(report) if phase in TRAINING and report["role"] == "pserver" else []
+            return self._handle_cut(report) if phase in TRAINING and report["role"] == "pserver" else []
         if report["do"] == "saved":
             return self._settled(self.checkpoints.take(report, self._pservers))
         if report["do"] == "kept":
@@ -47,9 +58,24 @@ class SaveTracker:
             self.checkpoints.log(report)
         return []
 
+    def _handle_cut(self, report: CutReport) -> list[Action]:
+        if report["phase"] != "announced":
+            return self.cuts.take(report)
+        self.requests.announced(report)
+        return []
+
     def leave(self, ranks: Collection[int]) -> list[Action]:
         """Handle the end of trainers, see `CheckpointTracker.leave`."""
-        return self._settled(self.checkpoints.leave(ranks, self._pservers))
+        return self.requests.answered(self._settled(self.checkpoints.leave(ranks, self._pservers)))
+
+    def finish(self) -> list[Action]:
+        """Handle the end of the training, see `CutCoordinator.finish`."""
+        self.requests.finish()
+        return self.requests.answered(self.cuts.finish())
+
+    def tick(self, now: float) -> list[Action]:
+        """Handle the passing of time, see `CopyTracker.tick`."""
+        return self.requests.answered(self.copies.tick(now))
 
     def come_back(self, key: Key) -> None:
         """Expect states of a trainer that had ended, and is started again."""
@@ -67,4 +93,5 @@ class SaveTracker:
         """Roll back, see `CheckpointTracker.go_back`."""
         newest = self.checkpoints.go_back(forget_logs=forget_logs)
         self.cuts.reset(newest["step"])
+        self.requests.go_back()
         return newest

@@ -1,0 +1,126 @@
+"""The former life of a job: a new one waits for its end, since two lives must never write one directory.
+
+ROOT_DIR may be on a disk that machines share, and a node of a job may move: Slurm queues a job again and gives it other
+machines. Processes of the former life may live on where Slurm does not reach them. They end on their own, at the latest
+NODE_GRACE_S after they have lost their lead. Until then their supervisor rewrites state.json every second: that is its
+sign of life for another machine. The lock is none: on some file systems flock does not reach across machines, and on
+others it outlives the machine that held it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+from clusterctl.agent.node.jobs import is_free, pick_run, read_state, read_summary
+from clusterctl.agent.node.locks import Starter, starter_of
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.run_spec import Timing
+
+WATCH_S = 3.0  # at least, because clocks may be wrong: a supervisor gives a sign every second
+ENDING_S = 15.0  # for a supervisor that ends its processes, beyond their grace
+POLL_S = 1.0
+
+Sign = tuple[object, ...]
+Clock = Callable[[], float]
+
+
+def await_former_life(job: JobPaths, request: dict[str, Any], peer: Peer, clock: Clock = time.monotonic) -> None:
+    """Wait until what an earlier run may have left can no longer write to the job directory.
+
+    Raises AgentError if the run goes on. Such a run is refused at once, unless the request is `patient`. In that of
+    another node of the job, `locked` is a node whose lock the new life has.
+    """
+    run, starter = pick_run(job), starter_of(job)
+    if run is None or starter is None:
+        return
+    spec = read_summary(run)
+    timing = spec.timing if spec else Timing()
+    limit_s = timing.node_grace_s + 2 * timing.grace_s + ENDING_S
+    patient = bool(request.get("patient"))
+    if starter.is_elsewhere:
+        if patient or is_free(job):  # else the lock reaches as far as this machine
+            looks = _looks(peer, starter, clock)
+            _await_silence(run, starter, timing.node_grace_s, looks, limit_s if patient else 0.0)
+        return
+    led_by = spec.members[0] if spec and spec.members else None
+    if patient and (_is_stopping(run) or (led_by is not None and led_by == request.get("locked"))):
+        for waited_s in _looks(peer, starter, clock):
+            if is_free(job) or waited_s > limit_s:
+                return
+
+
+def _looks(peer: Peer, starter: Starter, clock: Clock) -> Iterator[float]:
+    """Yield the seconds that have passed, about once a second. Raises `Gone`."""
+    began = clock()
+    where = f" on {starter.host}" if starter.host else ""
+    while True:
+        yield clock() - began
+        peer.beat(waits=f"waiting for an earlier run{where} to end")
+        peer.readable([], POLL_S)
+        peer.look()
+
+
+def _await_silence(run: RunPaths, starter: Starter, grace_s: float, looks: Iterator[float], patience_s: float) -> None:
+    """Wait until a run on another machine has ended, or has been silent for `grace_s`: then its lock counts no more."""
+    sign, age_s = _look(run)
+    since_s = -min(age_s, max(0.0, grace_s - WATCH_S))
+    for now_s in looks:
+        if _has_ended(run) and is_free(run.job):
+            return
+        seen, _ = _look(run)
+        if seen != sign:
+            sign, since_s = seen, now_s
+            if now_s > patience_s:
+                raise _still_running(run, starter)
+        elif now_s - since_s >= grace_s:
+            break
+    if not is_free(run.job) and starter_of(run.job) == starter:
+        run.job.lock.unlink(missing_ok=True)
+
+
+def _look(run: RunPaths) -> tuple[Sign, float]:
+    """Return the last sign of life of the run's supervisor, and its age.
+
+    The age is by the clock of the file system, since those of machines differ. The new file also lets NFS forget what
+    it knows about the directory.
+    """
+    probe = run.dir / ".look"
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink(missing_ok=True)
+    signs = [status for path in (run.state, run.job.lock) if (status := _status(path)) is not None]
+    last = max((status.st_mtime for status in signs), default=now)
+    return tuple((status.st_mtime_ns, status.st_ino) for status in signs), max(0.0, now - last)
+
+
+def _status(path: Path) -> Any:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat()
+    return None
+
+
+def _has_ended(run: RunPaths) -> bool:
+    """Return True if the supervisor itself has recorded the end, after that of its processes."""
+    ended = (read_json(run.state) or {}).get("ended")
+    return ended is not None and not ended.get("late")
+
+
+def _is_stopping(run: RunPaths) -> bool:
+    return bool(read_state(run).get("phase") == "stopping")
+
+
+def _still_running(run: RunPaths, starter: Starter) -> AgentError:
+    name, where = run.job.dir.name, starter.host or "another machine"
+    return AgentError(
+        f"{name} is still running on {where} (run {int(run.run)})",
+        kind="refused",
+        hint=f"two runs must not write to one directory: end the processes of {name} on {where}, then try again",
+        locked=True,
+    )

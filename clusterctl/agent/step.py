@@ -1,0 +1,31 @@
+"""A step that stays: where the end of a step ends what it has started, it lasts as long as the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from clusterctl.common.procfs import adopt_orphans
+
+
+def hold(supervisor: int | None) -> None:
+    """Return once no process is left that this one or its descendants have started.
+
+    On TERM, by which the scheduler announces the end of its patience, the run of the supervisor with that pid stops.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if supervisor is not None and not has_ended:
+                os.kill(supervisor, signal.SIGTERM)
+
+    has_ended = False
+    signal.signal(signal.SIGTERM, stop)
+    adopt_orphans()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # they lead to a control machine that does not listen any more
+        os.dup2(nowhere, stream)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            has_ended |= os.wait()[0] == supervisor

@@ -1,0 +1,135 @@
+"""The part of the first rank that starts the run: the nodes from what all ranks say, and then as `clusterctl start`."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.config import Host, Settings, from_values, load
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.inventory import Inventory, Node, build
+from clusterctl.launch import Run, plan, start
+from clusterctl.ranks.conf_file import ConfNode, conf_text
+from clusterctl.ranks.errors import RankError, say
+from clusterctl.ranks.lifeline import REACH, program
+from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
+
+RECORD_S = 60.0
+MOST_ALIKE = 100  # jobs that began in the same second
+Groups = Sequence[Sequence[Entry]]
+
+
+def control(
+    world: World, meeting: Meeting, command: Sequence[str], conf: Path | None, environ: Mapping[str, str]
+) -> int:
+    """Start the run. Print what came of it, and return 0 or the exit code of all ranks.
+
+    `conf` is the conf.py with the settings; None: that of the shared directory, if there is one.
+    """
+    entries: Sequence[Entry] = []
+    try:
+        entries = meeting.gather(world.size)
+        nodes = nodes_of(entries)
+        run = _start(meeting, entries, nodes, read_settings(meeting, nodes, command, conf, environ))
+    except (ClusterctlError, RankError) as exc:
+        say(str(exc), exc.hint)
+        code = exc.exit_code if isinstance(exc, ClusterctlError) else exc.code
+        meeting.fail(code, entries or list(meeting.entries()))
+        return code
+    for finding in run.findings:
+        say(f"warning: {finding.message}", finding.hint)
+    ranks, members = _plural(world.size, "trainer"), _plural(len(run.nodes), "node")
+    say(f"{run.job} runs on {members} with {ranks}", f"clusterctl --conf {meeting.conf} status")
+    return 0
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def read_settings(
+    meeting: Meeting, nodes: Groups, command: Sequence[str], conf: Path | None, environ: Mapping[str, str]
+) -> Settings:
+    """Return the settings of conf.py, with the ranks' nodes as hosts and their program as the trainers' command.
+
+    Without PYTHON in conf.py it is the one that runs this program, which has what the runtime needs.
+    """
+    values = {
+        "HOSTS": [
+            Host(ranks[0].host, trainers=len(ranks), via=_carrier(meeting, number))
+            for number, ranks in enumerate(nodes)
+        ],
+        "ROOT_DIR": f"{meeting.home}/node{{node}}",
+        "TRAINERS": None,
+        "TRAINERS_PER_NODE": 1,
+        "TRAINER_COMMAND": list(command),
+    }
+    found = conf or meeting.shared / "conf.py"
+    if conf is None and not found.exists():
+        return replace(from_values(values, environ), python=sys.executable)
+    settings = load(found, environ, overrides=values)
+    return settings if "PYTHON" in settings.lines else replace(settings, python=sys.executable)
+
+
+def _carrier(meeting: Meeting, node: int) -> tuple[str, ...]:
+    return (*program(), REACH, str(meeting.calls(node)), "{host}")
+
+
+def inventory_of(settings: Settings, nodes: Groups) -> Inventory:
+    """Return the nodes, with the ranks that mpirun has put on each as its trainers, by local rank."""
+    ranks = [tuple(entry.rank for entry in group) for group in nodes]
+    built = build(settings).nodes
+    return Inventory(tuple(replace(node, trainer_ranks=own) for node, own in zip(built, ranks, strict=True)))
+
+
+def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings: Settings) -> Run:
+    inventory = inventory_of(settings, groups)
+    launch = plan(settings, inventory, cwd=str(Path.cwd()))
+    job = _make_job(inventory.nodes)
+    planned = [
+        PlannedNode(f"{node.root_dir}/{job}", node.trainer_ranks, _cpus(group), group[0].process)
+        for node, group in zip(inventory.nodes, groups, strict=True)
+    ]
+    meeting.publish(Plan(job, planned), entries)
+    with Cluster(settings, inventory, inventory.nodes) as cluster:
+        raise_failures(cluster.map(lambda node: _record(cluster, node, job)), "making the job")
+        run = start(cluster, launch, job, lambda run: None)
+    _write_conf(meeting, job, settings, inventory)
+    return run
+
+
+def _cpus(group: Sequence[Entry]) -> list[int]:
+    return sorted({cpu for entry in group for cpu in entry.cpus})
+
+
+def _make_job(nodes: Sequence[Node]) -> str:
+    """Make an empty job directory for each node, all with the same new name, and return that."""
+    first = datetime.datetime.now(datetime.timezone.utc).strftime("JOB%Y%m%d-%H%M%S")
+    for job in (first, *(f"{first}-{number}" for number in range(2, MOST_ALIKE))):
+        try:
+            for node in nodes:
+                Path(node.root_dir, job).mkdir(0o700, parents=True)
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            raise NodeError(f"cannot make {exc.filename}: {exc.strerror}") from exc
+        return job
+    raise NodeError(f"cannot make a job: there are too many like {first}")
+
+
+def _record(cluster: Cluster, node: Node, job: str) -> Any:
+    """Let a node record its empty job directory, and so show that it sees it."""
+    request = {"op": "adopt", "job": job, "node": node.id, "nodes": len(cluster.inventory.nodes)}
+    with cluster.call(node, request) as call:
+        return call.result(RECORD_S)
+
+
+def _write_conf(meeting: Meeting, job: str, settings: Settings, inventory: Inventory) -> None:
+    nodes = [ConfNode(node.ssh_host, len(node.trainer_ranks), node.via) for node in inventory.nodes]
+    live, ended = (conf_text(job, settings.root_dir, settings.python, nodes, live=is_live) for is_live in (True, False))
+    meeting.write_conf(live, ended)

@@ -1,0 +1,273 @@
+"""How the ranks of one mpirun find each other: by files in a directory that they share.
+
+DIR/clusterctl-jobs/
+  conf.py                     the nodes of the newest run, for commands
+  node0/JOB/                  the job directory of each node
+  ranks/NAMESPACE/            made by rank 0, and removed at the end of the run
+    rank-3.json               who a rank is (`Entry`)
+    conf.py                   that of the nodes after the end of the run
+    plan.json                 which ranks share a node, and the job directory of each (`Plan`)
+    failed.json               the exit code of all ranks, if the run could not start
+    node-0/                   commands for the agent of a node (`calls.py`)
+
+On NFS a name that was looked for in vain is looked for again only after the directory has been listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterctl.common.errors import first_of
+from clusterctl.common.files import read_json, write_atomic, write_json
+from clusterctl.common.procfs import boot_id, identify
+from clusterctl.common.seal import is_own
+from clusterctl.ranks.errors import RankError
+
+HOME = "clusterctl-jobs"
+SEEN_S = 30.0  # in which a rank has to see the directory of rank 0
+GATHERED_S = 60.0  # in which all others have to come
+POLL_S = 0.05
+MOST_NAMED = 8
+RANK, SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+LOCAL_RANK, LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+NAMESPACE = "PMIX_NAMESPACE"
+RUN_IT = "mpirun -np 8 clusterctl-rank python train.py"
+
+
+class World(NamedTuple):
+    """What mpirun tells a rank. `namespace` is the same for all ranks of one mpirun."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    namespace: str
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> World:
+        """Return the place of this process. Raises RankError outside mpirun."""
+        given = [environ.get(name, "") for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)]
+        namespace = "".join(char if char.isalnum() or char in "-_.@" else "_" for char in environ.get(NAMESPACE, ""))
+        if not namespace or not all(number.isdecimal() for number in given):
+            raise RankError(f"this is no rank of mpirun: {RANK} or {NAMESPACE} is missing", RUN_IT, 2)
+        rank, size, local_rank, local_size = map(int, given)
+        return cls(rank, size, local_rank, local_size, f"mpi-{namespace}")
+
+
+class Entry(NamedTuple):
+    """A rank and its process: (pid, start ticks, boot id). `machine` differs between machines, `parent` or
+    `session` between the daemons of mpirun on one machine. `cpus` are those that mpirun has bound it to. `nonce` tells
+    it from a rank of an earlier mpirun with the same namespace.
+    """
+
+    rank: int
+    local_rank: int
+    local_size: int
+    host: str
+    machine: str
+    parent: int
+    session: int
+    cpus: Sequence[int]
+    process: Sequence[Any]
+    nonce: str
+
+    @classmethod
+    def mine(cls, world: World) -> Entry:
+        host, process = socket.gethostname(), identify(os.getpid())
+        assert process is not None
+        machine, nonce = f"{boot_id()} {host}", os.urandom(8).hex()
+        local = (world.local_rank, world.local_size)
+        cpus = sorted(os.sched_getaffinity(0))
+        return cls(world.rank, *local, host, machine, os.getppid(), os.getsid(0), cpus, process, nonce)
+
+
+class PlannedNode(NamedTuple):
+    """A node of the run. `ranks` are by local rank, `cpus` those of all; `front` is the process of the first one."""
+
+    dir: str
+    ranks: Sequence[int]
+    cpus: Sequence[int]
+    front: Sequence[Any]
+
+
+class Plan(NamedTuple):
+    job: str
+    nodes: Sequence[PlannedNode]
+
+    def node_of(self, rank: int) -> int:
+        return next(number for number, node in enumerate(self.nodes) if rank in node.ranks)
+
+
+class Meeting:
+    """The directory of one mpirun below `shared`."""
+
+    def __init__(self, shared: Path, namespace: str) -> None:
+        self.shared = shared
+        self.home = shared / HOME
+        self.dir = self.home / "ranks" / namespace
+        self._above = (shared, self.home, self.dir.parent)
+        self.conf = self.home / "conf.py"
+        self._plan, self._failed = self.dir / "plan.json", self.dir / "failed.json"
+        self._ended_conf = self.dir / "conf.py"
+
+    def make(self) -> None:
+        """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
+        try:
+            self.remove()
+            self.dir.mkdir(0o700, parents=True)
+        except OSError as exc:
+            hint = "name a directory that all nodes share and that you may write to: clusterctl-rank --shared DIR"
+            raise RankError(f"cannot make {self.dir}: {exc.strerror}", hint) from exc
+        self._check()
+
+    def is_seen(self) -> bool:
+        """Return True if the directory is there. Raises RankError if it is another account's."""
+        for directory in self._above:
+            try:
+                os.listdir(directory)  # noqa: PTH208 - see above
+            except OSError:
+                return False
+        if not self.dir.is_dir():
+            return False
+        self._check()
+        return True
+
+    def is_gone(self) -> bool:
+        """Return True if the directory was removed: the run is over."""
+        return not self.dir.is_dir()
+
+    def _check(self) -> None:
+        for directory in (self.home, self.dir.parent, self.dir):
+            if not is_own(str(directory)):
+                hint = "name a directory of your own: clusterctl-rank --shared DIR"
+                raise RankError(f"{directory} belongs to another account, or others can write to it", hint)
+
+    def unseen(self) -> RankError:
+        hint = "if the nodes do not share it, name a directory that they do: clusterctl-rank --shared DIR"
+        return RankError(f"rank 0 made no {self.dir} within {SEEN_S:.0f} s, as seen from {socket.gethostname()}", hint)
+
+    def calls(self, node: int) -> Path:
+        return self.dir / f"node-{node}"
+
+    def enter(self, mine: Entry) -> None:
+        """Write the entry of a rank, unless it is there."""
+        path = self._entry(mine.rank)
+        if not path.exists():
+            with contextlib.suppress(FileNotFoundError):  # rank 0 is just making the directory again
+                write_json(path, mine._asdict(), durable=False)
+
+    def _entry(self, rank: int) -> Path:
+        return self.dir / f"rank-{rank}.json"
+
+    def gather(self, size: int, limit_s: float = GATHERED_S) -> list[Entry]:
+        """Return the entries of all ranks, in order. Raises RankError naming those that did not come."""
+        found: dict[int, Entry] = {}
+        deadline = time.monotonic() + limit_s
+        while len(found) < size:
+            names = os.listdir(self.dir)  # noqa: PTH208 - names only
+            for rank in set(range(size)).difference(found):
+                if self._entry(rank).name in names and (entry := read_json(self._entry(rank))):
+                    found[rank] = Entry(**entry)
+            if len(found) < size:
+                if time.monotonic() > deadline:
+                    raise _missing(self, sorted(set(range(size)).difference(found)), limit_s)
+                time.sleep(POLL_S)
+        return [found[rank] for rank in range(size)]
+
+    def publish(self, plan: Plan, entries: Sequence[Entry]) -> None:
+        """Let all ranks go on, each with its node, whose calls may begin."""
+        for number in range(len(plan.nodes)):
+            self.calls(number).mkdir(0o700)
+        nodes = [node._asdict() for node in plan.nodes]
+        write_json(self._plan, {"job": plan.job, "nodes": nodes, "nonces": _nonces(entries)})
+
+    def plan(self, mine: Entry) -> Plan | None:
+        """Return the plan, once there is one for this rank."""
+        written = self._read(self._plan, mine)
+        return Plan(written["job"], [PlannedNode(**node) for node in written["nodes"]]) if written else None
+
+    def fail(self, code: int, entries: Sequence[Entry]) -> None:
+        """Let all ranks end with this exit code."""
+        write_json(self._failed, {"code": code, "nonces": _nonces(entries)})
+
+    def failure(self, mine: Entry) -> int | None:
+        """Return the exit code if the run could not start."""
+        written = self._read(self._failed, mine)
+        return int(written["code"]) if written else None
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries that are there."""
+        for path in self.dir.glob("rank-*.json"):
+            if entry := read_json(path):
+                yield Entry(**entry)
+
+    def _read(self, path: Path, mine: Entry) -> Any:
+        try:
+            is_there = path.name in os.listdir(self.dir)  # noqa: PTH208 - see above
+        except OSError:
+            return None
+        written = read_json(path) if is_there else None
+        return written if written and mine.nonce in written["nonces"] else None
+
+    def write_conf(self, live: str, ended: str) -> None:
+        """Write conf.py, and what it will be once the run has ended."""
+        write_atomic(self._ended_conf, ended.encode(), durable=False)
+        write_atomic(self.conf, live.encode(), durable=False)
+
+    def close(self, job: str) -> None:
+        """Remove the directory at the end of a run. A conf.py that is of another job by now stays as it is."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if job in self.conf.read_text():
+                self._ended_conf.replace(self.conf)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the directory of this mpirun."""
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def _nonces(entries: Sequence[Entry]) -> list[str]:
+    return [entry.nonce for entry in entries]
+
+
+def _missing(meeting: Meeting, ranks: Sequence[int], limit_s: float) -> RankError:
+    named = first_of([str(rank) for rank in ranks], MOST_NAMED)
+    hint = "if not all nodes share it, name a directory that they do: clusterctl-rank --shared DIR"
+    return RankError(f"these ranks did not come to {meeting.dir} within {limit_s:.0f} s: {named}", hint)
+
+
+def nodes_of(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the ranks of each node by local rank. The node of the lowest rank comes first.
+
+    Ranks on one machine are those of one node, unless their local ranks show that several daemons of mpirun run there.
+    Raises RankError if that does not explain them.
+    """
+    nodes: list[list[Entry]] = []
+    for group in _split(entries, lambda entry: entry.machine):
+        ways = ([group], _split(group, lambda entry: entry.parent), _split(group, lambda entry: entry.session))
+        found = next((way for way in ways if all(map(_is_a_node, way))), None)
+        if found is None:
+            ranks = first_of([f"{one.rank} ({one.local_rank} of {one.local_size})" for one in group], MOST_NAMED)
+            hint = "start clusterctl-rank itself by mpirun, not by a program that makes a session of its own"
+            raise RankError(f"cannot tell the nodes on {group[0].host} apart, from ranks {ranks}", hint)
+        nodes += [sorted(node, key=lambda entry: entry.local_rank) for node in found]
+    return sorted(nodes, key=lambda group: min(entry.rank for entry in group))
+
+
+def _split(entries: Sequence[Entry], key: Callable[[Entry], object]) -> list[list[Entry]]:
+    groups: dict[object, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return list(groups.values())
+
+
+def _is_a_node(group: Sequence[Entry]) -> bool:
+    local = sorted(entry.local_rank for entry in group)
+    return local == list(range(len(group))) and {entry.local_size for entry in group} == {len(group)}

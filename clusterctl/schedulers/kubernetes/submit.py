@@ -1,0 +1,180 @@
+"""What `submit` makes: create it, wait until its pods are ready, find it again, and remove it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError
+from clusterctl.schedulers.kubernetes.kubectl import Forbidden, Kubectl
+from clusterctl.schedulers.kubernetes.manifest import SUBMISSION, Submission, manifest
+from clusterctl.schedulers.kubernetes.pods import Problem, parse_pod, parse_set, shortened, told
+
+READY_S = 600.0
+REMOVED_S = 180.0
+POLL_S = 1.0
+MOST_FAILURES = 5  # of kubectl, one after the other, while pods are waited for
+OWNERS = "statefulsets,services"
+DISKS = "persistentvolumeclaims"
+CLAIM = "PersistentVolumeClaim"
+#: Takes a line about what keeps pods from being ready.
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a submission has made and is there now, named as kubectl does: `service/train-0a`."""
+
+    id: str
+    sets: tuple[str, ...]
+    services: tuple[str, ...]
+    pods: tuple[str, ...]
+    disks: tuple[str, ...]
+
+    @property
+    def selector(self) -> str:
+        return f"{SUBMISSION}={self.id}"
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.sets, *self.services, *self.pods, *self.disks]
+
+
+def make_ready(
+    kubectl: Kubectl, submission: Submission, tell: Tell, *, limit_s: float = READY_S, poll_s: float = POLL_S
+) -> None:
+    """Create the objects of a submission and return once all its pods are ready; else remove them and raise why.
+
+    Raises RefusedError if there are pods with the same labels: HOSTS would mean these too.
+    """
+    _refuse_namesakes(kubectl, submission)
+    try:
+        kubectl.create(manifest(submission))
+        _await_ready(kubectl, submission, tell, limit_s, poll_s)
+    except BaseException:  # Ctrl-C too
+        tell(f"removing what was made for {submission.name}")
+        with contextlib.suppress(ClusterctlError):  # the first error counts
+            remove(kubectl, submission.selector, poll_s=poll_s)
+        raise
+
+
+def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
+    labels = ",".join(f"{key}={value}" for key, value in submission.labels.items())
+    with contextlib.suppress(Forbidden):
+        found = [item["metadata"]["name"] for item in kubectl.objects("statefulsets,pods", labels)]
+        if found:
+            raise RefusedError(
+                f"there is already something with {labels} {kubectl.where}: {shortened(found)}",
+                hint="run this on its pods: clusterctl start WORKSPACE; or remove them first: clusterctl stop --delete",
+            )
+
+
+def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: float, poll_s: float) -> None:
+    deadline, failures = time.monotonic() + limit_s, 0
+    shown: list[str] = []
+    while True:
+        try:
+            problems, failures = _problems(kubectl, submission), 0
+        except UnreachableError as exc:
+            failures += 1
+            if isinstance(exc, Forbidden) or failures == MOST_FAILURES:
+                raise
+        else:
+            if not problems:
+                return
+            lines = told(problems)
+            hopeless = [name for name, problem in problems.items() if problem.is_hopeless]
+            if hopeless or time.monotonic() > deadline:
+                raise _not_ready(submission, problems, lines, None if hopeless else limit_s)
+            for line in lines if lines != shown else ():
+                tell(line)
+            shown = lines
+        time.sleep(poll_s)
+
+
+def _problems(kubectl: Kubectl, submission: Submission) -> dict[str, Problem]:
+    """Return the reason for each pod that is not ready. Events of the StatefulSet explain why pods are absent."""
+    items = kubectl.objects("statefulsets,pods", submission.selector)
+    pods = {pod.name: pod for pod in map(parse_pod, (item for item in items if item["kind"] == "Pod"))}
+    sets = [parse_set(item) for item in items if item["kind"] == "StatefulSet"]
+    if not sets:
+        raise ConfigError(f"{submission.name} is gone: somebody has deleted it")
+    names = [f"{one.name}-{number}" for one in sets for number in one.ordinals]
+    problems = {name: pods[name].problem for name in names if name in pods}
+    absent = [name for name in names if name not in pods]
+    if absent:
+        problems.update(dict.fromkeys(absent, _why_absent(kubectl, submission)))
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def _why_absent(kubectl: Kubectl, submission: Submission) -> Problem:
+    with contextlib.suppress(ClusterctlError):  # an account need not be allowed to see events
+        warnings = [one for one in kubectl.events("StatefulSet", submission.name) if one.get("type") == "Warning"]
+        if warnings:
+            last = max(warnings, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
+            return Problem(last.get("reason", "Absent"), last.get("message", ""))
+    return Problem("Absent")
+
+
+def _not_ready(
+    submission: Submission, problems: dict[str, Problem], lines: Sequence[str], after_s: float | None
+) -> UnreachableError:
+    when = "" if after_s is None else f" after {after_s:g} s"
+    message = f"{len(problems)} of {submission.nodes} pods are not ready{when}"
+    details = {"pods": {name: str(problem) for name, problem in problems.items()}}
+    hint = "correct the reason and submit again; clusterctl submit --to kubernetes --plan prints the manifest"
+    return UnreachableError("\n".join([message, *(f"  {line}" for line in lines)]), hint=hint, details=details)
+
+
+def find(kubectl: Kubectl, selector: str) -> Made | None:
+    """Return what `submit` has made among the objects with these labels; None if there is nothing with them.
+
+    Raises RefusedError if it has made none of them, or if they are of several submissions.
+    """
+    items = _objects(kubectl, selector)
+    ids = {item["metadata"].get("labels", {}).get(SUBMISSION) for item in items} - {None}
+    names = shortened([_name(item) for item in items])
+    if not items:
+        return None
+    if not ids:
+        raise RefusedError(
+            f"clusterctl submit has made nothing of what has {selector} {kubectl.where}: {names}",
+            hint="kubectl delete removes what was made otherwise",
+        )
+    if len(ids) > 1:
+        hint = f'choose one in HOSTS: kubernetes("{SUBMISSION}={min(ids)}"), or kubectl delete the others'
+        raise RefusedError(f"{len(ids)} submissions have {selector} {kubectl.where}: {names}", hint=hint)
+    (id_,) = ids
+    ours = _objects(kubectl, f"{SUBMISSION}={id_}")
+    kinds = ("StatefulSet", "Service", "Pod", CLAIM)
+    return Made(id_, *(tuple(_name(item) for item in ours if item["kind"] == kind) for kind in kinds))
+
+
+def remove(kubectl: Kubectl, selector: str, *, limit_s: float = REMOVED_S, poll_s: float = POLL_S) -> None:
+    """Delete everything with these labels, and return when it is gone. `selector` has the id of a submission."""
+    kubectl.delete(OWNERS, selector)  # first, or it would make disks and pods again
+    deadline = time.monotonic() + limit_s
+    while left := _objects(kubectl, selector):
+        if time.monotonic() > deadline:
+            names = [_name(item) for item in left]
+            raise UnreachableError(
+                f"{shortened(names)} {'is' if len(names) == 1 else 'are'} still there after {limit_s:g} s",
+                hint=f"see kubectl describe {names[0]}{kubectl.option}; clusterctl stop --delete tries again",
+            )
+        if any(item["kind"] == CLAIM and "deletionTimestamp" not in item["metadata"] for item in left):
+            kubectl.delete(DISKS, selector)
+        time.sleep(poll_s)
+
+
+def _objects(kubectl: Kubectl, selector: str) -> list[dict[str, Any]]:
+    try:
+        return kubectl.objects(f"{OWNERS},pods,{DISKS}", selector)
+    except Forbidden:  # an account that may not see disks has none
+        return kubectl.objects(f"{OWNERS},pods", selector)
+
+
+def _name(item: dict[str, Any]) -> str:
+    return f"{item['kind'].lower()}/{item['metadata']['name']}"

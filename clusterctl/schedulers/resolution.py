@@ -1,0 +1,52 @@
+"""Settings whose HOSTS a scheduler knows become settings with hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clusterctl.config import Settings
+from clusterctl.config.host_sources import KubernetesHosts, OpenMpiHosts, SlurmHosts
+from clusterctl.schedulers.scheduled import JobWatch, ScheduledJob
+
+
+def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with their hosts. Those that list hosts are returned as they are, and no program runs.
+
+    `environ` says in whose allocation the command runs, and where the scheduler's commands are.
+    Raises ConfigError, UsageError or UnreachableError with what the scheduler says.
+    """
+    source = settings.hosts_from
+    if isinstance(source, SlurmHosts):
+        from clusterctl.schedulers.slurm.hosts import with_hosts
+
+        return with_hosts(settings, source, environ)
+    if isinstance(source, OpenMpiHosts):
+        from clusterctl.schedulers.openmpi import hosts
+
+        return hosts.with_hosts(settings, source, environ)
+    if isinstance(source, KubernetesHosts):
+        from clusterctl.schedulers.kubernetes.hosts import with_hosts as with_pods
+
+        return with_pods(settings, source, environ)
+    return settings
+
+
+def resolve_job(settings: Settings, environ: Mapping[str, str], ref: str | None) -> tuple[Settings, JobWatch | None]:
+    """Do the same for a job that is only looked at, and may wait or be over: `ref` is what a user calls it.
+
+    If this is not on its nodes, return the job as its scheduler sees it, too. Raises NoRunError, beside the errors of
+    `resolve`, for one that has had no nodes yet.
+    """
+    source = settings.hosts_from
+    if isinstance(source, SlurmHosts):
+        from clusterctl.schedulers.slurm.view import look_at
+
+        return look_at(settings, source, environ, ref)
+    return resolve(settings, environ), None
+
+
+def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) -> ScheduledJob:
+    """Cancel a scheduler's job; one that was queued only if it still is. Return what the scheduler says after that."""
+    from clusterctl.schedulers.slurm import view
+
+    return view.cancel(settings, environ, job)

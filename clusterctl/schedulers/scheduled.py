@@ -1,0 +1,100 @@
+"""A job of a scheduler, seen from a machine outside it: waiting, running, or ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.errors import ClusterctlError, UnreachableError
+
+AGAIN_S = 10.0
+QUEUED, RUNNING, ENDED = "queued", "running", "ended"
+
+
+@dataclass(frozen=True)
+class ScheduledJob:
+    """What a scheduler says about a job.
+
+    `stage` is queued, running or ended. `kind`, `text` and `hint` are the reason for waiting or ending; of an end the
+    kind is that of `slurm.reasons.Ending`. `state` is the scheduler's own word, "" if it has forgotten the job.
+    `run` is the name of the job's run, None if clusterctl did not submit it; `output` the file for what its script
+    prints. `ended` is when it ended, in seconds since the epoch.
+    """
+
+    scheduler: str
+    id: str
+    stage: str
+    state: str = ""
+    kind: str = ""
+    text: str = ""
+    hint: str | None = None
+    run: str | None = None
+    output: str | None = None
+    ended: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.scheduler} job {self.id}"
+
+    @property
+    def sentence(self) -> str:
+        """The job in a line: `Slurm job 12 is queued: waiting for free nodes (Resources)`."""
+        stage = "has ended" if self.stage == ENDED else f"is {self.stage}"
+        return f"{self.name} {stage}" + (f": {self.text}" if self.text else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The form used in JSON documents."""
+        names = ("id", "stage", "state", "kind", "text", "output")
+        return {"name": self.scheduler.lower(), **{name: value for name in names if (value := getattr(self, name))}}
+
+
+class NoRunError(UnreachableError):
+    """A job of a scheduler has no run that could be asked for: it waits, has only begun, or ended before its run."""
+
+    def __init__(self, job: ScheduledJob) -> None:
+        begins = job.stage == RUNNING
+        sentence = f"{job.sentence}, but its run has not begun yet" if begins else job.sentence
+        see = f"see what it prints: {job.output}" if job.output and job.stage != QUEUED else None
+        super().__init__(sentence, hint=job.hint or see, details={"scheduler": job.to_json()})
+        self.job = job
+
+
+class JobWatch:
+    """A job that is asked for again when what is known is older than AGAIN_S. Thread-safe.
+
+    `ask` returns what the scheduler says now. If it raises a ClusterctlError, what was known stands.
+    """
+
+    def __init__(self, ask: Callable[[], ScheduledJob], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known = ask()
+        self._asked_at = clock()
+
+    def now(self) -> ScheduledJob:
+        with self._lock:
+            if self._clock() - self._asked_at > AGAIN_S:
+                self._update()
+            return self._known
+
+    def again(self) -> ScheduledJob:
+        """Return what the scheduler says now, however fresh what is known may be."""
+        with self._lock:
+            self._update()
+            return self._known
+
+    def _update(self) -> None:
+        try:
+            self._known = self._ask()
+        except ClusterctlError:  # a controller that is away for a moment
+            pass
+        finally:
+            self._asked_at = self._clock()
+
+    def is_over(self) -> bool:
+        """Return True while no machine has been given to the job: its files are all that is left of its run."""
+        return self.now().stage != RUNNING

@@ -1,0 +1,43 @@
+"""Commands of clusterctl on the nodes of an allocation, by srun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm.lab import Lab
+
+pytestmark = pytest.mark.slurm
+TRAIN = """\
+import os
+
+print("trained", *(os.environ[name] for name in ("CLUSTERCTL_RANK", "CLUSTERCTL_NODE_ID", "SLURM_JOB_ID")))
+"""
+
+
+def clusterctl(lab: Lab, directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return lab.run(sys.executable, "-m", "clusterctl", "--conf", str(directory / "conf.py"), *argv, timeout_s=120)
+
+
+def test_a_job_runs_on_the_nodes_of_an_allocation(lab: Lab, tmp_path: Path) -> None:
+    job = lab.allocate("-N3", "--ntasks-per-node=2")
+    (tmp_path / "conf.py").write_text(
+        f"HOSTS = slurm(job={job})\nROOT_DIR = '{tmp_path}/root'\nPYTHON = '{sys.executable}'\nPSERVERS = 0\n"
+    )
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/train.py").write_text(TRAIN)
+    named = clusterctl(lab, tmp_path, "exec", "--", "sh", "-c", "echo $SLURMD_NODENAME")
+    assert named.stdout.split()[2::3] == lab.nodes_of(job), named
+    started = clusterctl(lab, tmp_path, "start", "--job_dispatch_package", str(tmp_path / "workspace"))
+    assert started.returncode == 0, started
+    trained = {line.split("trained ")[1] for line in clusterctl(lab, tmp_path, "logs").stdout.splitlines()}
+    assert trained == {f"{rank} {rank // 2} {job}" for rank in range(6)}
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["node0", "node1", "node2"]
+    lab.run("scancel", job)
+    lab.wait_for(job, "CANCELLED")
+    ended = clusterctl(lab, tmp_path, "status")
+    assert ended.returncode == 0
+    assert f"Slurm job {job} has ended: it was cancelled" in ended.stdout
