@@ -44,15 +44,18 @@ class Cluster:
     """The objects of a cluster. Any thread may use it.
 
     `forbidden` has pairs of a verb and a resource that this account may not use, such as `create` and `pods/exec`.
-    Images whose names contain `missing` cannot be pulled. At most `capacity` pods find room, and at most `quota` may
-    exist. `cut_after` is the number of bytes after which the output of an exec breaks off.
+    Images whose names contain `missing` cannot be pulled, and on the machine of the pods `broken` none can. At most
+    `capacity` pods find room, and at most `quota` may exist. The next `failures` requests fail. `cuts` has the numbers of
+    bytes after which the output of the next execs breaks off.
     """
 
     def __init__(self, directory: Path) -> None:
         self.forbidden: set[tuple[str, str]] = set()
         self.capacity: int | None = None
         self.quota: int | None = None
-        self.cut_after: int | None = None
+        self.broken: set[str] = set()
+        self.failures = 0
+        self.cuts: list[int] = []
         self.namespaces = {"default", "research"}
         self._directory = directory
         self._lock = threading.RLock()
@@ -112,7 +115,19 @@ class Cluster:
             raise ApiError(400, "BadRequest", f"pod {name} does not have a host assigned")
         return found
 
+    def make_room(self) -> None:
+        """Let all pods find room, and exist."""
+        self.capacity = self.quota = None
+        self._reconcile()
+
+    def restart_container(self, namespace: str, name: str) -> None:
+        """End everything that runs in a pod, and run its container again, in place."""
+        self.processes(namespace, name).restart()
+
     def check(self, verb: str, resource: str, namespace: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ApiError(503, "ServiceUnavailable", "the server is currently unable to handle the request")
         if (verb, resource) in self.forbidden:
             message = (
                 f'{_shown(resource)} is forbidden: User "me" cannot {verb} resource "{resource}" in API group "" in '
@@ -146,7 +161,8 @@ class Cluster:
         meta, spec = owner["metadata"], owner["spec"]
         for number in range(spec["replicas"]):
             namespace, name = meta["namespace"], f"{meta['name']}-{number}"
-            if ("pods", namespace, name) in self._objects:
+            if (present := self._objects.get(("pods", namespace, name))) is not None:
+                self._place(owner, present)
                 continue
             if self.quota is not None and len(self._of("pods")) >= self.quota:
                 self._warn(owner, f'create Pod {name} failed error: pods "{name}" is forbidden: exceeded quota: small')
@@ -159,12 +175,18 @@ class Cluster:
             template = spec["template"]
             reference = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"]}
             given = {"name": name, "labels": template["metadata"]["labels"], "ownerReferences": [reference]}
-            pod = self._add("pods", namespace, {"metadata": given, "spec": template["spec"]})
-            if (status := self._obstacle(pod)) is not None:
-                pod["status"] = status
-                continue
-            claims = [one["metadata"]["name"] for one in spec.get("volumeClaimTemplates", ())]
-            self._beginning[pod["metadata"]["uid"]] = self._run(self._begin_pod, pod, claims)
+            self._place(owner, self._add("pods", namespace, {"metadata": given, "spec": template["spec"]}))
+
+    def _place(self, owner: Json, pod: Json) -> None:
+        """Begin a pod that has not begun, unless something is in its way."""
+        uid = pod["metadata"]["uid"]
+        if uid in self._beginning or "deletionTimestamp" in pod["metadata"]:
+            return
+        if (status := self._obstacle(pod)) is not None:
+            pod["status"] = status
+            return
+        claims = [one["metadata"]["name"] for one in owner["spec"].get("volumeClaimTemplates", ())]
+        self._beginning[uid] = self._run(self._begin_pod, pod, claims)
 
     def _begin_pod(self, pod: Json, claims: list[str]) -> None:
         meta = pod["metadata"]
@@ -193,7 +215,7 @@ class Cluster:
             message = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available."
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             return {"phase": "Pending", "conditions": [condition]}
-        if "missing" in image:
+        if "missing" in image or pod["metadata"]["name"] in self.broken:
             waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
             first = [{"name": pod["spec"]["initContainers"][0]["name"], "state": {"waiting": waiting}}]
             conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}]

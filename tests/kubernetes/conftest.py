@@ -1,4 +1,7 @@
-"""A cluster for each test: it takes a moment, and pods that one test leaves would be in the way of the next."""
+"""A cluster for each test: it takes a moment, and pods that one test leaves would be in the way of the next.
+
+The tests that only look at pods share them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.schedulers.kubernetes import submit
+from clusterctl.schedulers.kubernetes.kubectl import Kubectl
 from kubernetes import program
-from kubernetes.lab import Lab, kubernetes
+from kubernetes.lab import SUBMISSION, Lab, kubernetes
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +29,18 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lab(kubectl: Path, tmp_path: Path) -> Iterator[Lab]:
     with kubernetes(tmp_path, kubectl) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def lab_with_pods(kubectl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with kubernetes(tmp_path_factory.mktemp("pods"), kubectl) as made:
+        submit.make_ready(Kubectl(made.environment), SUBMISSION, print, print)
+        yield made
+
+
+@pytest.fixture
+def pods(lab_with_pods: Lab) -> Iterator[Lab]:
+    """A cluster with eleven pods, which a test leaves as they are."""
+    yield lab_with_pods
+    lab_with_pods.cluster.forbidden.clear()
+    lab_with_pods.cluster.cuts.clear()

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.schedulers.kubernetes.manifest import Submission
 from kubernetes.cluster import Cluster
 from kubernetes.server import serving
-from support.processes import wait_until
+from support.processes import processes_with_environment, wait_until
 from support.site import Result
 
 HOSTS = 'kubernetes("app=train")'
 IMAGE = "registry.example.org/train:1"
+SUBMISSION = Submission("0a1b2c3d", "train-0a1b2c3d", IMAGE, 11, {"app": "train"})
 
 
 @dataclass
@@ -30,8 +32,9 @@ class Lab:
     environment: dict[str, str] = field(default_factory=dict)
 
     def conf(self, hosts: str = HOSTS, **settings: Any) -> None:
-        """Write a conf.py with short grace periods, no restarts, and `settings`."""
+        """Write a conf.py with short grace periods, no restarts and no copies of models, and `settings`."""
         values = {"PYTHON": sys.executable, "GRACE_S": 2, "RESTARTS": 0, "ENV": {"OPENBLAS_NUM_THREADS": "1"}}
+        values |= {"COPIES": 1, "MODEL_ON_LEAD_MB": 0}
         lines = [f"{name} = {value!r}\n" for name, value in {**values, **settings}.items()]
         (self.directory / "conf.py").write_text("".join([f"HOSTS = {hosts}\n", *lines]))
 
@@ -81,14 +84,22 @@ class Lab:
         return next((pod.get("status", {}).get("podIP") for pod in found), None)
 
     def home(self, pod: dict[str, Any]) -> Path:
-        """Return the home directory of a pod."""
-        (found,) = self.directory.glob(f"cluster/pods/{pod['metadata']['uid']}/disk/home")
-        return found
-
-    def disk(self, pod: dict[str, Any]) -> Path:
-        """Return the home directory on the disk of a pod."""
+        """Return the home directory of a pod, on its disk if it has one."""
         meta = pod["metadata"]
-        return self.directory / "cluster/disks" / meta["namespace"] / f"disk-{meta['name']}" / "home"
+        disk = self.directory / "cluster/disks" / meta["namespace"] / f"disk-{meta['name']}"
+        return (disk if disk.exists() else self.directory / "cluster/pods" / meta["uid"] / "disk") / "home"
+
+    def job_dir(self, job: str, node: int = 0) -> Path:
+        return self.home(self.pods()[node]) / "clusterctl" / job
+
+    def events(self, job: str) -> str:
+        """Return the events of the first run, as node 0, the lead, has recorded them."""
+        return (self.job_dir(job) / ".clusterctl/runs/0001/events.jsonl").read_text()
+
+    def await_end(self, job: str) -> None:
+        """Wait until the first run has ended, on all nodes. Cheaper than `status` again and again."""
+        assert wait_until(lambda: '"event":"ended"' in self.events(job), 100), self.run("why", job).out
+        assert wait_until(lambda: not processes_with_environment("CLUSTERCTL_JOB", job))
 
     def is_empty(self) -> bool:
         """Return True if nothing is left in the cluster, but events."""

@@ -43,9 +43,18 @@ class PodProcesses:
         for container in self._spec.get("initContainers", ()):
             argv, environment = self._command(container), self._environment(container)
             subprocess.run(argv, env=environment, check=True, cwd="/", timeout=60)
+        self._begin_containers()
+
+    def _begin_containers(self) -> None:
         for container in self._spec["containers"]:
             argv, environment = self._command(container), self._environment(container)
             self._main.append(subprocess.Popen(argv, env=environment, cwd="/", start_new_session=True))
+
+    def restart(self) -> None:
+        """End all processes, then start the containers again: with the same volumes, and without init containers."""
+        self.end()
+        self._main.clear()
+        self._begin_containers()
 
     def open(self, container: str, argv: list[str]) -> subprocess.Popen[bytes]:
         """Start a command in a container, with three pipes."""

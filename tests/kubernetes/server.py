@@ -135,7 +135,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(header, value)
         self.end_headers()
         process = pod.open(query["container"][0], query["command"])
-        serve(WebSocket(self.rfile, self.wfile), process, self.cluster.cut_after)  # type: ignore[arg-type]
+        cut_after = self.cluster.cuts.pop(0) if self.cluster.cuts else None
+        serve(WebSocket(self.rfile, self.wfile), process, cut_after)  # type: ignore[arg-type]
 
     def _send(self, code: int, document: dict[str, Any]) -> None:
         data = json.dumps(document).encode()

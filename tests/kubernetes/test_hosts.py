@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,10 @@ from clusterctl.config import Settings, from_values
 from clusterctl.config.host_sources import kubernetes
 from clusterctl.errors import ConfigError, UnreachableError
 from clusterctl.schedulers import resolve
-from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-from clusterctl.schedulers.kubernetes.manifest import Submission
-from clusterctl.schedulers.kubernetes.submit import make_ready
-from kubernetes.lab import IMAGE, Lab
+from kubernetes.lab import SUBMISSION, Lab
 
-pytestmark = pytest.mark.kubernetes
-SUBMISSION = Submission("0a1b2c3d", "train-0a1b2c3d", IMAGE, 11, {"app": "train"})
-NAMES = [f"train-0a1b2c3d-{number}" for number in range(11)]
-
-
-@pytest.fixture
-def pods(lab: Lab) -> Lab:
-    make_ready(Kubectl(lab.environment), SUBMISSION, print, poll_s=0.1)
-    return lab
+pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("pods")]
+NAMES = [f"{SUBMISSION.name}-{number}" for number in range(SUBMISSION.nodes)]
 
 
 def resolved(lab: Lab, selector: str = "app=train", *, nic: str | None = None, **given: Any) -> Settings:
@@ -46,13 +35,6 @@ def test_nic_decides_on_the_addresses(pods: Lab) -> None:
     assert {host.address for host in resolved(pods, nic="eth0").hosts} == {None}
 
 
-def test_a_pod_that_is_away_keeps_its_place(pods: Lab) -> None:
-    pods.cluster.quota = 10  # it cannot come back
-    assert pods.kubectl("delete", "pod", NAMES[3], "--wait=false").code == 0
-    hosts = resolved(pods).hosts
-    assert [host.hostname for host in hosts] == NAMES
-
-
 def test_an_account_need_not_see_stateful_sets(pods: Lab) -> None:
     pods.cluster.forbidden.add(("list", "statefulsets"))
     assert [host.hostname for host in resolved(pods).hosts] == NAMES
@@ -67,17 +49,17 @@ def test_what_is_forbidden_is_named(pods: Lab) -> None:
     assert caught.value.hint == "see what it may do: kubectl auth can-i --list"
 
 
-def test_a_namespace_that_is_not_there(lab: Lab) -> None:
+def test_a_namespace_that_is_not_there(pods: Lab) -> None:
     with pytest.raises(ConfigError, match="there is no namespace nowhere"):
-        resolved(lab, namespace="nowhere")
+        resolved(pods, namespace="nowhere")
 
 
-def test_labels_that_no_pod_has(lab: Lab) -> None:
-    with pytest.raises(UnreachableError, match="there is no pod with app=train in the namespace of kubectl's context"):
-        resolved(lab)
-    lab.cluster.forbidden.add(("get", "namespaces"))
+def test_labels_that_no_pod_has(pods: Lab) -> None:
+    with pytest.raises(UnreachableError, match="there is no pod with app=other in the namespace of kubectl's context"):
+        resolved(pods, "app=other")
+    pods.cluster.forbidden.add(("get", "namespaces"))
     with pytest.raises(UnreachableError, match="there is no pod with app=train in namespace research"):
-        resolved(lab, namespace="research")
+        resolved(pods, namespace="research")
 
 
 def test_a_container_that_pods_do_not_have(pods: Lab) -> None:
@@ -85,36 +67,21 @@ def test_a_container_that_pods_do_not_have(pods: Lab) -> None:
         resolved(pods, container="other")
 
 
-def test_kubectl_is_missing(lab: Lab) -> None:
-    lab.environment["PATH"] = "/nonexistent"
-    with pytest.raises(ConfigError, match="cannot run kubectl: No such file or directory") as caught:
-        resolved(lab)
-    assert caught.value.hint == "install kubectl on this machine, or add its directory to PATH"
-
-
-def test_kubectl_knows_no_cluster(lab: Lab, tmp_path: Path) -> None:
-    lab.environment |= {"KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
+def test_kubectl_knows_no_cluster(pods: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pods.environment, "KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setitem(pods.environment, "HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="kubectl knows no cluster on this machine"):
-        resolved(lab)
+        resolved(pods)
 
 
-def test_an_api_server_that_does_not_answer(lab: Lab) -> None:
-    config = Path(lab.environment["KUBECONFIG"])
-    config.write_text(config.read_text().replace("127.0.0.1:", "127.0.0.9:"))
+def test_an_api_server_that_does_not_answer(pods: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "kubeconfig"
+    config.write_text(Path(pods.environment["KUBECONFIG"]).read_text().replace("127.0.0.1:", "127.0.0.9:"))
+    monkeypatch.setitem(pods.environment, "KUBECONFIG", str(config))
     with pytest.raises(UnreachableError, match="the API server does not answer"):
-        resolved(lab)
+        resolved(pods)
 
 
-def test_labels_that_are_malformed(lab: Lab) -> None:
+def test_labels_that_are_malformed(pods: Lab) -> None:
     with pytest.raises(ConfigError, match="the labels are malformed"):
-        resolved(lab, "app in train")
-
-
-def test_an_answer_that_breaks_off_is_no_list_of_pods(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "kubectl"
-    program.write_text("#!/bin/sh\necho '{\"items\": [{'\n")
-    program.chmod(0o755)
-    lab.environment["PATH"] = f"{program.parent}:{os.environ['PATH']}"
-    with pytest.raises(UnreachableError, match="printed something else than a list of objects, or broke off"):
-        resolved(lab)
+        resolved(pods, "app in train")

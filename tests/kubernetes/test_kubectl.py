@@ -11,24 +11,13 @@ from contextlib import contextmanager
 import pytest
 
 from clusterctl.schedulers.kubernetes.hosts import carrier
-from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-from clusterctl.schedulers.kubernetes.manifest import Submission
-from clusterctl.schedulers.kubernetes.submit import make_ready
-from kubernetes.lab import IMAGE, Lab
+from kubernetes.lab import SUBMISSION, Lab
 from support.processes import is_alive, kill_all, wait_until
 
-pytestmark = pytest.mark.kubernetes
-SUBMISSION = Submission("0a1b2c3d", "train-0a1b2c3d", IMAGE, 2, {"app": "train"})
-POD = "train-0a1b2c3d-0"
+pytestmark = [pytest.mark.kubernetes, pytest.mark.xdist_group("pods")]
+POD = f"{SUBMISSION.name}-0"
 ECHO = ("python3", "-uc", "import os\nwhile data := os.read(0, 65536): os.write(1, b'<' + data.strip() + b'>')")
 EVERY_BYTE = bytes(range(256)) * 4096
-
-
-@pytest.fixture
-def pods(lab: Lab) -> Lab:
-    """A cluster with two pods."""
-    make_ready(Kubectl(lab.environment), SUBMISSION, print, poll_s=0.1)
-    return lab
 
 
 @contextmanager
@@ -98,7 +87,7 @@ def test_a_client_that_is_killed_ends_the_input_of_its_command_and_not_the_comma
 
 def test_output_that_breaks_off_is_followed_by_exit_code_0(pods: Lab) -> None:
     """kubernetes#124571: the stream of the exit code ends empty, which kubectl takes for success."""
-    pods.cluster.cut_after = 10
+    pods.cluster.cuts = [10]
     code, out, _ = ended(pods, "sh", "-c", "echo 0123456789abcdef; exit 3")
     assert (code, out) == (0, b"0123456789")
 
@@ -122,6 +111,6 @@ def test_a_deleted_pod_comes_back_with_another_address_and_without_what_ran_in_i
         pid = int(process.stdout.readline())
         process.communicate(timeout=60)
     assert is_alive(pid)
-    assert pods.kubectl("delete", "pod", POD, "--wait=false").code == 0
+    assert pods.kubectl("delete", "pod", POD, "--wait=false").code == 0  # another one takes its place
     assert wait_until(lambda: pods.address(POD) not in (None, before), 30)
     assert not is_alive(pid)

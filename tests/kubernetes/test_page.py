@@ -1,4 +1,4 @@
-"""The commands of docs/kubernetes.md work in order."""
+"""The commands of docs/kubernetes.md work in order, and train what they train on this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.runtime import load_model
 from docs.pages import REPOSITORY, Shell, blocks, examples, missing_words
 from kubernetes.lab import Lab
 
@@ -14,7 +15,9 @@ PAGE = REPOSITORY / "docs" / "kubernetes.md"
 
 
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_page_work(lab: Lab, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_trains(
+    lab: Lab, tmp_path: Path
+) -> None:
     (tmp_path / "page").mkdir()
     shell = Shell.make(tmp_path / "page")
     shell.env |= {name: value for name, value in lab.environment.items() if name.startswith("KUBE")}
@@ -27,3 +30,18 @@ def test_the_commands_of_the_page_work(lab: Lab, tmp_path: Path) -> None:
             assert ran.code == block.exit_code, f"exit {ran.code}: {transcript}"
             assert missing_words(example, ran) == [], transcript
     assert lab.is_empty()
+    lab.directory = shell.directory
+    lab.environment["HOME"] = shell.env["HOME"]
+    lab.conf('["a", "b"]', VIA="local", ROOT_DIR="~/here/node{node}", SHARDS=["train.txt-*", "test.txt-*"])
+    lab.ok("start", "workspace", "--num_passes=1")
+    lab.ok("collect", "-o", "here")
+    expected, model = (bits(shell.directory / results / "model") for results in ("here", "results"))
+    assert sorted(model) == sorted(expected)
+    assert [name for name in model if model[name] != expected[name]] == []
+
+
+def bits(path: Path) -> dict[str, bytes]:
+    return {
+        name: b"".join(part.tobytes() for part in (table if isinstance(table, tuple) else (table,)))
+        for name, table in load_model(path).items()
+    }

@@ -23,8 +23,19 @@ WORDS: list[tuple[str, type[ClusterctlError], str]] = [
     (f"Error from server (Forbidden): pods is forbidden: {FORBIDDEN}", Forbidden, f"pods is forbidden: {FORBIDDEN}"),
     (
         'Error from server (Forbidden): error when creating "STDIN": admission webhook "images" denied the request: no',
+        ConfigError,
+        'the API server refused kubectl get pods: admission webhook "images" denied the request: no',
+    ),
+    (
+        'Error from server (Forbidden): error when creating "STDIN": pods "a" is forbidden: exceeded quota: small',
+        ConfigError,
+        'the API server refused kubectl get pods: pods "a" is forbidden: exceeded quota: small',
+    ),
+    (
+        'Error from server (Forbidden): error when creating "STDIN": services is forbidden: '
+        'User "me" cannot create resource "services" in API group "" in the namespace "a"',
         Forbidden,
-        "denied the request: no",
+        'this account may not do what kubectl get pods needs: services is forbidden: User "me" cannot create',
     ),
     (
         'Error from server (AlreadyExists): error when creating "STDIN": services "a" already exists',

@@ -60,6 +60,7 @@ spec:
             - /bin/sh
             - "-c"
             - "mkdir -p -m 700 /disk/home"
+          terminationMessagePolicy: FallbackToLogsOnError
           securityContext:
             allowPrivilegeEscalation: false
             capabilities:
@@ -75,6 +76,7 @@ spec:
             - /bin/sh
             - "-c"
             - "trap \\"exit 0\\" TERM INT; while :; do sleep 3600 & wait $!; done"
+          terminationMessagePolicy: FallbackToLogsOnError
           securityContext:
             allowPrivilegeEscalation: false
             capabilities:

@@ -49,10 +49,11 @@ def submit(
         invocation.console.document({"to": "kubernetes", "manifest": objects(submission)})
         invocation.console.output(text.rstrip("\n"))
         return
+    kubectl, console = Kubectl(invocation.environ, submission.namespace), invocation.console
     with invocation.progress.operation("waiting for pods"):
-        make_ready(Kubectl(invocation.environ, submission.namespace), submission, invocation.console.note)
+        make_ready(kubectl, submission, console.note, console.warn)
     ready = f"{plural(submission.nodes, 'pod')} of {submission.name} ready"
-    invocation.console.note(f"{ready}; to delete them: clusterctl stop --delete")
+    console.note(f"{ready}; to delete them: clusterctl stop --delete")
     invocation.pinned["HOSTS"] = replace(source, selector=submission.selector, container=submission.container)
     start(invocation, Target(package=workspace), detach=True, plan=False, origin=OriginOptions())
 
@@ -141,7 +142,7 @@ def _stop(invocation: Invocation, job: str | None) -> None:
     except ClusterctlError as exc:
         if job is not None and isinstance(exc, UsageError):
             raise
-        invocation.console.warn(f"nothing was stopped before: {exc}")
+        invocation.console.warn(f"the job could not be stopped, and ends with its pods: {exc}")
 
 
 def _going(made: Made) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def submit(
     time: str | None,
     requeue: bool,
     plan: bool,
+    not_for_slurm: Sequence[str] = (),
 ) -> None:
     from clusterctl.schedulers.slurm.script import SAVE_S, Submission, script
 
@@ -31,6 +33,8 @@ def submit(
         raise UsageError(
             f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm or --to kubernetes"
         )
+    if not_for_slurm:
+        raise UsageError(f"{not_for_slurm[0]} is for --to kubernetes only")
     if invocation.options.only:
         raise UsageError("this command does not accept --only: Slurm chooses the nodes")
     settings = invocation.settings()
@@ -79,9 +83,10 @@ def _submit(invocation: Invocation, submission: Submission, settings: Settings, 
 
 
 def _check_hosts(settings: Settings) -> None:
-    from clusterctl.config.host_sources import SlurmHosts
+    from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
 
     if settings.hosts_from != SlurmHosts():
         raise ConfigError(
-            f"{settings.place('HOSTS')}submit --to slurm needs HOSTS = slurm(), the nodes that the job is given"
+            f"{settings.place('HOSTS')}submit --to slurm needs HOSTS = slurm(), the nodes that the job is given",
+            hint="for pods, add --to kubernetes" if isinstance(settings.hosts_from, KubernetesHosts) else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError
@@ -76,7 +76,7 @@ class Kubectl:
             items = json.loads(text)["items"]
         except (ValueError, TypeError, KeyError) as exc:
             raise UnreachableError(
-                f"kubectl {' '.join(argv[:2])} printed something else than a list of objects, or broke off",
+                f"kubectl {_action(argv)} printed something else than a list of objects, or broke off",
                 hint="try again; kubectl version shows which one it is",
             ) from exc
         return list(items)
@@ -102,7 +102,7 @@ class Kubectl:
                 hint="install kubectl on this machine, or add its directory to PATH",
             ) from exc
         except subprocess.TimeoutExpired as exc:
-            message = f"kubectl {' '.join(argv[:2])} did not end within {self._deadline_s:g} s"
+            message = f"kubectl {_action(argv)} did not end within {self._deadline_s:g} s"
             raise UnreachableError(message, hint="try kubectl cluster-info") from exc
         if done.returncode:
             raise self._failure(argv, done.stderr)
@@ -112,10 +112,15 @@ class Kubectl:
         """Return the error for a command that failed with these words."""
         for words in TABLE:
             if match := re.search(words.pattern, stderr):
-                values = {**match.groupdict(""), "option": self.option, "action": " ".join(argv[:2])}
+                values = {**match.groupdict(""), "option": self.option, "action": _action(argv)}
                 return words.kind(words.message.format(**values), hint=words.hint.format(**values))
         said = " ".join(stderr.split())[-WORDS_CHARS:] or "it printed nothing"
-        return UnreachableError(f"kubectl {' '.join(argv[:2])} failed: {said}")
+        return UnreachableError(f"kubectl {_action(argv)} failed: {said}")
+
+
+def _action(argv: Sequence[str]) -> str:
+    """Return what kubectl was to do: `get pods`, `create`."""
+    return " ".join(word for word in argv[:2] if not word.startswith("-"))
 
 
 class Words(NamedTuple):
@@ -127,7 +132,8 @@ class Words(NamedTuple):
     hint: str
 
 
-#: The first match counts. Whatever an admission controller refuses is "forbidden" too; its own words say why.
+#: The first match counts. What a quota or an admission controller refuses is "forbidden" too, as what an account may
+#: not do is; the words after it tell them apart.
 TABLE: tuple[Words, ...] = (
     Words(
         ConfigError,
@@ -137,9 +143,15 @@ TABLE: tuple[Words, ...] = (
     ),
     Words(
         Forbidden,
-        r"(?:\(Forbidden\)|forbidden): (?P<words>.*)",
+        r'(?P<words>\S+ (?:"\S+" )?is forbidden: User .* cannot .*)',
         "this account may not do what kubectl {action} needs: {words}",
         "see what it may do: kubectl auth can-i --list{option}",
+    ),
+    Words(
+        ConfigError,
+        r"\(Forbidden\): (?:error when creating \S+: )?(?P<words>.*)",
+        "the API server refused kubectl {action}: {words}",
+        "look at it with clusterctl submit --to kubernetes --plan, and change what the cluster does not allow",
     ),
     Words(
         RefusedError,

@@ -153,6 +153,7 @@ def _container(name: str, image: str, script: str, mounts: list[dict[str, str]])
         "name": name,
         "image": image,
         "command": ["/bin/sh", "-c", script],
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # so that its last words say why a pod is not ready
         "securityContext": RESTRICTED,
         "volumeMounts": mounts,
     }

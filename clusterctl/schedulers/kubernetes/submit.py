@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from clusterctl.schedulers.kubernetes.pods import Problem, parse_pod, parse_set,
 
 READY_S = 600.0
 REMOVED_S = 180.0
-POLL_S = 1.0
+POLL_S = 0.25  # at first; then less often
+MOST_POLL_S = 2.0
 MOST_FAILURES = 5  # of kubectl, one after the other, while pods are waited for
 OWNERS = "statefulsets,services"
 DISKS = "persistentvolumeclaims"
@@ -44,21 +45,30 @@ class Made:
 
 
 def make_ready(
-    kubectl: Kubectl, submission: Submission, tell: Tell, *, limit_s: float = READY_S, poll_s: float = POLL_S
+    kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell, *, limit_s: float = READY_S
 ) -> None:
     """Create the objects of a submission and return once all its pods are ready; else remove them and raise why.
 
-    Raises RefusedError if there are pods with the same labels: HOSTS would mean these too.
+    Raises RefusedError if there are pods with the same labels: HOSTS would mean these too. `warn` is told what could
+    not be removed.
     """
     _refuse_namesakes(kubectl, submission)
     try:
         kubectl.create(manifest(submission))
-        _await_ready(kubectl, submission, tell, limit_s, poll_s)
+        _await_ready(kubectl, submission, tell, limit_s)
     except BaseException:  # Ctrl-C too
-        tell(f"removing what was made for {submission.name}")
-        with contextlib.suppress(ClusterctlError):  # the first error counts
-            remove(kubectl, submission.selector, poll_s=poll_s)
+        _undo(kubectl, submission, tell, warn)
         raise
+
+
+def _undo(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell) -> None:
+    """Remove what was made. What goes wrong here is a warning: the error that led to it is the one to raise."""
+    tell(f"removing what was made for {submission.name}")
+    try:
+        remove(kubectl, submission.selector)
+    except (ClusterctlError, KeyboardInterrupt) as exc:
+        why = f": {exc}" if isinstance(exc, ClusterctlError) else ""
+        warn(f"{submission.name} may not be removed{why}\n  clusterctl stop --delete removes what is left")
 
 
 def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
@@ -72,10 +82,10 @@ def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
             )
 
 
-def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: float, poll_s: float) -> None:
+def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: float) -> None:
     deadline, failures = time.monotonic() + limit_s, 0
-    shown: list[str] = []
-    while True:
+    told_before: set[Problem] = set()
+    for poll_s in _polls():
         try:
             problems, failures = _problems(kubectl, submission), 0
         except UnreachableError as exc:
@@ -85,14 +95,27 @@ def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: 
         else:
             if not problems:
                 return
-            lines = told(problems)
-            hopeless = [name for name, problem in problems.items() if problem.is_hopeless]
-            if hopeless or time.monotonic() > deadline:
-                raise _not_ready(submission, problems, lines, None if hopeless else limit_s)
-            for line in lines if lines != shown else ():
+            is_hopeless = _is_hopeless(problems, submission.nodes)
+            if is_hopeless or time.monotonic() > deadline:
+                raise _not_ready(submission, problems, None if is_hopeless else limit_s)
+            news = {name: problem for name, problem in problems.items() if problem not in told_before}
+            told_before.update(news.values())
+            for line in told(news):
                 tell(line)
-            shown = lines
         time.sleep(poll_s)
+
+
+def _polls() -> Iterator[float]:
+    """Yield the times between two questions: pods may be ready at once, or in ten minutes."""
+    poll_s = POLL_S
+    while True:
+        yield poll_s
+        poll_s = min(MOST_POLL_S, 2 * poll_s)
+
+
+def _is_hopeless(problems: Mapping[str, Problem], nodes: int) -> bool:
+    """Return True if no waiting helps: where one pod is ready, the others may only have met a machine with a fault."""
+    return len(problems) == nodes and any(problem.is_hopeless for problem in problems.values())
 
 
 def _problems(kubectl: Kubectl, submission: Submission) -> dict[str, Problem]:
@@ -119,14 +142,12 @@ def _why_absent(kubectl: Kubectl, submission: Submission) -> Problem:
     return Problem("Absent")
 
 
-def _not_ready(
-    submission: Submission, problems: dict[str, Problem], lines: Sequence[str], after_s: float | None
-) -> UnreachableError:
+def _not_ready(submission: Submission, problems: dict[str, Problem], after_s: float | None) -> UnreachableError:
     when = "" if after_s is None else f" after {after_s:g} s"
     message = f"{len(problems)} of {submission.nodes} pods are not ready{when}"
     details = {"pods": {name: str(problem) for name, problem in problems.items()}}
     hint = "correct the reason and submit again; clusterctl submit --to kubernetes --plan prints the manifest"
-    return UnreachableError("\n".join([message, *(f"  {line}" for line in lines)]), hint=hint, details=details)
+    return UnreachableError("\n".join([message, *(f"  {line}" for line in told(problems))]), hint=hint, details=details)
 
 
 def find(kubectl: Kubectl, selector: str) -> Made | None:
@@ -153,11 +174,14 @@ def find(kubectl: Kubectl, selector: str) -> Made | None:
     return Made(id_, *(tuple(_name(item) for item in ours if item["kind"] == kind) for kind in kinds))
 
 
-def remove(kubectl: Kubectl, selector: str, *, limit_s: float = REMOVED_S, poll_s: float = POLL_S) -> None:
+def remove(kubectl: Kubectl, selector: str, *, limit_s: float = REMOVED_S) -> None:
     """Delete everything with these labels, and return when it is gone. `selector` has the id of a submission."""
     kubectl.delete(OWNERS, selector)  # first, or it would make disks and pods again
     deadline = time.monotonic() + limit_s
-    while left := _objects(kubectl, selector):
+    for poll_s in _polls():
+        left = _objects(kubectl, selector)
+        if not left:
+            return
         if time.monotonic() > deadline:
             names = [_name(item) for item in left]
             raise UnreachableError(

@@ -93,6 +93,12 @@ TABLE: tuple[Words, ...] = (
     ),
     Words(
         KUBECTL,
+        r"error dialing backend",
+        "the machine of the pod {host} does not answer",
+        "see kubectl get pod {host} -o wide, and kubectl get nodes",
+    ),
+    Words(
+        KUBECTL,
         r"Unauthorized|must be logged in",
         "the API server does not accept this account",
         "log in again; try kubectl auth whoami",

@@ -81,6 +81,12 @@ EARLY = [
         "kubectl: this account may not run commands in the pod n1",
     ),
     ("kubectl", 1, "Error from server (BadRequest): pod n1 does not have a host assigned", "pod n1 has not started"),
+    (
+        "kubectl",
+        1,
+        "Error from server: error dialing backend: dial tcp 10.0.0.5:10250: i/o timeout",
+        "kubectl: the machine of the pod n1 does not answer",
+    ),
     ("kubectl", 1, "error: You must be logged in to the server (Unauthorized)", "does not accept this account"),
     ("kubectl", 1, 'error: unable to upgrade connection: container not found ("main")', "is not running"),
     ("kubectl", 1, "error: cannot exec into a container in a completed pod; current phase is Succeeded", "not running"),
