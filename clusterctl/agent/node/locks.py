@@ -38,10 +38,13 @@ class Starter(NamedTuple):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if its machine is another one. This one may have been restarted since: then nothing is left of it."""
+        """True if its machine may be another one: a host name also stays when a pod moves, and a restart changes the boot.
+
+        After a restart nothing is left of it; then its silence is noticed within seconds.
+        """
         from clusterctl.common.procfs import boot_id
 
-        return self.host != host_name() if self.host else self.boot != boot_id()
+        return self.boot != boot_id() or self.host not in (None, host_name())
 
 
 def host_name() -> str:

@@ -110,9 +110,11 @@ def test_a_lock_of_an_older_version_names_the_boot_only(run: RunPaths) -> None:
     assert not Starter(1, 2, boot_id(), None).is_elsewhere
 
 
-def test_a_machine_that_was_restarted_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_boot_may_be_that_of_another_machine_with_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that has moved keeps its name. A machine that was restarted is not told from it, and is silent."""
     monkeypatch.setattr(locks, "host_name", lambda: "n7")
-    assert not Starter(1, 2, "before", "n7").is_elsewhere
+    assert Starter(1, 2, "before", "n7").is_elsewhere
+    assert not Starter(1, 2, boot_id(), "n7").is_elsewhere
     assert Starter(1, 2, boot_id(), "n8").is_elsewhere
 
 
