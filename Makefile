@@ -80,7 +80,7 @@ mpi: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m mpi tests/mpi
 
 kubernetes: $(VENV)/kubernetes.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m kubernetes tests/kubernetes
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m kubernetes tests/kubernetes
 
 upgrade: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m upgrade tests/upgrade

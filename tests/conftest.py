@@ -19,7 +19,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
-LONGEST_FIRST = ("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport")
+LONGEST_FIRST = (
+    *("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport"),
+    *("kubernetes/test_page.py", "kubernetes/test_faults.py"),
+)
 
 
 @pytest.hookimpl(trylast=True)  # after fixtures with parameters have been grouped

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -46,7 +47,7 @@ class Cluster:
     `forbidden` has pairs of a verb and a resource that this account may not use, such as `create` and `pods/exec`.
     Images whose names contain `missing` cannot be pulled, and on the machine of the pods `broken` none can. At most
     `capacity` pods find room, and at most `quota` may exist. The next `failures` requests fail. `cuts` has the numbers of
-    bytes after which the output of the next execs breaks off.
+    bytes after which the output of the next execs breaks off. `execs` counts those of each pod.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -56,6 +57,7 @@ class Cluster:
         self.broken: set[str] = set()
         self.failures = 0
         self.cuts: list[int] = []
+        self.execs: Counter[str] = Counter()
         self.namespaces = {"default", "research"}
         self._directory = directory
         self._lock = threading.RLock()

@@ -135,6 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(header, value)
         self.end_headers()
         process = pod.open(query["container"][0], query["command"])
+        self.cluster.execs[name] += 1
         cut_after = self.cluster.cuts.pop(0) if self.cluster.cuts else None
         serve(WebSocket(self.rfile, self.wfile), process, cut_after)  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ def test_every_command_works_from_submit_to_the_end(lab: Lab) -> None:
     job = lab.submit(REGRESSION, "--", "--num_passes=2")
     lab.await_end(job)
     names = [pod["metadata"]["name"] for pod in lab.pods()]
+    assert all(lab.cluster.execs[name] <= 3 for name in names)  # carriers of one command
     assert all(name.startswith("workspace-") for name in names)
     status = lab.status(job)
     assert status["state"] == "succeeded"
@@ -44,8 +45,10 @@ def kubectl_breaks_off(lab: Lab, job: str) -> None:
     assert "node1: 1\nnode1: 2\n" in done.out
     assert "lost the connection to" in done.err
     lab.cluster.cuts = [2000, 2000]
+    lab.cluster.execs.clear()
     followed = lab.ok("logs", "-f", job)
     assert not lab.cluster.cuts
+    assert set(lab.cluster.execs.values()) == {2}
     for line in (f"end of pass {number} on trainer {rank}" for number in range(2) for rank in range(2)):
         assert followed.out.count(line) == 1, followed.out
 

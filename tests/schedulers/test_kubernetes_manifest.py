@@ -12,6 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.schedulers.kubernetes.manifest import MAKE_HOME, STAY, Submission, manifest, name_for, objects
+from clusterctl.schedulers.kubernetes.pods import parse_set
 from clusterctl.schedulers.kubernetes.yaml import dump
 from support.processes import descendants, kill_all, wait_until
 
@@ -42,6 +43,8 @@ spec:
         app.kubernetes.io/managed-by: clusterctl
         app: train
         clusterctl/submission: "0a1b2c3d"
+      annotations:
+        kubectl.kubernetes.io/default-container: clusterctl
     spec:
       automountServiceAccountToken: false
       enableServiceLinks: false
@@ -123,7 +126,10 @@ def test_without_storage_a_directory_ends_with_its_pod() -> None:
 
 def test_commands_run_in_the_container_that_hosts_name() -> None:
     _, made = objects(Submission(**PLAIN, container="trainer"))
-    assert [one["name"] for one in made["spec"]["template"]["spec"]["containers"]] == ["trainer"]
+    template = made["spec"]["template"]
+    assert [one["name"] for one in template["spec"]["containers"]] == ["trainer"]
+    template["spec"]["containers"].insert(0, {"name": "proxy"})  # as a service mesh does
+    assert parse_set(made).container == "trainer"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.schedulers.kubernetes.pods import DEFAULT_CONTAINER
 from clusterctl.schedulers.kubernetes.yaml import dump
 
 #: The label with the id of a submission. `stop --delete` removes what has it, and nothing else.
@@ -112,7 +113,13 @@ def _stateful_set(submission: Submission) -> dict[str, Any]:
         "replicas": submission.nodes,
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": {SUBMISSION: submission.id}},
-        "template": {"metadata": {"labels": _labels(submission)}, "spec": _pod(submission)},
+        "template": {
+            "metadata": {
+                "labels": _labels(submission),
+                "annotations": {DEFAULT_CONTAINER: submission.container},  # a cluster may add others to each pod
+            },
+            "spec": _pod(submission),
+        },
     }
     if submission.storage is not None:
         wanted["volumeClaimTemplates"] = [_claim(submission, submission.storage)]
