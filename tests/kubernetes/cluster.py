@@ -176,7 +176,7 @@ class Cluster:
                     self._add("persistentvolumeclaims", namespace, {"metadata": {"name": disk, "labels": labels}})
             template = spec["template"]
             reference = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"]}
-            given = {"name": name, "labels": template["metadata"]["labels"], "ownerReferences": [reference]}
+            given = {**template["metadata"], "name": name, "ownerReferences": [reference]}
             self._place(owner, self._add("pods", namespace, {"metadata": given, "spec": template["spec"]}))
 
     def _place(self, owner: Json, pod: Json) -> None:

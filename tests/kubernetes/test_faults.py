@@ -185,8 +185,8 @@ def test_what_cannot_be_removed_again_is_told(lab: Lab, make: Maker) -> None:
     lab.cluster.forbidden.add(("delete", "statefulsets"))
     with pytest.raises(UnreachableError, match="4 of 4 pods are not ready"):
         make(limit_s=0)
-    assert make.told[-1].startswith(f"! {SUBMISSION.name} may not be removed: this account may not do what kubectl delete")
-    assert make.told[-1].endswith("clusterctl stop --delete removes what is left")
+    assert make.told[-1].startswith(f"! not everything of {SUBMISSION.name} was removed: this account may not do")
+    assert make.told[-1].endswith("\n  to remove the rest: clusterctl stop --delete")
     lab.cluster.forbidden.clear()
     lab.ok("stop", "--delete")
     assert lab.is_empty()

@@ -56,6 +56,11 @@ WORDS: list[tuple[str, type[ClusterctlError], str]] = [
     ),
     ("Unable to connect to the server: net/http: TLS handshake timeout", UnreachableError, "does not answer"),
     (
+        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+        UnreachableError,
+        "the API server does not answer",
+    ),
+    (
         "Unable to connect to the server: dial tcp: lookup k8s on 1.1.1.1:53: no such host",
         UnreachableError,
         "not answer",

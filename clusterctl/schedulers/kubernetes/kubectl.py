@@ -181,7 +181,7 @@ TABLE: tuple[Words, ...] = (
     Words(
         UnreachableError,
         r"Unable to connect to the server|connection to the server .* was refused|no such host|i/o timeout"
-        r"|deadline exceeded|Client\.Timeout",
+        r"|deadline exceeded|Client\.Timeout|\((?:ServiceUnavailable|Timeout|ServerTimeout|TooManyRequests)\)",
         "the API server does not answer",
         "try kubectl cluster-info",
     ),

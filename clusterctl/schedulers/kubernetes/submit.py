@@ -68,7 +68,7 @@ def _undo(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell) -> N
         remove(kubectl, submission.selector)
     except (ClusterctlError, KeyboardInterrupt) as exc:
         why = f": {exc}" if isinstance(exc, ClusterctlError) else ""
-        warn(f"{submission.name} may not be removed{why}\n  clusterctl stop --delete removes what is left")
+        warn(f"not everything of {submission.name} was removed{why}\n  to remove the rest: clusterctl stop --delete")
 
 
 def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
