@@ -46,8 +46,8 @@ class Cluster:
 
     `forbidden` has pairs of a verb and a resource that this account may not use, such as `create` and `pods/exec`.
     Images whose names contain `missing` cannot be pulled, and on the machine of the pods `broken` none can. At most
-    `capacity` pods find room, and at most `quota` may exist. The next `failures` requests fail. `cuts` has the numbers of
-    bytes after which the output of the next execs breaks off. `execs` counts those of each pod.
+    `capacity` pods find room, and at most `quota` may exist. The next `failures` requests fail. `cuts` has the numbers
+    of bytes after which the output of the next execs breaks off. `execs` counts those of each pod.
     """
 
     def __init__(self, directory: Path) -> None:

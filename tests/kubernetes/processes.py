@@ -133,8 +133,9 @@ def _take_input(socket: WebSocket, pipe: IO[bytes]) -> None:
         while (message := socket.receive()) and message[0] != CLOSED:
             if message[0] == STDIN:
                 _write(pipe, message[1:])
-    while socket.receive() is not None:  # it answers pings
-        pass
+    with contextlib.suppress(OSError):  # the client is gone
+        while socket.receive() is not None:  # it answers pings
+            pass
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:

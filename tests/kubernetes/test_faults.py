@@ -34,7 +34,7 @@ def test_a_pod_that_is_deleted_is_a_lost_node_that_rejoins_when_it_is_back(lab: 
     name = lab.pods()[1]["metadata"]["name"]
     delete(lab, name)
     assert wait_until(lambda: '"event":"lost"' in lab.events(job))
-    assert "the run is waiting for node1" in lab.run("status", job).out
+    assert "the run is waiting for node1" in lab.ok("status", job).out
     rejoined = lab.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job)
     assert "node1 has rejoined run 1" in rejoined.out
     (lab.job_dir(job) / "go").touch()
@@ -134,7 +134,9 @@ def make(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Maker:
 
 def test_pods_without_room_are_waited_for_and_then_named(lab: Lab, make: Maker) -> None:
     lab.cluster.capacity = 3
-    with pytest.raises(UnreachableError, match=r"1 of 4 pods are not ready after 2 s(.|\n)*Pending: .*Insufficient cpu"):
+    with pytest.raises(
+        UnreachableError, match=r"1 of 4 pods are not ready after 2 s(.|\n)*Pending: .*Insufficient cpu"
+    ):
         make(limit_s=2)
     found = [line for line in make.told if "Insufficient" in line]
     assert found == [f"{SUBMISSION.name}-3: Pending: 0/1 nodes are available: 1 Insufficient cpu. preemption: {NONE}"]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.kubernetes
 SUBMIT = ("submit", "workspace", "--to", "kubernetes", "--image", IMAGE, "--nodes")
 
 
-def test_every_command_works_from_submit_to_the_end(lab: Lab) -> None:
+def test_every_command_works_and_stop_delete_removes_what_submit_has_made_and_nothing_else(lab: Lab) -> None:
     job = lab.submit(REGRESSION, "--", "--num_passes=2")
     lab.await_end(job)
     names = [pod["metadata"]["name"] for pod in lab.pods()]

@@ -15,9 +15,7 @@ PAGE = REPOSITORY / "docs" / "kubernetes.md"
 
 
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_trains(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_trains(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     shell = Shell.make(tmp_path / "page")
     shell.env |= {name: value for name, value in lab.environment.items() if name.startswith("KUBE")}

@@ -72,6 +72,8 @@ class WebSocket:
         else:
             head = bytes([128 | opcode, 127]) + size.to_bytes(8, "big")
         with self._lock:
+            if self._writer.closed:
+                raise BrokenPipeError
             self._writer.write(head + payload)
 
 

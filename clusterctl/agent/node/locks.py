@@ -38,9 +38,9 @@ class Starter(NamedTuple):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if its machine may be another one: a host name also stays when a pod moves, and a restart changes the boot.
+        """True if its machine may be another one. A pod that has moved keeps its host name, but sees another boot.
 
-        After a restart nothing is left of it; then its silence is noticed within seconds.
+        So does a machine that was restarted. Nothing is left there, and its silence is noticed within seconds.
         """
         from clusterctl.common.procfs import boot_id
 

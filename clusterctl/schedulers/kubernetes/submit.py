@@ -44,9 +44,7 @@ class Made:
         return [*self.sets, *self.services, *self.pods, *self.disks]
 
 
-def make_ready(
-    kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell, *, limit_s: float = READY_S
-) -> None:
+def make_ready(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell, *, limit_s: float = READY_S) -> None:
     """Create the objects of a submission and return once all its pods are ready; else remove them and raise why.
 
     Raises RefusedError if there are pods with the same labels: HOSTS would mean these too. `warn` is told what could
