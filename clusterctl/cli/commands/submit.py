@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ def submit(
     time: str | None,
     requeue: bool,
     plan: bool,
-    not_for_slurm: Sequence[str] = (),
+    for_pods: bool = False,
 ) -> None:
     from clusterctl.schedulers.slurm.script import SAVE_S, Submission, script
 
@@ -33,8 +32,8 @@ def submit(
         raise UsageError(
             f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm or --to kubernetes"
         )
-    if not_for_slurm:
-        raise UsageError(f"{not_for_slurm[0]} is for --to kubernetes only")
+    if for_pods:
+        raise UsageError("--image, --namespace and --storage are for --to kubernetes only")
     if invocation.options.only:
         raise UsageError("this command does not accept --only: Slurm chooses the nodes")
     settings = invocation.settings()

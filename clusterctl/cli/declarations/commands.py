@@ -184,10 +184,10 @@ def submit(
 
     Everything after -- goes to the training program.
     """
-    of_slurm, of_pods = {"--time": time, "--requeue": requeue}, {"--image": image, "--namespace": namespace}
     if to == "kubernetes":
         from clusterctl.cli.commands.kubernetes import submit as submit_pods
 
+        of_slurm = {"--time": time, "--requeue": requeue}
         submit_pods(
             context.obj,
             workspace,
@@ -201,17 +201,8 @@ def submit(
         return
     from clusterctl.cli.commands.submit import submit
 
-    not_for_slurm = [option for option, given in {**of_pods, "--storage": storage}.items() if given]
-    submit(
-        context.obj,
-        workspace,
-        to=to,
-        nodes=nodes,
-        time=time,
-        requeue=requeue,
-        plan=plan,
-        not_for_slurm=not_for_slurm,
-    )
+    for_pods = image or namespace or storage
+    submit(context.obj, workspace, to=to, nodes=nodes, time=time, requeue=requeue, plan=plan, for_pods=bool(for_pods))
 
 
 @command(app, "status", "clusterctl status --watch")
