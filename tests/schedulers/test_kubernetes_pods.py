@@ -145,6 +145,13 @@ def test_what_no_waiting_helps_against_is_known() -> None:
     assert hopeless == ["ImagePullBackOff", "CrashLoopBackOff"]
 
 
+def test_what_every_pod_goes_through_is_known() -> None:
+    usual = (Problem("Absent"), Problem("Pending"), Problem("ContainerCreating"), Problem("PodInitializing"))
+    assert all(problem.is_on_its_way for problem in usual)
+    others = (Problem("Pending", MESSAGE), Problem("ErrImagePull"), Problem("Error", "exit 1"), Problem("Terminating"))
+    assert not any(problem.is_on_its_way for problem in others)
+
+
 def test_pods_with_the_same_problem_share_a_line() -> None:
     problems = {f"train-{number}": Problem("Pending", MESSAGE) for number in range(11)}
     problems["train-2"] = Problem("ContainerCreating")

@@ -17,6 +17,8 @@ HOPELESS = frozenset(
 )
 #: A container that waits for these will go on.
 PASSING = frozenset({"ContainerCreating", "PodInitializing"})
+#: So is a pod without an explanation.
+ON_THEIR_WAY = frozenset({"Absent", "Pending", "Running", *PASSING})
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
@@ -29,6 +31,11 @@ class Problem(NamedTuple):
     @property
     def is_hopeless(self) -> bool:
         return self.reason in HOPELESS
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """True for what every pod goes through."""
+        return not self.text and self.reason in ON_THEIR_WAY
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.text}" if self.text else self.reason

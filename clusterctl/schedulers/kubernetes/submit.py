@@ -21,6 +21,8 @@ MOST_FAILURES = 5  # of kubectl, one after the other, while pods are waited for
 OWNERS = "statefulsets,services"
 DISKS = "persistentvolumeclaims"
 CLAIM = "PersistentVolumeClaim"
+#: What every pod is at first: nothing to report.
+USUAL = (Problem("Absent"), Problem("Pending"))
 #: Takes a line about what keeps pods from being ready.
 Tell = Callable[[str], None]
 
@@ -82,7 +84,7 @@ def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
 
 def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: float) -> None:
     deadline, failures = time.monotonic() + limit_s, 0
-    told_before: set[Problem] = set()
+    told_before = set(USUAL)
     for poll_s in _polls():
         try:
             problems, failures = _problems(kubectl, submission), 0
@@ -112,8 +114,10 @@ def _polls() -> Iterator[float]:
 
 
 def _is_hopeless(problems: Mapping[str, Problem], nodes: int) -> bool:
-    """Return True if no waiting helps: where one pod is ready, the others may only have met a machine with a fault."""
-    return len(problems) == nodes and any(problem.is_hopeless for problem in problems.values())
+    """Return True if no waiting helps. Where one pod becomes ready, the others may only have met a faulty machine."""
+    found = set(problems.values())
+    none_is_ready = len(problems) == nodes and not any(problem.is_on_its_way for problem in found)
+    return none_is_ready and any(problem.is_hopeless for problem in found)
 
 
 def _problems(kubectl: Kubectl, submission: Submission) -> dict[str, Problem]:
