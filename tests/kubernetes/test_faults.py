@@ -19,13 +19,12 @@ from kubernetes.lab import IMAGE, Lab
 from kubernetes.lab import SUBMISSION as ELEVEN
 from support.processes import wait_until
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(400)]
 SUBMIT = ("submit", "workspace", "--to", "kubernetes", "--nodes", "2")
 NONE = "0/1 nodes are available."
 SUBMISSION = dataclasses.replace(ELEVEN, nodes=4)
 
 
-@pytest.mark.timeout(400)
 def test_a_pod_that_is_deleted_is_a_lost_node_that_rejoins_when_it_is_back(lab: Lab) -> None:
     """It has a pserver as well as a trainer, and comes back with its disk and another address."""
     lab.conf(ON_TRAINER_LOSS="wait", SAVE_EVERY="2 steps")

@@ -8,7 +8,7 @@ from e2e.programs import REGRESSION, SLEEP
 from kubernetes.lab import IMAGE, Lab
 from support.processes import processes_with_environment, wait_until
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(400)]
 SUBMIT = ("submit", "workspace", "--to", "kubernetes", "--image", IMAGE, "--nodes")
 
 
