@@ -13,9 +13,9 @@ from clusterctl.cluster import Cluster, raise_failures
 from clusterctl.config import Host, Settings, from_values, load
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
-from clusterctl.launch import Run, plan, start
+from clusterctl.launch import Run, plan, scripts, start
 from clusterctl.ranks.conf_file import ConfNode, conf_text
-from clusterctl.ranks.errors import RankError, say
+from clusterctl.ranks.errors import USAGE_CODE, RankError, say
 from clusterctl.ranks.lifeline import REACH, program
 from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
 
@@ -90,6 +90,10 @@ def inventory_of(settings: Settings, nodes: Groups) -> Inventory:
 def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings: Settings) -> Run:
     inventory = inventory_of(settings, groups)
     launch = plan(settings, inventory, cwd=str(Path.cwd()))
+    for _, script in scripts(settings):
+        if not Path(script).exists():
+            hint = "call mpirun in the directory of the program, or name its whole path"
+            raise RankError(f"there is no {script} in {Path.cwd()}", hint, USAGE_CODE)
     job = _make_job(inventory.nodes)
     planned = [
         PlannedNode(f"{node.root_dir}/{job}", node.trainer_ranks, _cpus(group), group[0].process)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+USAGE_CODE = 2
+LINGER_S = 4.0  # in which mpirun ends the other ranks once the one has ended that has something to report
+
 
 class RankError(Exception):
     """An error for the user; its `hint` works when pasted."""

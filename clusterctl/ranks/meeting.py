@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 from clusterctl.common.errors import first_of
 from clusterctl.common.files import read_json, write_atomic, write_json
+from clusterctl.common.paths import OF_RANKS
 from clusterctl.common.procfs import boot_id, identify
 from clusterctl.common.seal import is_own
-from clusterctl.ranks.errors import RankError
+from clusterctl.ranks.errors import USAGE_CODE, RankError
 
-HOME = "clusterctl-jobs"
 SEEN_S = 30.0  # in which a rank has to see the directory of rank 0
 GATHERED_S = 60.0  # in which all others have to come
 POLL_S = 0.05
@@ -56,7 +56,7 @@ class World(NamedTuple):
         given = [environ.get(name, "") for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)]
         namespace = "".join(char if char.isalnum() or char in "-_.@" else "_" for char in environ.get(NAMESPACE, ""))
         if not namespace or not all(number.isdecimal() for number in given):
-            raise RankError(f"this is no rank of mpirun: {RANK} or {NAMESPACE} is missing", RUN_IT, 2)
+            raise RankError(f"this is no rank of mpirun: {RANK} or {NAMESPACE} is missing", RUN_IT, USAGE_CODE)
         rank, size, local_rank, local_size = map(int, given)
         return cls(rank, size, local_rank, local_size, f"mpi-{namespace}")
 
@@ -110,9 +110,9 @@ class Meeting:
 
     def __init__(self, shared: Path, namespace: str) -> None:
         self.shared = shared
-        self.home = shared / HOME
+        self.home = shared / OF_RANKS
         self.dir = self.home / "ranks" / namespace
-        self._above = (shared, self.home, self.dir.parent)
+        self._private = (self.home, self.dir.parent, self.dir)
         self.conf = self.home / "conf.py"
         self._plan, self._failed = self.dir / "plan.json", self.dir / "failed.json"
         self._ended_conf = self.dir / "conf.py"
@@ -121,15 +121,16 @@ class Meeting:
         """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
         try:
             self.remove()
-            self.dir.mkdir(0o700, parents=True)
+            for directory in self._private:  # but not `shared`: a disk may not be mounted, or DIR misspelt
+                directory.mkdir(0o700, exist_ok=directory != self.dir)
         except OSError as exc:
             hint = "name a directory that all nodes share and that you may write to: clusterctl-rank --shared DIR"
-            raise RankError(f"cannot make {self.dir}: {exc.strerror}", hint) from exc
+            raise RankError(f"cannot make {exc.filename}: {exc.strerror}", hint) from exc
         self._check()
 
     def is_seen(self) -> bool:
         """Return True if the directory is there. Raises RankError if it is another account's."""
-        for directory in self._above:
+        for directory in (self.shared, self.home, self.dir.parent):
             try:
                 os.listdir(directory)  # noqa: PTH208 - see above
             except OSError:
@@ -144,7 +145,7 @@ class Meeting:
         return not self.dir.is_dir()
 
     def _check(self) -> None:
-        for directory in (self.home, self.dir.parent, self.dir):
+        for directory in self._private:
             if not is_own(str(directory)):
                 hint = "name a directory of your own: clusterctl-rank --shared DIR"
                 raise RankError(f"{directory} belongs to another account, or others can write to it", hint)
