@@ -39,8 +39,7 @@ def trained_over_ssh(directory: Path, workspace: Path) -> dict[str, bytes]:
     """Train a pass on the hosts of a hostfile, and return the model."""
     directory.mkdir()
     with make_site("embedded", directory, len(HOSTS)) as site:
-        hosts = [host.rpartition(":") for host in site.hosts]
-        (site.directory / "hosts").write_text("".join(f"{name} port={port} slots={SLOTS}\n" for name, _, port in hosts))
+        (site.directory / "hosts").write_text("".join(f"node{node} slots={SLOTS}\n" for node in range(len(HOSTS))))
         conf = site.conf(PYTHON=sys.executable, COPIES=1, MODEL_ON_LEAD_MB=0)
         conf.write_text(f'{conf.read_text()}HOSTS = openmpi("hosts")\n')
         job = site.ok("dispatch", str(workspace), "--json").json()["job"]

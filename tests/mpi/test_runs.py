@@ -39,7 +39,9 @@ def unshared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Po
         lab.ranks.obey()
         (lab.directory / "own").mkdir()
         own = 'if [ "$OMPI_COMM_WORLD_RANK" -ge 2 ]; then set -- --shared own "$@"; fi; exec clusterctl-rank "$@"'
-        yield lab.begin("sh", "-c", own, "sh", "python", "train.py", np=4)
+        mpirun = lab.begin("sh", "-c", own, "sh", "python", "train.py", np=4)
+        yield mpirun
+        mpirun.kill()  # unless its test has seen its end
 
 
 @pytest.fixture(autouse=True)

@@ -135,6 +135,7 @@ class Ranks:
         return str(state["ended"]["state"])
 
     def assert_nothing_left(self) -> None:
+        wait_until(lambda: all(NodeRun(job).is_over() for job in self.jobs()))  # to look at all processes costs time
         wait_until(lambda: not self.processes())
         left = self.processes()
         self.end()
