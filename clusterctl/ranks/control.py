@@ -102,9 +102,8 @@ def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings:
     meeting.publish(Plan(job, planned), entries)
     with Cluster(settings, inventory, inventory.nodes) as cluster:
         raise_failures(cluster.map(lambda node: _record(cluster, node, job)), "making the job")
-        run = start(cluster, launch, job, lambda run: None)
-    _write_conf(meeting, job, settings, inventory)
-    return run
+        _write_conf(meeting, job, settings, inventory)
+        return start(cluster, launch, job, lambda run: None)
 
 
 def _cpus(group: Sequence[Entry]) -> list[int]:

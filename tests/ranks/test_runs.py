@@ -13,7 +13,6 @@ import pytest
 from clusterctl.runtime import load_model
 from e2e.programs import REGRESSION
 from ranks.started import OBEYS, SETTINGS, Ranks, ends, ranks_in
-from support.processes import wait_until
 
 SHOW = """
 import json, os, sys
@@ -132,7 +131,6 @@ def test_commands_reach_a_node_of_another_machine_through_its_rank(ranks: Ranks)
     started = ranks.one_on_each_node()
     ranks.wait_for_output(2)
     conf = ranks.home / "conf.py"
-    assert wait_until(conf.exists)
     conf.write_text(conf.read_text().replace("gethostname()", "'elsewhere'"))
     assert json.loads(ranks.cluster("status", "--json"))["state"] == "running"
     assert "up 1" in ranks.cluster("logs")
