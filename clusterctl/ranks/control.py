@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.common.files import write_atomic
 from clusterctl.config import Host, Settings, from_values, load
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
@@ -134,5 +135,5 @@ def _record(cluster: Cluster, node: Node, job: str) -> Any:
 
 def _write_conf(meeting: Meeting, job: str, settings: Settings, inventory: Inventory) -> None:
     nodes = [ConfNode(node.ssh_host, len(node.trainer_ranks), node.via) for node in inventory.nodes]
-    live, ended = (conf_text(job, settings.root_dir, settings.python, nodes, live=is_live) for is_live in (True, False))
-    meeting.write_conf(live, ended)
+    text = conf_text(job, settings.root_dir, settings.python, str(meeting.dir), nodes)
+    write_atomic(meeting.conf, text.encode(), durable=False)

@@ -5,7 +5,6 @@ DIR/clusterctl-jobs/
   node0/JOB/                  the job directory of each node
   ranks/NAMESPACE/            made by rank 0, and removed at the end of the run
     rank-3.json               who a rank is (`Entry`)
-    conf.py                   that of the nodes after the end of the run
     plan.json                 which ranks share a node, and the job directory of each (`Plan`)
     failed.json               the exit code of all ranks, if the run could not start
     node-0/                   commands for the agent of a node (`calls.py`)
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.common.errors import first_of
-from clusterctl.common.files import read_json, write_atomic, write_json
+from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import OF_RANKS
 from clusterctl.common.procfs import boot_id, identify
 from clusterctl.common.seal import is_own
@@ -115,7 +114,6 @@ class Meeting:
         self._private = (self.home, self.dir.parent, self.dir)
         self.conf = self.home / "conf.py"
         self._plan, self._failed = self.dir / "plan.json", self.dir / "failed.json"
-        self._ended_conf = self.dir / "conf.py"
 
     def make(self) -> None:
         """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
@@ -217,20 +215,8 @@ class Meeting:
         written = read_json(path) if is_there else None
         return written if written and mine.nonce in written["nonces"] else None
 
-    def write_conf(self, live: str, ended: str) -> None:
-        """Write conf.py, and what it will be once the run has ended."""
-        write_atomic(self._ended_conf, ended.encode(), durable=False)
-        write_atomic(self.conf, live.encode(), durable=False)
-
-    def close(self, job: str) -> None:
-        """Remove the directory at the end of a run. A conf.py that is of another job by now stays as it is."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if job in self.conf.read_text():
-                self._ended_conf.replace(self.conf)
-        self.remove()
-
     def remove(self) -> None:
-        """Remove the directory of this mpirun."""
+        """Remove the directory of this mpirun, at the end of its run."""
         shutil.rmtree(self.dir, ignore_errors=True)
 
 

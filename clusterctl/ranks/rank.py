@@ -164,7 +164,7 @@ class Rank:
         if number == 0:
             others = [NodeRun(Path(other.dir)) for other in plan.nodes[1:]]
             wait_until(lambda: all(other.ended() for other in others), OTHERS_S)
-            self._meeting.close(plan.job)
+            self._meeting.remove()
         lifeline.let_go()
         return state
 

@@ -185,25 +185,6 @@ def test_a_directory_that_cannot_be_made_names_the_option(tmp_path: Path) -> Non
     assert not (tmp_path / "absent").exists()
 
 
-def test_the_end_leaves_the_conf_py_of_ended_runs_and_nothing_else(tmp_path: Path) -> None:
-    meeting = Meeting(tmp_path, "mpi-1")
-    meeting.make()
-    meeting.write_conf("# JOB1 live\n", "# JOB1 ended\n")
-    assert meeting.conf.read_text() == "# JOB1 live\n"
-    meeting.close("JOB1")
-    assert meeting.conf.read_text() == "# JOB1 ended\n"
-    assert not meeting.dir.exists()
-
-
-def test_the_end_of_an_older_run_leaves_the_conf_py_of_a_newer_one(tmp_path: Path) -> None:
-    older, newer = Meeting(tmp_path, "mpi-1"), Meeting(tmp_path, "mpi-2")
-    for meeting, job in ((older, "JOB1"), (newer, "JOB2")):
-        meeting.make()
-        meeting.write_conf(f"# {job} live\n", f"# {job} ended\n")
-    older.close("JOB1")
-    assert newer.conf.read_text() == "# JOB2 live\n"
-
-
 def test_the_message_of_a_rank_that_sees_nothing_names_the_option(tmp_path: Path) -> None:
     error = Meeting(tmp_path, "mpi-1").unseen()
     assert f"rank 0 made no {tmp_path}/clusterctl-jobs/ranks/mpi-1 within {meetings.SEEN_S:.0f} s" in str(error)
