@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
 from clusterctl.launch import Run, plan, scripts, start
 from clusterctl.ranks.conf_file import ConfNode, conf_text
-from clusterctl.ranks.errors import USAGE_CODE, RankError, say
+from clusterctl.ranks.errors import USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import REACH, program
 from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
 
@@ -37,9 +37,10 @@ def control(
         entries = meeting.gather(world.size)
         nodes = nodes_of(entries)
         run = _start(meeting, entries, nodes, read_settings(meeting, nodes, command, conf, environ))
-    except (ClusterctlError, RankError) as exc:
-        say(str(exc), exc.hint)
-        code = exc.exit_code if isinstance(exc, ClusterctlError) else exc.code
+    except (ClusterctlError, RankError, OSError) as exc:
+        error = of_the_system(exc, meeting.shared) if isinstance(exc, OSError) else exc
+        say(str(error), error.hint)
+        code = error.exit_code if isinstance(error, ClusterctlError) else error.code
         meeting.fail(code, entries or list(meeting.entries()))
         return code
     for finding in run.findings:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterctl.ranks.errors import LINGER_S, USAGE_CODE, RankError, say
+from clusterctl.ranks.errors import LINGER_S, USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import END, REACH, end
 from clusterctl.ranks.meeting import LOCAL_RANK, RANK, RUN_IT, Meeting, World
 
@@ -94,4 +94,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from clusterctl.ranks.rank import Rank
 
     rank = Rank(world, Meeting(options.shared, world.namespace), environ)
-    return rank.run(options.command, options.conf)
+    try:
+        return rank.run(options.command, options.conf)
+    except OSError as exc:
+        raise of_the_system(exc, options.shared) from exc

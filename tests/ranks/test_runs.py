@@ -146,6 +146,15 @@ def test_a_program_that_is_missing_is_named_once_and_no_job_is_made(ranks: Ranks
     assert ranks.jobs() == []
 
 
+def test_a_rank_that_cannot_write_says_so(ranks: Ranks) -> None:
+    """As on a full disk."""
+    ranks.train(REGRESSION)
+    done = ends([ranks.begin(0, 1, 0, 1, through=("/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh"))])
+    assert done[0][0] == 1, done
+    assert f"clusterctl-rank: cannot go on in {ranks.directory}: File too large\n" in done[0][2]
+    assert "Traceback" not in done[0][2]
+
+
 def test_a_mistake_in_conf_py_ends_all_ranks(ranks: Ranks) -> None:
     ranks.conf('MODE = "quick"\n')
     ranks.train(REGRESSION)
