@@ -32,6 +32,7 @@ ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for its
 META, RESERVED = seal.META, seal.RESERVED
 MOST_NAME_CHARS = 100
 MOST_LABEL_CHARS = 64
+OF_RANKS = "clusterctl-jobs"  # below the directory that the ranks of an mpirun share, often a workspace: the ROOT_DIRs
 LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 

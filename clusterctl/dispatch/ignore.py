@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from clusterctl.common.paths import OF_RANKS
 from clusterctl.dispatch.wildmatch import SPECIAL, translate
 
 IGNORE_FILE = ".clusterctlignore"
-DEFAULTS = (".git", "__pycache__", ".venv")
+DEFAULTS = (".git", "__pycache__", ".venv", OF_RANKS)
 DEFAULT, RESERVED_NAME = "default", "reserved"
 
 

@@ -323,16 +323,16 @@ def _model_schedule(every: Every | None) -> SaveEvery | None:
     return None if (every.unit, every.count) == ("pass", 1) else SaveEvery(unit=EVERY[every.unit], n=every.count)
 
 
-def missing_scripts(settings: Settings, paths: Collection[str]) -> Iterator[str]:
-    """Yield a problem for each command whose script is certainly not among the `paths` of a workspace."""
+def scripts(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the setting and the path of each script that processes certainly run in the directory they begin in."""
     for name, argv in (("TRAINER_COMMAND", settings.trainer_command), ("PSERVER_COMMAND", settings.pserver_command)):
         script = _script(argv or ())
-        if script is not None and posixpath.normpath(script) not in paths:
-            yield f"{name} runs {script}, which is not in the workspace"
+        if script is not None:
+            yield name, posixpath.normpath(script)
 
 
 def _script(argv: Sequence[str]) -> str | None:
-    """Return the script that a command runs in the job directory; None if it runs none, or that is hard to say."""
+    """Return the script that a command runs in its directory; None if it runs none, or that is hard to say."""
     interpreted = len(argv) > 1 and INTERPRETER.fullmatch(argv[0].rpartition("/")[2]) and not argv[1].startswith("-")
     script = argv[1] if interpreted else argv[0] if argv and "/" in argv[0] else ""
     return script if script and not script.startswith(("/", "~", "../")) else None

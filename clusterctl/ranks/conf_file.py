@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LIVE = '''\
+TEXT = '''\
 """The nodes of {job}, which mpirun started. Written by clusterctl-rank."""
 
+from os.path import isdir
 from socket import gethostname
 
 ROOT_DIR = {root!r}
 PYTHON = {python!r}
+is_live = isdir({ranks!r})
 
 
-def node(host, trainers, *via):
-    return Host(host, trainers=trainers, via="local" if host == gethostname() else via)
+def node(host, trainers, *through_its_rank):
+    is_far = is_live and host != gethostname()
+    return Host(host, trainers=trainers, via=through_its_rank if is_far else "local")
 
 
-HOSTS = [
-{nodes}
-]
-'''
-ENDED = '''\
-"""The nodes of {job}, which mpirun started. Written by clusterctl-rank."""
-
-ROOT_DIR = {root!r}
-PYTHON = {python!r}
-VIA = "local"
 HOSTS = [
 {nodes}
 ]
@@ -42,12 +35,7 @@ class ConfNode(NamedTuple):
     via: Sequence[str]
 
 
-def conf_text(job: str, root: str, python: str, nodes: Sequence[ConfNode], *, live: bool) -> str:
-    """Return the file. While the run is live, nodes on other machines are reached through their ranks."""
-    lines = [
-        f"    node({', '.join(repr(word) for word in (host, trainers, *via))}),"
-        if live
-        else f"    Host({host!r}, trainers={trainers}),"
-        for host, trainers, via in nodes
-    ]
-    return (LIVE if live else ENDED).format(job=job, root=root, python=python, nodes="\n".join(lines))
+def conf_text(job: str, root: str, python: str, ranks: str, nodes: Sequence[ConfNode]) -> str:
+    """Return the file. While the directory `ranks` exists, other machines are reached through their ranks."""
+    lines = [f"    node({', '.join(repr(word) for word in (host, trainers, *via))})," for host, trainers, via in nodes]
+    return TEXT.format(job=job, root=root, python=python, ranks=ranks, nodes="\n".join(lines))

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.common.files import write_atomic
 from clusterctl.config import Host, Settings, from_values, load
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
-from clusterctl.launch import Run, plan, start
+from clusterctl.launch import Run, plan, scripts, start
 from clusterctl.ranks.conf_file import ConfNode, conf_text
-from clusterctl.ranks.errors import RankError, say
+from clusterctl.ranks.errors import USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import REACH, program
 from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
 
@@ -36,9 +37,10 @@ def control(
         entries = meeting.gather(world.size)
         nodes = nodes_of(entries)
         run = _start(meeting, entries, nodes, read_settings(meeting, nodes, command, conf, environ))
-    except (ClusterctlError, RankError) as exc:
-        say(str(exc), exc.hint)
-        code = exc.exit_code if isinstance(exc, ClusterctlError) else exc.code
+    except (ClusterctlError, RankError, OSError) as exc:
+        error = of_the_system(exc, meeting.shared) if isinstance(exc, OSError) else exc
+        say(str(error), error.hint)
+        code = error.exit_code if isinstance(error, ClusterctlError) else error.code
         meeting.fail(code, entries or list(meeting.entries()))
         return code
     for finding in run.findings:
@@ -90,6 +92,10 @@ def inventory_of(settings: Settings, nodes: Groups) -> Inventory:
 def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings: Settings) -> Run:
     inventory = inventory_of(settings, groups)
     launch = plan(settings, inventory, cwd=str(Path.cwd()))
+    for _, script in scripts(settings):
+        if not Path(script).exists():
+            hint = "call mpirun in the directory of the program, or name its whole path"
+            raise RankError(f"there is no {script} in {Path.cwd()}", hint, USAGE_CODE)
     job = _make_job(inventory.nodes)
     planned = [
         PlannedNode(f"{node.root_dir}/{job}", node.trainer_ranks, _cpus(group), group[0].process)
@@ -98,9 +104,8 @@ def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings:
     meeting.publish(Plan(job, planned), entries)
     with Cluster(settings, inventory, inventory.nodes) as cluster:
         raise_failures(cluster.map(lambda node: _record(cluster, node, job)), "making the job")
-        run = start(cluster, launch, job, lambda run: None)
-    _write_conf(meeting, job, settings, inventory)
-    return run
+        _write_conf(meeting, job, settings, inventory)
+        return start(cluster, launch, job, lambda run: None)
 
 
 def _cpus(group: Sequence[Entry]) -> list[int]:
@@ -131,5 +136,5 @@ def _record(cluster: Cluster, node: Node, job: str) -> Any:
 
 def _write_conf(meeting: Meeting, job: str, settings: Settings, inventory: Inventory) -> None:
     nodes = [ConfNode(node.ssh_host, len(node.trainer_ranks), node.via) for node in inventory.nodes]
-    live, ended = (conf_text(job, settings.root_dir, settings.python, nodes, live=is_live) for is_live in (True, False))
-    meeting.write_conf(live, ended)
+    text = conf_text(job, settings.root_dir, settings.python, str(meeting.dir), nodes)
+    write_atomic(meeting.conf, text.encode(), durable=False)

@@ -28,7 +28,7 @@ def program() -> tuple[str, ...]:
 
 
 class Lifeline:
-    """Ends the run of a job directory when this process dies without `let_go`. Then it closes the `meeting`, if any.
+    """Ends the run of a job directory when this process dies without `let_go`. Then it removes the `meeting`, if any.
 
     It is in a session of its own, and has none of our output: mpirun kills our group, and waits for the output's end.
     """
@@ -59,4 +59,4 @@ def end(job_dir: str, shared: str = "", namespace: str = "") -> None:
     node.stop()
     wait_until(node.is_over, ENDING_S)
     if shared:
-        Meeting(Path(shared), namespace).close(Path(job_dir).name)
+        Meeting(Path(shared), namespace).remove()

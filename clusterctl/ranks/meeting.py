@@ -5,7 +5,6 @@ DIR/clusterctl-jobs/
   node0/JOB/                  the job directory of each node
   ranks/NAMESPACE/            made by rank 0, and removed at the end of the run
     rank-3.json               who a rank is (`Entry`)
-    conf.py                   that of the nodes after the end of the run
     plan.json                 which ranks share a node, and the job directory of each (`Plan`)
     failed.json               the exit code of all ranks, if the run could not start
     node-0/                   commands for the agent of a node (`calls.py`)
@@ -25,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.common.errors import first_of
-from clusterctl.common.files import read_json, write_atomic, write_json
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import OF_RANKS
 from clusterctl.common.procfs import boot_id, identify
 from clusterctl.common.seal import is_own
-from clusterctl.ranks.errors import RankError
+from clusterctl.ranks.errors import USAGE_CODE, RankError
 
-HOME = "clusterctl-jobs"
 SEEN_S = 30.0  # in which a rank has to see the directory of rank 0
 GATHERED_S = 60.0  # in which all others have to come
 POLL_S = 0.05
@@ -56,7 +55,7 @@ class World(NamedTuple):
         given = [environ.get(name, "") for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)]
         namespace = "".join(char if char.isalnum() or char in "-_.@" else "_" for char in environ.get(NAMESPACE, ""))
         if not namespace or not all(number.isdecimal() for number in given):
-            raise RankError(f"this is no rank of mpirun: {RANK} or {NAMESPACE} is missing", RUN_IT, 2)
+            raise RankError(f"this is no rank of mpirun: {RANK} or {NAMESPACE} is missing", RUN_IT, USAGE_CODE)
         rank, size, local_rank, local_size = map(int, given)
         return cls(rank, size, local_rank, local_size, f"mpi-{namespace}")
 
@@ -110,26 +109,26 @@ class Meeting:
 
     def __init__(self, shared: Path, namespace: str) -> None:
         self.shared = shared
-        self.home = shared / HOME
+        self.home = shared / OF_RANKS
         self.dir = self.home / "ranks" / namespace
-        self._above = (shared, self.home, self.dir.parent)
+        self._private = (self.home, self.dir.parent, self.dir)
         self.conf = self.home / "conf.py"
         self._plan, self._failed = self.dir / "plan.json", self.dir / "failed.json"
-        self._ended_conf = self.dir / "conf.py"
 
     def make(self) -> None:
         """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
         try:
             self.remove()
-            self.dir.mkdir(0o700, parents=True)
+            for directory in self._private:  # but not `shared`: a disk may not be mounted, or DIR misspelt
+                directory.mkdir(0o700, exist_ok=directory != self.dir)
         except OSError as exc:
             hint = "name a directory that all nodes share and that you may write to: clusterctl-rank --shared DIR"
-            raise RankError(f"cannot make {self.dir}: {exc.strerror}", hint) from exc
+            raise RankError(f"cannot make {exc.filename}: {exc.strerror}", hint) from exc
         self._check()
 
     def is_seen(self) -> bool:
         """Return True if the directory is there. Raises RankError if it is another account's."""
-        for directory in self._above:
+        for directory in (self.shared, self.home, self.dir.parent):
             try:
                 os.listdir(directory)  # noqa: PTH208 - see above
             except OSError:
@@ -144,7 +143,7 @@ class Meeting:
         return not self.dir.is_dir()
 
     def _check(self) -> None:
-        for directory in (self.home, self.dir.parent, self.dir):
+        for directory in self._private:
             if not is_own(str(directory)):
                 hint = "name a directory of your own: clusterctl-rank --shared DIR"
                 raise RankError(f"{directory} belongs to another account, or others can write to it", hint)
@@ -216,20 +215,8 @@ class Meeting:
         written = read_json(path) if is_there else None
         return written if written and mine.nonce in written["nonces"] else None
 
-    def write_conf(self, live: str, ended: str) -> None:
-        """Write conf.py, and what it will be once the run has ended."""
-        write_atomic(self._ended_conf, ended.encode(), durable=False)
-        write_atomic(self.conf, live.encode(), durable=False)
-
-    def close(self, job: str) -> None:
-        """Remove the directory at the end of a run. A conf.py that is of another job by now stays as it is."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if job in self.conf.read_text():
-                self._ended_conf.replace(self.conf)
-        self.remove()
-
     def remove(self) -> None:
-        """Remove the directory of this mpirun."""
+        """Remove the directory of this mpirun, at the end of its run."""
         shutil.rmtree(self.dir, ignore_errors=True)
 
 

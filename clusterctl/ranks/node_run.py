@@ -87,4 +87,7 @@ def outcome(state: Mapping[str, Any]) -> str:
     ended = state["ended"]
     cause = ended.get("cause") or {}
     words = str(ended["state"])
-    return words if words == SUCCEEDED or not cause.get("message") else f"{words}: {cause['message']}"
+    if words == SUCCEEDED or not cause.get("message"):
+        return words
+    who = f"{cause['role']}{cause['rank']}@node{cause['node']} " if "role" in cause else ""
+    return f"{words}: {who}{cause['message']}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.common.procfs import Identity, is_alive, wait_until
 from clusterctl.ranks.calls import CallServer
-from clusterctl.ranks.errors import say
+from clusterctl.ranks.errors import LINGER_S, say
 from clusterctl.ranks.lifeline import Lifeline
 from clusterctl.ranks.meeting import POLL_S, SEEN_S, Entry, Meeting, Plan, World
 from clusterctl.ranks.node_run import BY_SIGNAL, FAILED_CODE, NodeRun, exit_code, is_cause, outcome
@@ -20,7 +20,6 @@ from clusterctl.ranks.orders import Orders
 from clusterctl.ranks.output import Output
 
 IDLE_S = 0.25  # between looks while the run is under way
-LINGER_S = 4.0  # mpirun reports the code of the rank that ends first: let it be the one whose trainer failed
 SETTLED_S = 60.0  # for the last processes of this node to end
 OTHERS_S = 10.0  # for the other nodes to write down the end
 READ_S = 2.0  # for the other ranks to read why the run did not start
@@ -165,7 +164,7 @@ class Rank:
         if number == 0:
             others = [NodeRun(Path(other.dir)) for other in plan.nodes[1:]]
             wait_until(lambda: all(other.ended() for other in others), OTHERS_S)
-            self._meeting.close(plan.job)
+            self._meeting.remove()
         lifeline.let_go()
         return state
 
@@ -203,7 +202,7 @@ class Rank:
             say(f"{plan.job} {outcome(state)}", f"outputs: {self._meeting.home}/node*/{plan.job}/output")
 
     def _leave(self, state: Mapping[str, Any]) -> int:
-        """Return the exit code; not before that rank's whose trainer is why the run failed, unless mpirun ends us."""
+        """Return the exit code. Mpirun reports that of the rank that ends first: let it be the one that failed."""
         code = (self._starter.code() if self._starter else 0) or exit_code(state, self._world.rank)
         failed_elsewhere = (state["ended"].get("cause") or {}).get("role") == "trainer"
         if code and failed_elsewhere and not is_cause(state, self._world.rank):

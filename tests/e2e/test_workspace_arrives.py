@@ -81,14 +81,25 @@ def test_a_pipe_in_the_workspace_is_refused_not_waited_for(site: Site) -> None:
 
 def test_caches_and_our_own_directories_are_not_sent(site: Site) -> None:
     workspace = site.workspace("")
-    for name in (".git/objects", "__pycache__", "pkg/__pycache__", ".venv/bin", "output/pass-00000", "log"):
+    for name in (
+        ".git/objects",
+        "__pycache__",
+        "pkg/__pycache__",
+        ".venv/bin",
+        "clusterctl-jobs/node0",
+        "output/pass-00000",
+        "log",
+    ):
         (workspace / name).mkdir(parents=True)
         (workspace / name / "f").write_text("x")
     (workspace / "pkg/output").mkdir()
     node = site.ok("dispatch", str(workspace), "--json").json()["nodes"][0]
     arrived = {path.relative_to(node["dir"]).as_posix() for path in Path(node["dir"]).rglob("*")}
     assert {"train.py", "pkg/output"} <= arrived
-    assert not {".git", "__pycache__", ".venv", "pkg/__pycache__", "output/pass-00000", "log/f"} & arrived
+    assert (
+        not {".git", "__pycache__", ".venv", "clusterctl-jobs", "pkg/__pycache__", "output/pass-00000", "log/f"}
+        & arrived
+    )
 
 
 def test_fewer_shards_than_trainers_are_a_warning(site: Site) -> None:

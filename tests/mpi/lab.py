@@ -70,8 +70,11 @@ class Lab:
 
     def begin(self, *words: str, np: int = 8, options: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start mpirun on all nodes, in a process group of its own; `words` are those after its own options."""
+        return self.begin_program("mpirun", "-np", str(np), "--hostfile", str(self.hostfile), *options, *words)
+
+    def begin_program(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["mpirun", "-np", str(np), "--hostfile", str(self.hostfile), *options, *words],
+            words,
             cwd=self.directory,
             env=self.environment,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Runs of clusterctl-rank under the real mpirun, on four nodes with two slots each."""
+"""Runs of clusterctl-rank under the real mpirun. That of eight ranks on four nodes is in test_page.py."""
 
 from __future__ import annotations
 
@@ -7,91 +7,88 @@ import os
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from clusterctl.runtime import load_model
-from clusterctl.templates import copy_workspace
-from mpi.lab import Lab, end
-from ranks.started import OBEYS, SETTINGS
+from mpi.conftest import require_mpirun
+from mpi.lab import Lab, end, lab_in
+from ranks.started import SETTINGS
 from support.processes import wait_until
-from support.site import make_site
 
 pytestmark = pytest.mark.mpi
-TRAINERS, FEW = 8, 4
-SHOW = """
-import os
+#: Shows its place, and what has come through of mpirun; leaves the run once there is a file `go`.
+JOINS = """
+import json, os, pathlib, time
 from clusterctl.runtime import connect
 with connect() as ps:
-    print("rank", ps.rank, "of", ps.trainers, "on node", os.environ["CLUSTERCTL_NODE_ID"], flush=True)
+    found = [name for name in os.environ if name.startswith(("OMPI", "OPAL", "ORTE", "PRTE", "PMI", "CLUSTERCTL_TEST"))]
+    print(json.dumps([ps.rank, ps.trainers, int(os.environ["CLUSTERCTL_NODE_ID"]), found]), flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
 """
+BY_NODE = ("--map-by", "node")
 
 
-def bits(model: Path) -> dict[str, bytes]:
-    parts = {name: one if isinstance(one, tuple) else (one,) for name, one in load_model(model).items()}
-    return {name: b"".join(np.ascontiguousarray(part).tobytes() for part in own) for name, own in parts.items()}
+@pytest.fixture(scope="module")
+def unshared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """An mpirun whose second node has a directory of its own, as a machine with a /data of its own would."""
+    require_mpirun()
+    with lab_in(tmp_path_factory.mktemp("unshared") / "work") as lab:
+        lab.ranks.obey()
+        (lab.directory / "own").mkdir()
+        own = 'if [ "$OMPI_COMM_WORLD_RANK" -ge 2 ]; then set -- --shared own "$@"; fi; exec clusterctl-rank "$@"'
+        mpirun = lab.begin("sh", "-c", own, "sh", "python", "train.py", np=4)
+        yield mpirun
+        mpirun.kill()  # unless its test has seen its end
 
 
-@pytest.mark.timeout(500)
-def test_the_demo_trains_the_same_tensors_as_over_ssh(lab: Lab, tmp_path: Path) -> None:
-    workspace = lab.directory / "ngram"
-    copy_workspace(workspace)
-    prepare = [sys.executable, "prepare_data.py", "--shards", str(TRAINERS)]
-    subprocess.run(prepare, cwd=workspace, check=True, capture_output=True, timeout=100)
-    (tmp_path / "ssh").mkdir()
-    with make_site("embedded", tmp_path / "ssh") as site:
-        site.conf(PYTHON=sys.executable, TRAINERS_PER_NODE=2, COPIES=1, MODEL_ON_LEAD_MB=0)
-        job = site.ok("dispatch", str(workspace), "--json").json()["job"]
-        site.ok("start", job, "--num_passes=1", timeout_s=200)
-        site.ok("collect", job, "-o", "result")
-        expected = bits(site.directory / "result" / "model")
-    words = ("clusterctl-rank", "python", str(workspace / "train.py"), "--num_passes", "1")
-    code, out, err = end(lab.begin(*words), timeout_s=200)
+@pytest.fixture(autouse=True)
+def meanwhile(unshared: subprocess.Popen[str]) -> None:
+    """Let its 30 s pass during the other tests."""
+
+
+def test_a_run_is_placed_as_mpirun_says_on_uneven_nodes_and_restarts_a_trainer(lab: Lab) -> None:
+    lab.hostfile.write_text("127.0.0.2 slots=3\n127.0.0.3 slots=1\n")
+    lab.ranks.conf(SETTINGS.replace("RESTARTS = 0", "RESTARTS = 1"))
+    lab.ranks.train(JOINS)
+    mpirun = lab.train(np=4, of_mpirun=BY_NODE)
+    lab.ranks.wait_for_output(4)
+    document = json.loads(lab.ranks.cluster("status", "--json"))
+    places = sorted((row["rank"], row["node"]) for row in document["processes"] if row["role"] == "trainer")
+    assert (document["state"], places) == ("running", [(0, 0), (1, 1), (2, 0), (3, 0)])
+    assert sorted(row["node"] for row in document["processes"] if row["role"] == "pserver") == [0, 1]
+    os.kill(lab.ranks.trainer_pids()[0], signal.SIGKILL)
+    assert wait_until(lambda: lab.ranks.printed().count(", 4, ") == 5), lab.ranks.printed()
+    (lab.directory / "go").write_text("")
+    code, out, err = end(mpirun)
     assert code == 0, err
-    assert out.count("held-out perplexity") == TRAINERS
-    lab.ranks.cluster("collect", "-o", str(lab.directory / "result"))
-    model = bits(lab.directory / "result" / "model")
-    assert sorted(model) == sorted(expected)
-    assert [name for name in model if model[name] != expected[name]] == []
+    shown = [json.loads(text) for text in re.findall(r"\[\d.*?\]\]", out)]
+    assert [len(shown), [found for *_, found in shown]] == [5, [[]] * 5]
+    assert sorted({(rank, node) for rank, _, node, _ in shown}) == places
 
 
-@pytest.mark.parametrize("by", ["slot", "node"])
-def test_trainers_have_the_ranks_and_nodes_that_mpirun_gave_them(lab: Lab, by: str) -> None:
-    lab.ranks.train(SHOW)
-    code, out, err = end(lab.train(of_mpirun=("--map-by", by)))
-    assert code == 0, err
-    shown = sorted((int(rank), int(node)) for rank, node in re.findall(r"rank (\d) of 8 on node (\d)", out))
-    assert shown == [(rank, rank // 2 if by == "slot" else rank % 4) for rank in range(TRAINERS)]
-    rows = json.loads(lab.ranks.cluster("status", "--json"))["processes"]
-    trainers = sorted((row["rank"], row["node"]) for row in rows if row["role"] == "trainer")
-    assert trainers == shown
-    assert sorted(row["node"] for row in rows if row["role"] == "pserver") == [0, 1, 2, 3]
-
-
-def begun(lab: Lab) -> subprocess.Popen[str]:
-    """Start a run of two trainers on each of two nodes."""
-    lab.ranks.train(OBEYS)
-    mpirun = lab.train(np=FEW)
-    lab.ranks.wait_for_output(FEW)
+def begun(lab: Lab, *options: str) -> subprocess.Popen[str]:
+    """Start a run of one trainer on each of two nodes."""
+    lab.ranks.obey()
+    mpirun = lab.train(*options, np=2, of_mpirun=BY_NODE)
+    lab.ranks.wait_for_output(2)
     return mpirun
 
 
-def state(lab: Lab) -> str:
-    """Return the state of the newest run, once nothing is left of it."""
-    lab.ranks.assert_nothing_left()
-    return str(json.loads(lab.ranks.cluster("status", "--json", check=False))["state"])
-
-
-def test_mpirun_ends_with_the_code_of_the_trainer_that_failed(lab: Lab) -> None:
-    mpirun = begun(lab)
-    (lab.directory / "order-3").write_text("7")
+def test_mpirun_ends_with_the_code_of_the_trainer_that_failed(lab: Lab, tmp_path: Path) -> None:
+    """The job is in another directory."""
+    lab.ranks.shared = tmp_path / "shared"
+    lab.ranks.shared.mkdir()
+    mpirun = begun(lab, "--shared", str(lab.ranks.shared))
+    (lab.directory / "order-1").write_text("7")
     code, _, err = end(mpirun)
     assert code == 7, err
-    assert state(lab) == "failed"
-    assert "exited with code 7" in lab.ranks.cluster("why", check=False)
+    assert "failed: trainer1@node1 exited with code 7" in err
+    assert lab.ranks.end_state() == "failed"
+    assert "trainer1@node1" in lab.ranks.cluster("why", check=False)
+    assert not (lab.directory / "clusterctl-jobs").exists()
 
 
 def test_a_killed_trainer_ends_everything_with_128_and_the_signal(lab: Lab) -> None:
@@ -99,20 +96,7 @@ def test_a_killed_trainer_ends_everything_with_128_and_the_signal(lab: Lab) -> N
     os.kill(lab.ranks.trainer_pids()[0], signal.SIGKILL)
     code, _, err = end(mpirun)
     assert code == 137, err
-    assert state(lab) == "failed"
-
-
-def test_a_killed_trainer_is_restarted_if_restarts_are_left(lab: Lab) -> None:
-    lab.ranks.conf(SETTINGS.replace("RESTARTS = 0", "RESTARTS = 1"))
-    mpirun = begun(lab)
-    os.kill(lab.ranks.trainer_pids()[0], signal.SIGKILL)
-    logs = lab.directory / "clusterctl-jobs"
-    assert wait_until(
-        lambda: sum(log.read_text().count("up") for log in logs.glob("node*/JOB*/log/train*.log")) == FEW + 1
-    )
-    for rank in range(FEW):
-        (lab.directory / f"order-{rank}").write_text("0")
-    end(mpirun)
+    assert lab.ranks.end_state() == "failed"
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -132,29 +116,30 @@ def test_an_interrupted_mpirun_stops_the_run(lab: Lab, number: int) -> None:
     os.killpg(mpirun.pid, number)
     code, _, _ = end(mpirun)
     assert code != 0
-    assert state(lab) == "stopped"
+    assert lab.ranks.end_state() == "stopped"
 
 
 def test_a_killed_mpirun_stops_the_run(lab: Lab) -> None:
     mpirun = begun(lab)
     mpirun.kill()
     mpirun.communicate()
-    assert state(lab) == "stopped"
+    assert lab.ranks.end_state() == "stopped"
+    assert json.loads(lab.ranks.cluster("status", "--json", check=False))["state"] == "stopped"
 
 
 def test_a_killed_rank_stops_the_run(lab: Lab) -> None:
+    """It is the first rank of the second node."""
     mpirun = begun(lab)
-    fronts = [one for one in lab.ranks.processes() if "clusterctl" in one.command and "python train.py" in one.command]
-    os.kill(fronts[0].pid, signal.SIGKILL)
+    os.kill(lab.ranks.rank_pid(1), signal.SIGKILL)
     code, _, _ = end(mpirun)
     assert code != 0
-    assert state(lab) == "stopped"
+    assert lab.ranks.end_state() == "stopped"
 
 
 def test_mpirun_interrupted_while_ranks_gather_leaves_nothing(lab: Lab) -> None:
-    lab.ranks.train(OBEYS)
-    mpirun = lab.train()
-    assert wait_until(lambda: any((lab.directory / "clusterctl-jobs").glob("ranks/*/rank-*.json")))
+    lab.ranks.obey()
+    mpirun = lab.train(np=4, of_mpirun=BY_NODE)
+    assert wait_until(lambda: any(lab.ranks.home.glob("ranks/*/rank-*.json")))
     os.killpg(mpirun.pid, signal.SIGINT)
     code, _, _ = end(mpirun)
     assert code != 0
@@ -162,35 +147,31 @@ def test_mpirun_interrupted_while_ranks_gather_leaves_nothing(lab: Lab) -> None:
 
 
 def test_mpirun_killed_while_the_run_starts_leaves_nothing(lab: Lab) -> None:
-    lab.ranks.train(OBEYS)
-    mpirun = lab.train()
-    assert wait_until(lambda: any((lab.directory / "clusterctl-jobs").glob("node*/JOB*/.clusterctl/lock")))
+    lab.ranks.obey()
+    mpirun = lab.train(np=2, of_mpirun=BY_NODE)
+    assert wait_until(lambda: any(lab.ranks.home.glob("node*/JOB*/.clusterctl/lock")))
     mpirun.kill()
     mpirun.communicate()
     lab.ranks.assert_nothing_left()
 
 
-def test_a_directory_that_not_all_nodes_share_is_named(lab: Lab) -> None:
-    """One rank gets another one, as a machine with a /data of its own would."""
-    lab.ranks.train(OBEYS)
-    (lab.directory / "own").mkdir()
-    own = 'if [ "$OMPI_COMM_WORLD_RANK" = 6 ]; then set -- --shared own "$@"; fi; exec clusterctl-rank "$@"'
-    code, _, err = end(lab.begin("sh", "-c", own, "sh", "python", "train.py"))
-    assert code == 1
-    assert re.search(r"rank 0 made no \S+/own/clusterctl-jobs/ranks/\S+ within 30 s", err)
-    assert "clusterctl-rank --shared DIR" in err
-
-
-def test_another_directory_may_be_shared(lab: Lab, tmp_path: Path) -> None:
-    lab.ranks.train(SHOW)
-    code, _, err = end(lab.train("--shared", str(tmp_path), np=2))
-    assert code == 0, err
-    assert len(list(tmp_path.glob("clusterctl-jobs/node*/JOB*/output"))) == 1
-    assert not (lab.directory / "clusterctl-jobs").exists()
-
-
 def test_two_runs_of_one_directory_do_not_disturb_each_other(lab: Lab) -> None:
-    lab.ranks.train(SHOW)
-    both = [lab.train(np=4), lab.train(np=2)]
+    lab.ranks.train(JOINS)
+    both = [lab.train(np=2), lab.train(np=1)]
+    lab.ranks.wait_for_output(3)
+    (lab.directory / "go").write_text("")
     assert [end(one)[0] for one in both] == [0, 0]
     assert len({job.name for job in lab.ranks.jobs()}) == 2
+
+
+def test_wrong_words_are_named_once(lab: Lab) -> None:
+    code, _, err = end(lab.train("--share", "x", np=4))
+    assert code == 2
+    assert err.count("clusterctl-rank: there is no option --share") == 1, err
+
+
+def test_a_directory_that_not_all_nodes_share_is_named_once_for_each_node(unshared: subprocess.Popen[str]) -> None:
+    code, _, err = end(unshared)
+    assert code == 1
+    assert len(re.findall(r"rank 0 made no \S+/own/clusterctl-jobs/ranks/\S+ within 30 s", err)) == 1, err
+    assert "clusterctl-rank --shared DIR" in err

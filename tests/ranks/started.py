@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from clusterctl.ranks.node_run import NodeRun
 from e2e.programs import READY
 from support.processes import Proc, kill_all, processes_with_environment, wait_until
 from support.site import agent_processes
@@ -35,19 +37,25 @@ class Ranks:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.shared = directory
         self.env = {**os.environ, MARK: str(directory), "XDG_CACHE_HOME": str(directory / "cache"), "COLUMNS": "120"}
         self.env["OPENBLAS_NUM_THREADS"] = "1"
         self.conf(SETTINGS)
 
     @property
     def home(self) -> Path:
-        return self.directory / "clusterctl-jobs"
+        return self.shared / "clusterctl-jobs"
 
     def conf(self, text: str) -> None:
         (self.directory / "conf.py").write_text(text)
 
     def train(self, program: str) -> None:
         (self.directory / "train.py").write_text(program)
+
+    def obey(self) -> None:
+        """Let each trainer wait for its order. There are no pservers, which take time to start."""
+        self.conf(SETTINGS + "PSERVERS = 0\n")
+        self.train(OBEYS)
 
     def begin(
         self, rank: int, size: int, local_rank: int, local_size: int, *options: str, through: Sequence[str] = ()
@@ -102,15 +110,32 @@ class Ranks:
         found = [*of_runs, *processes_with_environment(MARK, str(self.directory))]
         return list({process.pid: process for process in found}.values())
 
+    def rank_pid(self, rank: int) -> int:
+        """Return the pid of a rank, as it has entered it."""
+        [entry] = self.home.glob(f"ranks/*/rank-{rank}.json")
+        return int(json.loads(entry.read_text())["process"][0])
+
+    def logs(self) -> list[Path]:
+        """Return those logs of trainers in which there is something."""
+        return [log for job in self.jobs() for log in job.glob("log/train*.log") if log.stat().st_size]
+
+    def printed(self) -> str:
+        """Return what all trainers have printed."""
+        return "".join(log.read_text() for log in self.logs())
+
     def wait_for_output(self, count: int) -> None:
         """Wait until so many trainers have printed something."""
+        assert wait_until(lambda: len(self.logs()) >= count), [list(job.rglob("*")) for job in self.jobs()]
 
-        def printed() -> list[Path]:
-            return [log for job in self.jobs() for log in job.glob("log/train*.log") if log.stat().st_size]
-
-        assert wait_until(lambda: len(printed()) >= count), [list(job.rglob("*")) for job in self.jobs()]
+    def end_state(self) -> str:
+        """Return how the only run has ended, for its lead, once nothing is left of it."""
+        self.assert_nothing_left()
+        state = NodeRun(self.jobs()[0]).ended()
+        assert state is not None
+        return str(state["ended"]["state"])
 
     def assert_nothing_left(self) -> None:
+        wait_until(lambda: all(NodeRun(job).is_over() for job in self.jobs()))  # to look at all processes costs time
         wait_until(lambda: not self.processes())
         left = self.processes()
         self.end()

@@ -15,8 +15,11 @@ NODES = [ConfNode(HERE, 2, REACH), ConfNode(HERE, 1, REACH), ConfNode("elsewhere
 
 
 def loaded(directory: Path, *, live: bool) -> Settings:
+    ranks = directory / "it's live"
+    if live:
+        ranks.mkdir()
     path = directory / "conf.py"
-    path.write_text(conf_text("JOB1", "/it's/node{node}", "/usr/bin/python3", NODES, live=live))
+    path.write_text(conf_text("JOB1", "/it's/node{node}", "/usr/bin/python3", str(ranks), NODES))
     return load(path, {})
 
 

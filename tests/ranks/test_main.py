@@ -47,7 +47,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_help_shows_the_options() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert all(word in done.stdout for word in ("--shared DIR", "--conf FILE", "mpirun -np 8"))
+    assert all(word in done.stdout for word in ("--shared DIR", "--conf FILE", "mpirun -np 8", "MPI_Init"))
 
 
 def test_outside_mpirun_it_says_how_it_is_started() -> None:

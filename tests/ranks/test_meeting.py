@@ -37,6 +37,28 @@ def test_a_rank_reads_its_place_from_what_mpirun_sets() -> None:
     assert World.of({**FOUND, "PMIX_NAMESPACE": "../a b"}).namespace == "mpi-.._a_b"
 
 
+class Environment(dict[str, str]):
+    """What mpirun sets, and which of it was read."""
+
+    def __init__(self) -> None:
+        super().__init__({**FOUND, "PMIX_RANK": "7", "PMI_RANK": "7", "OMPI_COMM_WORLD_NODE_RANK": "x"})
+        self.were_read: set[str] = set()
+
+    def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+        self.were_read.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> str:
+        self.were_read.add(name)
+        return super().__getitem__(name)
+
+
+def test_a_rank_reads_nothing_else_of_mpirun() -> None:
+    environ = Environment()
+    assert World.of(environ).rank == 5
+    assert environ.were_read == set(FOUND)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_outside_mpirun_the_error_says_how_to_start_it(name: str) -> None:
     with pytest.raises(RankError, match="this is no rank of mpirun") as caught:
@@ -156,28 +178,11 @@ def test_an_entry_that_was_lost_with_an_earlier_directory_is_written_again(tmp_p
 
 def test_a_directory_that_cannot_be_made_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RankError, match=r"cannot make .*/file/clusterctl-jobs/ranks/mpi-1: Not a directory") as caught:
-        Meeting(tmp_path / "file", "mpi-1").make()
-    assert "--shared DIR" in caught.value.hint
-
-
-def test_the_end_leaves_the_conf_py_of_ended_runs_and_nothing_else(tmp_path: Path) -> None:
-    meeting = Meeting(tmp_path, "mpi-1")
-    meeting.make()
-    meeting.write_conf("# JOB1 live\n", "# JOB1 ended\n")
-    assert meeting.conf.read_text() == "# JOB1 live\n"
-    meeting.close("JOB1")
-    assert meeting.conf.read_text() == "# JOB1 ended\n"
-    assert not meeting.dir.exists()
-
-
-def test_the_end_of_an_older_run_leaves_the_conf_py_of_a_newer_one(tmp_path: Path) -> None:
-    older, newer = Meeting(tmp_path, "mpi-1"), Meeting(tmp_path, "mpi-2")
-    for meeting, job in ((older, "JOB1"), (newer, "JOB2")):
-        meeting.make()
-        meeting.write_conf(f"# {job} live\n", f"# {job} ended\n")
-    older.close("JOB1")
-    assert newer.conf.read_text() == "# JOB2 live\n"
+    for name, reason in (("file", "Not a directory"), ("absent", "No such file or directory")):
+        with pytest.raises(RankError, match=rf"cannot make .*/{name}/clusterctl-jobs: {reason}") as caught:
+            Meeting(tmp_path / name, "mpi-1").make()
+        assert "--shared DIR" in caught.value.hint
+    assert not (tmp_path / "absent").exists()
 
 
 def test_the_message_of_a_rank_that_sees_nothing_names_the_option(tmp_path: Path) -> None:

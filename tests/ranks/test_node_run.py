@@ -51,9 +51,9 @@ def test_the_cause_is_told_from_what_it_caused() -> None:
 
 def test_the_outcome_has_its_reason() -> None:
     assert outcome(last_state("succeeded", 0)) == "succeeded"
-    assert outcome(last_state("failed", 3, message="trainer 4 exited with code 3")) == (
-        "failed: trainer 4 exited with code 3"
-    )
+    cause = {"role": "trainer", "rank": 4, "node": 2, "message": "exited with code 3"}
+    assert outcome(last_state("failed", 3, **cause)) == "failed: trainer4@node2 exited with code 3"
+    assert outcome(last_state("stopped", 3, message="stopped by the user")) == "stopped: stopped by the user"
     assert outcome(last_state("lost", 3)) == "lost"
 
 

@@ -47,11 +47,13 @@ def _scan(
     from clusterctl.dispatch import scan
     from clusterctl.dispatch.shards import Shards
     from clusterctl.errors import RefusedError
-    from clusterctl.launch import missing_scripts
+    from clusterctl.launch import scripts
 
     with invocation.progress.operation("hashing") as operation:
         workspace = scan(directory, rehash=rehash, cache=invocation.cache_dir, report=operation.bytes)
-    missing = list(missing_scripts(cluster.settings, {entry.path for entry in workspace.entries}))
+    paths = {entry.path for entry in workspace.entries}
+    needed = [one for one in scripts(cluster.settings) if one[1] not in paths]
+    missing = [f"{name} runs {script}, which is not in the workspace" for name, script in needed]
     if missing and to_start:
         hint = f"add it to {directory}, or set the command in {cluster.settings.source}"
         raise RefusedError(f"nothing was sent: {'; '.join(missing)}", hint=hint)
