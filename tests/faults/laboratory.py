@@ -18,7 +18,7 @@ from faults.machines import DIES_WITH_US, Cable, Disks, Machine, Place
 from faults.switch import enter_network
 from support.openssh import make_key
 from support.processes import Proc, kill_all, wait_until
-from support.site import GRACE_S, Site
+from support.site import GRACE_S, Site, events_in
 
 NETWORK = "10.77.0"
 CONTROL = "control"
@@ -151,8 +151,7 @@ class Laboratory(Site):
     def events(self, job: str, node: int = 0, run: str = "0001") -> list[Event]:
         """Return the events that a node has recorded; `at` is their true time."""
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.run_dir(job, node, run) / "events.jsonl").read_text().splitlines()
-            events = [json.loads(line) for line in lines if line.endswith("}")]
+            events = events_in(self.run_dir(job, node, run) / "events.jsonl")
             return [{**event, "at": event["t"] - self.machines[node].clock_off_s} for event in events]
         return []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from security.liars import EVIL, is_harmless
-from support.site import Site
+from support.site import Site, events_in
 
 FORGE = """
 import json, os, socket, time
@@ -51,7 +51,7 @@ def forged(site: Site) -> Path:
 
 def events(site: Site, job: str) -> list[dict[str, Any]]:
     runs = (site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl" for node in range(2))
-    return [json.loads(line) for run in runs for line in run.read_text().splitlines()]
+    return [event for run in runs for event in events_in(run)]
 
 
 def test_supervisors_survive_all_forged_messages_and_attribute_each_to_its_own_process(site: Site) -> None:
