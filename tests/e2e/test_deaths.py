@@ -38,7 +38,7 @@ def test_a_dead_lead_stops_the_run_everywhere(any_site: Site) -> None:
     site = any_site
     job = site.start(SLEEP)
     os.kill(site.supervisor(job, 0), signal.SIGKILL)
-    site.assert_nothing_left(job, 20)
+    site.assert_nothing_left(job)
     assert site.status(job)["state"] == "lost"
     assert site.ok("stop", job, "--json").json()["survivors"] == 0
     assert site.status(job)["state"] == "stopped"
@@ -79,7 +79,7 @@ def test_when_every_supervisor_dies_nothing_is_left_and_the_state_is_lost(site: 
     job = site.start(REGRESSION, "--num_passes=1000000")
     for node in range(len(site.hosts)):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
-    site.assert_nothing_left(job, 20)
+    site.assert_nothing_left(job)
     assert site.status(job)["state"] == "lost"
     restarted = site.run("start", "--job_workspace", job, "--detach", "--json")
     assert restarted.code == 0, restarted.err
@@ -102,7 +102,7 @@ def test_a_dead_guardian_is_replaced(site: Site) -> None:
     os.kill(supervisor, signal.SIGKILL)
     assert wait_until(lambda: guardian() == 0 and not any(is_alive(pid) for pid in mine))
     assert mine
-    site.assert_nothing_left(job, 30)
+    site.assert_nothing_left(job)
 
 
 def test_a_stopped_node_is_suspected_and_the_run_continues_when_it_wakes(site: Site) -> None:
@@ -128,7 +128,7 @@ def test_a_node_silent_for_longer_than_the_grace_period_fails_the_run(site: Site
         assert site.status(job)["state"] == "failed"
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    site.assert_nothing_left(job, 30)
+    site.assert_nothing_left(job)
 
 
 @pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -216,4 +216,4 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
             starting.send_signal(signal.SIGINT)
             _, err = starting.communicate(timeout=60)
         assert starting.returncode == 130, err
-        site.assert_nothing_left(job, 40)
+        site.assert_nothing_left(job)

@@ -77,7 +77,7 @@ def test_a_killed_demo_leaves_no_process_and_the_next_two_train_concurrently_and
         assert processes_with_environment(MARK, cluster)
         demo.send_signal(signal.SIGKILL)
         demo.communicate()
-    assert_none_left(MARK, cluster, deadline_s=20)
+    assert_none_left(MARK, cluster)
     assert wait_until(lambda: not processes_below(tmp_path / "first/cluster"))
     large = begin(tmp_path, "--json", "--passes", "2", "--backend", backend)
     small = begin(tmp_path, "-n", "2", "--passes", "1", "--backend", backend)
