@@ -86,7 +86,7 @@ def test_a_signal_reaches_only_the_intended_process(tmp_path: Path) -> None:
         send_signal(Identity(identity.pid, identity.ticks + 1, identity.boot), signal.SIGKILL)
         assert process.poll() is None
         send_signal(identity, signal.SIGKILL)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         send_signal(identity, signal.SIGKILL)
 
 
@@ -123,22 +123,31 @@ def test_processes_are_found_by_exact_job_and_run(tmp_path: Path) -> None:
 def test_a_grandchild_in_its_own_session_is_found_after_its_parent_has_exited(tmp_path: Path) -> None:
     with running(tmp_path, LEAVES_GRANDCHILD % SLEEPS) as process:
         grandchild = int(process.first_line)  # type: ignore[attr-defined]
-        process.wait(10)
+        process.wait(60)
         assert pids_of(tmp_path) == [grandchild]
-        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 5.0) == (1, 0, 0)
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 60.0) == (1, 0, 0)
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
 def test_a_process_that_obeys_term_is_not_killed(tmp_path: Path) -> None:
     with running(tmp_path) as one, running(tmp_path) as two:
-        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 10.0) == (2, 0, 0)
-        assert (one.wait(60), two.wait(5)) == (-signal.SIGTERM, -signal.SIGTERM)
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 60.0) == (2, 0, 0)
+        assert (one.wait(60), two.wait(60)) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_a_process_that_ignores_term_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    looks: list[list[Identity]] = []
+
+    def find() -> list[Identity]:
+        """Find them. From the second look on, the other one has had the time to end, however busy the machine is."""
+        if looks:
+            other.wait(60)
+        looks.append(find_by_environment(run_environment(tmp_path)))
+        return looks[-1]
+
     with running(tmp_path, IGNORES) as stubborn, running(tmp_path) as other:
-        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.3) == (2, 1, 0)
-        assert (stubborn.wait(60), other.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
+        assert end_all(find, 0.3) == (2, 1, 0)
+        assert (stubborn.wait(60), other.wait(60)) == (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def test_without_a_grace_period_it_is_killed_at_once(tmp_path: Path) -> None:
