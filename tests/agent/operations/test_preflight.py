@@ -24,6 +24,7 @@ from clusterctl.common.paths import JobPaths
 from clusterctl.common.wheels import WheelStore
 from clusterctl.setup.transfer import send_files
 from support.addresses import IPV6, needs_ipv6
+from support.processes import wait_for_environment
 from support.pythons import bare_python
 from support.wheels import make_wheel
 
@@ -119,7 +120,7 @@ def test_a_visitor_that_sends_too_much_or_nothing_does_no_harm() -> None:
     place = sock.getsockname()
     with answering(sock), socket.create_connection(place) as visitor, socket.create_connection(place):
         visitor.sendall(b"x" * 1000)
-        visitor.settimeout(10)
+        visitor.settimeout(60)
         with contextlib.suppress(ConnectionResetError):
             assert visitor.recv(1) == b""
         assert outcome(target(sock)) == "ok"
@@ -155,6 +156,7 @@ def test_a_port_held_by_a_job_is_reported_with_that_job() -> None:
             [sys.executable, "-c", program], stdin=subprocess.PIPE, env=environ, pass_fds=[sock.fileno()]
         ) as child:
             sock.close()
+            wait_for_environment(child.pid)
             (holder,) = ports.holders([port])
             assert (holder["pid"], holder["name"]) == (child.pid, "JOB20261121-081530")
 
@@ -193,6 +195,8 @@ def test_only_processes_of_jobs_without_a_holder_are_leftovers(tmp_path: Path) -
         environ = {"CLUSTERCTL_JOB_DIR": str(job.dir)}
         children.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environ))
     try:
+        for child in children:
+            wait_for_environment(child.pid)
         with JobLock(held):
             (left,) = facts.leftovers(tmp_path)
             assert (left["job"], left["pids"]) == (dead.dir.name, [children[1].pid])
