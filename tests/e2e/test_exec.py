@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,24 @@ from support.processes import wait_until
 from support.site import Site
 
 ON_NODE_2 = "test $(basename $HOME) = home && id=$(basename $(dirname $HOME)) || id=$(basename $HOME); test $id = node2"
+
+
+# `exec` that shows lines as they come once three nodes have finished, instead of after two seconds.
+IMPATIENT = """
+from clusterctl.cli import main
+from clusterctl.cli.commands import exec as command
+
+command.HOLD_S = 1e6
+end = command.Screen.end
+
+def ended(screen, *arguments):
+    end(screen, *arguments)
+    if len(screen.not_ended()) == 1:
+        screen._on_timeout()
+
+command.Screen.end = ended
+main()
+"""
 
 
 def gate(site: Site) -> Path:
@@ -61,7 +80,7 @@ def test_a_long_command_shows_its_lines_as_they_come(site: Site, options: tuple[
 
 def test_finished_nodes_are_folded_when_the_others_take_long(site: Site) -> None:
     script = f"echo here; if {ON_NODE_2}; then {wait_for(gate(site))}; fi"
-    process = site.popen("exec", "--", script)
+    process = site.popen("exec", "--", script, program=(sys.executable, "-c", IMPATIENT))
     assert process.stdout is not None
     shown = [process.stdout.readline() for _ in range(3)]
     gate(site).touch()
