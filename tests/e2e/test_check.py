@@ -146,7 +146,7 @@ def test_a_start_up_file_that_prints_is_reported(tmp_path: Path) -> None:
 def _shell_output(sshd: Any) -> bytes:
     user, _, port = sshd.hosts[0].rpartition(":")
     options = ["-F", str(sshd.ssh_config), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}"]
-    done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=60, check=False)
     return done.stdout
 
 

@@ -25,7 +25,7 @@ from export.test_tensorboard import scalars
 from export.test_trace import check
 from support.openssh import free_port
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 SECRET = "hunter2-in-env"
@@ -67,8 +67,7 @@ def job(site: Site, jobs: list[str]) -> str:
 def events(site: Site, job: str) -> Iterator[dict[str, Any]]:
     for node in range(len(site.hosts)):
         path = site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl"
-        complete, _, _ = path.read_text().rpartition("\n")
-        yield from map(json.loads, complete.splitlines())
+        yield from events_in(path)
 
 
 def logged(site: Site, job: str) -> list[tuple[str, str, float, int, float, float]]:
@@ -237,7 +236,7 @@ class Served:
         return self
 
     def text(self) -> str:
-        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=60) as reply:
             return str(reply.read().decode())
 
     def interrupt(self) -> tuple[int, str, str]:
@@ -264,8 +263,8 @@ def test_metrics_serves_the_state_of_the_run_until_ctrl_c(site: Site) -> None:
             f"clusterctl_value{{{own}}} 1.0",
         )
         assert wait_until(lambda: all(line in served.text() for line in wanted)), served.text()
-        text = served.text()
-        assert text.count("clusterctl_process_resident_memory_bytes{") == 4
+        of_each = "clusterctl_process_resident_memory_bytes{"
+        assert wait_until(lambda: served.text().count(of_each) == 4), served.text()
         taken = site.run("metrics", "--listen", served.address)
         assert (taken.code, "in use" in taken.err) == (4, True)
         site.ok("stop", job)
@@ -320,7 +319,7 @@ def prometheus(directory: Path, target: str) -> Iterator[Callable[[str], list[di
     def ask(query: str) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
+            with urllib.request.urlopen(url, timeout=60) as reply:
                 found: list[dict[str, Any]] = json.load(reply)["data"]["result"]
         except urllib.error.URLError:  # it is starting
             return []

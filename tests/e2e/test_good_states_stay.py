@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,27 @@ from support.site import Site
 pytestmark = pytest.mark.copies
 
 
+@contextlib.contextmanager
+def taken(port: int) -> Iterator[None]:
+    """Listen on a port of the machine, once nothing else does, such as this test in another run of all tests."""
+    servers: list[socket.socket] = []
+
+    def take() -> bool:
+        with contextlib.suppress(OSError):
+            servers.append(socket.create_server(("0.0.0.0", port)))
+        return bool(servers)
+
+    assert wait_until(take)
+    with servers[0]:
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
-    with socket.create_server(("0.0.0.0", 65534)), socket.create_server(("0.0.0.0", 65535)):
+    with taken(65534), taken(65535):
         site.conf(PORT=65534)
         refused = site.run("start", "--job_workspace", job, "--json")
     assert refused.code == 4, refused.err
@@ -159,7 +176,7 @@ time.sleep(600)
 def test_collect_brings_everything_that_is_safe_and_names_the_rest(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], PSERVERS=0)
     job = site.start("import os\nopen(f'output/made-{os.environ[\"CLUSTERCTL_NODE_ID\"]}', 'w').write('x')")
-    wait_until(lambda: site.status(job)["state"] == "succeeded")
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded")
     output = site.job_dir(job, 1) / "output"
     (output / "empty/inside").mkdir(parents=True)
     (output / ".hidden").write_text("hidden")
