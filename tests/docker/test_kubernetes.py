@@ -66,7 +66,7 @@ def in_new_container(mounts: tuple[str, ...]) -> str:
     """Return the public host key once sshd answers and the user has written to the volume."""
     name = docker("run", "-d", "--rm", "--network=none", *mounts, image("CLUSTERCTL_NODE_IMAGE")).strip()
     try:
-        assert wait_until(lambda: docker("exec", name, "sh", "-c", "sshd-answers 2>/dev/null; echo $?") == "0\n", 20)
+        assert wait_until(lambda: docker("exec", name, "sh", "-c", "sshd-answers 2>/dev/null; echo $?") == "0\n")
         docker("exec", "-u", "trainer", name, "mkdir", "-p", "/data/clusterctl")
         return docker("exec", name, "cat", "/etc/ssh/host_keys/ssh_host_ed25519_key.pub").rpartition(" ")[0]
     finally:

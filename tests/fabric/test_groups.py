@@ -71,7 +71,7 @@ def test_no_more_than_64_nodes_run_at_a_time(cluster: Cluster, make_group: MakeG
             most[0] = max(most[0], at_once[0])
             if at_once[0] == 64:
                 full.set()
-        assert full.wait(30)
+        assert full.wait(60)
         with lock:
             at_once[0] -= 1
 
@@ -139,7 +139,7 @@ class Finder(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Finder())
 loading = threading.Thread(target=paramiko_loader.load)
 loading.start()
-assert inside.wait(30)
+assert inside.wait(60)
 import clusterctl.fabric
 loading.join()
 print(clusterctl.fabric.Connection.__mro__[1].__module__)

@@ -103,7 +103,7 @@ def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Clu
             raise
 
     def interrupt() -> None:
-        wait_until(lambda: len(started) == 3)
+        assert wait_until(lambda: len(started) == 3)
         _thread.interrupt_main()
 
     with Transport(cluster.settings) as transport:
