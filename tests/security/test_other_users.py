@@ -63,7 +63,7 @@ def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(sit
         site.conf(HOSTS=site.hosts[:1], ROOT_DIR=root, ENV={"TOKEN": TOKEN})
         name = site.start(TRAIN)
         job = root / name
-        assert wait_until(lambda: (job / "log/train.log").read_bytes().startswith(b"up"))
+        assert wait_until(lambda: b"up\n" in (job / "log/train.log").read_bytes())
         secrets = secrets_of(job)
         running = [proc.pid for proc in processes_with_environment("CLUSTERCTL_JOB_DIR", str(job))]
         running += [proc.pid for proc in agent_processes(str(job))]
