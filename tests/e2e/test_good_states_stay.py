@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,25 +16,11 @@ from clusterctl.cluster import FIRST_LINE
 from clusterctl.cluster.bundle import Bundle, boot_code
 from clusterctl.runtime import load_model
 from e2e.programs import READY, REGRESSION, SLEEP
+from support.addresses import alone
 from support.processes import descendants, processes_with_environment, wait_until
 from support.site import Site
 
 pytestmark = pytest.mark.copies
-
-
-@contextlib.contextmanager
-def taken(port: int) -> Iterator[None]:
-    """Listen on a port of the machine, once nothing else does, such as this test in another run of all tests."""
-    servers: list[socket.socket] = []
-
-    def take() -> bool:
-        with contextlib.suppress(OSError):
-            servers.append(socket.create_server(("0.0.0.0", port)))
-        return bool(servers)
-
-    assert wait_until(take)
-    with servers[0]:
-        yield
 
 
 @pytest.mark.slow
@@ -44,7 +28,11 @@ def taken(port: int) -> Iterator[None]:
 def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
-    with taken(65534), taken(65535):
+    with (
+        alone("last-ports"),
+        socket.create_server(("0.0.0.0", 65534)),
+        socket.create_server(("0.0.0.0", 65535)),
+    ):
         site.conf(PORT=65534)
         refused = site.run("start", "--job_workspace", job, "--json")
     assert refused.code == 4, refused.err

@@ -257,7 +257,9 @@ def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
         accepting.start()
         place = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(TransferError, match="node1: no answer in time"):
-            PieceClient(1, place, run_context(run, server=False), timeout_s=0.2).read(PIECE, 0, 8)
+            PieceClient(1, place, run_context(run, server=False), timeout_s=3.0).read(
+                PIECE, 0, 8
+            )  # for the handshake, too
         accepting.join()
         held[0].close()
 

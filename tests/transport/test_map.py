@@ -45,13 +45,16 @@ def test_outcomes_keep_the_order_of_the_nodes_whichever_finishes_first(cluster: 
 def test_no_more_workers_run_than_allowed(cluster: Cluster) -> None:
     running: list[int] = []
     most: list[int] = []
-    lock = threading.Lock()
+    lock, full = threading.Lock(), threading.Event()
 
     def work(node: TestNode) -> None:
         with lock:
             running.append(1)
             most.append(len(running))
-        time.sleep(0.05)
+            if len(running) == 3:
+                full.set()
+        assert full.wait(60)
+        time.sleep(0.05)  # in which a fourth one would come
         with lock:
             running.pop()
 
