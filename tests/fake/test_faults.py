@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,27 @@ def test_a_healed_node_has_its_address_key_and_files_back_but_no_processes(clust
         assert ssh(cluster, 1, "cd; ls; echo $CLUSTERCTL_FAKE_NODE").split() == ["kept", "1"]
     assert states(cluster) == [("up", True), ("up", True)]
     assert pids(cluster, 1) == []
+
+
+def test_the_port_of_a_killed_node_goes_to_no_other_program(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    fake.harm(directory, "0", "kill")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", cluster.nodes[0].port))
+    assert states(cluster) == [("killed", False)]
+    fake.heal(directory, "0")
+    assert ssh(cluster, 0, "echo fine") == "fine\n"
+
+
+def test_a_daemon_is_healed_when_another_program_no_longer_uses_its_port(directory: Path) -> None:
+    cluster = fake.up(directory, 1, backend="ssh")
+    fake.harm(directory, "0", "kill")
+    with ThreadPoolExecutor() as pool:
+        with socket.create_server(("127.0.0.1", cluster.nodes[0].port)):
+            healing = pool.submit(fake.heal, directory, "0")
+            assert wait_until(lambda: "in use" in (directory / "sshd/node0.log").read_text())
+        assert not healing.result(60).moved
+    assert ssh(cluster, 0, "echo fine") == "fine\n"
 
 
 def test_a_paused_node_freezes_and_continues_when_it_is_healed(cluster: FakeCluster, transport: Transport) -> None:
