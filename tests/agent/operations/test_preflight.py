@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, asked
+from agent.wires import free_ports
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of, local_addresses
 from clusterctl.agent.node.jobs import is_free
@@ -227,8 +228,9 @@ def facts_of(call: Any) -> dict[str, Any]:
 
 def test_two_probes_report_their_facts_and_reach_each_other(tmp_path: Path) -> None:
     oldest = next(iter(PYTHONS[version] for version in ("3.9", "3.10") if version in PYTHONS), sys.executable)
-    follower = {**REQUEST, "lead": False}
-    with asked(tmp_path / "a", REQUEST) as a, asked(tmp_path / "b", follower, python=oldest) as b:
+    lead = {**REQUEST, "port": free_ports().start}  # at 20,000 another test may have some
+    follower = {**lead, "lead": False}
+    with asked(tmp_path / "a", lead) as a, asked(tmp_path / "b", follower, python=oldest) as b:
         of_a, of_b = facts_of(a), facts_of(b)
         assert of_a["problems"] == of_b["problems"] == []
         assert of_a["busy"] == of_b["busy"] == [], "probes are not strangers to each other"
