@@ -184,7 +184,7 @@ class Laboratory(Site):
         ended = wait_until(lambda: not self.leftovers(), deadline_s)
         assert ended, f"{self.leftovers()}\n{self.story(job)}"
 
-    def wait_for_silence(self, node: int, deadline_s: float = 40) -> None:
+    def wait_for_silence(self, node: int, deadline_s: float = 60) -> None:
         """Wait until no program of a run is running on a machine; its supervisor may still be alive."""
 
         def working() -> list[Proc]:
