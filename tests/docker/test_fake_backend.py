@@ -54,7 +54,7 @@ def begin(directory: Path, *args: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     with process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == code, out + err
     return out, err
 
@@ -104,7 +104,7 @@ def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     need_images()
     command = ("demo", "--backend", "docker", "-n", "2", "--passes", "1", "--dir", "it", "--json")
     demo = begin(tmp_path / "it", *command)
-    assert wait_until(lambda: objects_of(tmp_path / "it/cluster"), 60)
+    assert wait_until(lambda: objects_of(tmp_path / "it/cluster"))
     document = json.loads(finish(demo)[0])
     assert document["perplexity"] < document["unigram_perplexity"]
     assert objects_of(tmp_path / "it/cluster") == []

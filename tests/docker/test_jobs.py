@@ -82,7 +82,7 @@ def training(site: Site) -> subprocess.Popen[str]:
 
 
 def wait_for_end(starting: subprocess.Popen[str]) -> str:
-    out, err = starting.communicate(timeout=90)
+    out, err = starting.communicate(timeout=180)
     return out + err
 
 

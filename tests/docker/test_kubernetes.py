@@ -26,7 +26,7 @@ def validator() -> Path:
 
 def validate(validator: Path, manifest: Path) -> subprocess.CompletedProcess[str]:
     command = [str(validator), "--strict", str(manifest)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_the_manifest_is_valid(validator: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def points_of(events: list[dict[str, Any]]) -> dict[Any, list[tuple[Any, ...]]]:
 
 def test_the_curves_of_a_run_hold_the_figures_that_its_nodes_recorded(site: Site) -> None:
     job = site.start(REGRESSION, "--", "--num_passes=4")
-    assert wait_until(lambda: site.has_ended(job), 60)
+    assert wait_until(lambda: site.has_ended(job))
     site.assert_nothing_left(job)
     exact, coarse = curves_of(site, job, 1000), curves_of(site, job, 2)
     for node in range(2):

@@ -93,7 +93,7 @@ def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> Non
         for agent in agents:
             os.kill(agent.pid, signal.SIGKILL)
         go.touch()
-        out, err = starting.communicate(timeout=60)
+        out, err = starting.communicate(timeout=180)
     assert agents
     assert starting.returncode == 0, out + err
     assert "succeeded" in out

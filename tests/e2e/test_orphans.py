@@ -141,7 +141,7 @@ def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site)
     assert all(is_alive(pid) for pid in pids)
     with site.popen("stop", job) as other:  # at the same time
         assert "0 processes left, ports free" in site.ok("stop", job).out
-        assert other.wait(60) == 0
+        assert other.wait(180) == 0
     assert not any(is_alive(pid) for pid in pids)
     assert_none_left("CLUSTERCTL_TEST", job)
 

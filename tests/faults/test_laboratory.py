@@ -20,7 +20,7 @@ ANSWER = "import socket; s = socket.socket(2, 2); s.bind(('', 99)); b, a = s.rec
 
 
 def on(machine: Machine, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*machine.inside(), *argv], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*machine.inside(), *argv], capture_output=True, text=True, timeout=180, check=False)
 
 
 def reaches(lab: Laboratory, source: int, target: int, within_s: int = 30) -> bool:
@@ -81,7 +81,7 @@ def test_a_machine_that_is_switched_off_has_no_process_and_keeps_its_disk(lab: L
         machine.power_off()
         assert not any(is_alive(pid) for pid in inside)
         assert is_cut_off(lab, 0, 2)
-        sleeping.wait(60)
+        sleeping.wait(180)
     lab.boot()
     assert reaches(lab, 0, 2)
     assert (lab.home(2) / "kept").read_text() == "here"

@@ -224,7 +224,7 @@ def sharing() -> Iterator[ShmServer]:
 
 def is_let_in(sharing: ShmServer) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(60)
+        sock.settimeout(180)
         sock.connect(f"\0{sharing.name}")
         try:
             region.send(sock, {"rank": 0, **sharing.greeting(0)})

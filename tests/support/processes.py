@@ -51,13 +51,13 @@ def wait_for_environment(pid: int) -> None:
 
 
 def assert_none_left(name: str, value: str) -> None:
-    """Fail and list the processes with this variable if any are left after a minute."""
+    """Fail and list the processes with this variable if any are left after three minutes."""
     wait_until(lambda: not processes_with_environment(name, value))
     left = processes_with_environment(name, value)
     assert not left, f"processes left with {name}={value}: {left}"
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> bool:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 180) -> bool:
     """Wait for a condition; return True if it became true in time. On a busy machine, anything may take long."""
     end = time.monotonic() + deadline_s
     while not condition():

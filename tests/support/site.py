@@ -86,7 +86,7 @@ class Site:
             **options,
         )
 
-    def run(self, *args: str, timeout_s: float = 90, **options: Any) -> Result:
+    def run(self, *args: str, timeout_s: float = 180, **options: Any) -> Result:
         with self.popen(*args, **options) as process:
             try:
                 out, err = process.communicate(timeout=timeout_s)
@@ -130,7 +130,7 @@ class Site:
 
     def wait_for_end(self, job: str) -> None:
         """Wait until the first run has ended, on all nodes."""
-        assert wait_until(lambda: self.has_ended(job), 60), f"{job} goes on"
+        assert wait_until(lambda: self.has_ended(job)), f"{job} goes on"
         self.assert_nothing_left(job)
 
     def processes(self, job: str) -> list[Proc]:

@@ -194,7 +194,7 @@ def test_idle_strangers_do_not_keep_peers_away(served: Served, monkeypatch: pyte
     host, _, port = served.place.rpartition(":")
     idle = [socket.create_connection((host, int(port)), 10) for _ in range(serving.SPARE_STRANGERS + 24)]
     assert served.client().read(PIECE, 0, 8) == CONTENT[:8]
-    idle[0].settimeout(60)
+    idle[0].settimeout(180)
     assert idle[0].recv(1) == b"", "the oldest is closed"
     for sock in idle:
         sock.close()

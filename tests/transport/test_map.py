@@ -53,7 +53,7 @@ def test_no_more_workers_run_than_allowed(cluster: Cluster) -> None:
             most.append(len(running))
             if len(running) == 3:
                 full.set()
-        assert full.wait(60)
+        assert full.wait(180)
         time.sleep(0.05)  # in which a fourth one would come
         with lock:
             running.pop()
@@ -98,7 +98,7 @@ def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Clu
     def work(node: TestNode) -> None:
         started.append(node.label)
         try:
-            transport.run(node, command("sleep", "30"), deadline_s=60)
+            transport.run(node, command("sleep", "30"), deadline_s=180)
         except BaseException as exc:
             errors.append(exc)
             with pytest.raises(InterruptedRun):

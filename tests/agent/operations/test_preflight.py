@@ -121,7 +121,7 @@ def test_a_visitor_that_sends_too_much_or_nothing_does_no_harm() -> None:
     place = sock.getsockname()
     with answering(sock), socket.create_connection(place) as visitor, socket.create_connection(place):
         visitor.sendall(b"x" * 1000)
-        visitor.settimeout(60)
+        visitor.settimeout(180)
         with contextlib.suppress(ConnectionResetError):
             assert visitor.recv(1) == b""
         assert outcome(target(sock)) == "ok"

@@ -45,7 +45,7 @@ def test_a_start_that_holds_the_job_for_too_long_is_killed(tmp_path: Path, monke
             assert not is_free(job)
             with Path(os.devnull).open("wb") as nobody:
                 done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
-            assert holder.wait(timeout=60) == -signal.SIGTERM
+            assert holder.wait(timeout=180) == -signal.SIGTERM
         finally:
             holder.kill()
     assert (done["was"], done["survivors"]) == ("dispatched", 0)
@@ -83,7 +83,7 @@ def test_a_start_whose_supervisor_is_ended_undoes_its_run_first(tmp_path: Path) 
             with Path(os.devnull).open("wb") as nobody:
                 done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
             assert not run.dir.exists()
-            assert starting.wait(timeout=60) == 0
+            assert starting.wait(timeout=180) == 0
         finally:
             starting.kill()
     assert (done["run"], done["survivors"]) == ("0001", 0)
@@ -103,7 +103,7 @@ def test_a_job_with_a_damaged_spec_is_stopped(tmp_path: Path, text: str) -> None
             wait_for_environment(process.pid)
             with Path(os.devnull).open("wb") as nobody:
                 done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
-            assert process.wait(timeout=60) == -signal.SIGTERM
+            assert process.wait(timeout=180) == -signal.SIGTERM
         finally:
             process.kill()
     assert (done["run"], done["was"], done["leftovers"], done["survivors"]) == ("0001", "lost", 1, 0)
