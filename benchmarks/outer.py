@@ -6,8 +6,10 @@ each rate; the wall time to a held-out loss is the product of the steps and the 
 
     python benchmarks/outer.py --quick
     python benchmarks/outer.py --results outer.json --tokens 256 --rates 10,100,0
+    python benchmarks/outer.py --results trained.json --only losses --begin-after 2000
 
 With --results, each measurement is added to the file as soon as it is made, and none that the file has is made again.
+With --begin-after, all begin from the model that DDP has after so many steps, each with a new optimizer and schedule.
 
 The bound is the speed-up over DDP that the links allow: (compute + all-reduce) / (compute + exchange / every), where
 compute is a step that sends nothing, and all-reduce is that of as many float32 numbers as the model has, both measured
@@ -86,9 +88,19 @@ class Bench:
         if name in self.results.found:
             return
         self.net.shape(None)
-        steps = self.chosen.steps[tokens]
-        records = self._run(contender, tokens=tokens, steps=steps, evaluate_every=self.chosen.every)
+        steps, begin = self.chosen.steps[tokens], self._begin(tokens)
+        records = self._run(contender, tokens=tokens, steps=steps, evaluate_every=self.chosen.every, begin=begin)
         self.results.add(name, records[0]["losses"])
+
+    def _begin(self, tokens: int) -> str:
+        """Return the file with the model to begin with, made by DDP if it is not there yet; empty for a new one."""
+        if not self.chosen.begin_after:
+            return ""
+        folder = Path(self.common["data"]) if self.chosen.results is None else self.chosen.results.absolute().parent
+        model = folder / f"outer-{tokens}-{self.chosen.begin_after}.pt"
+        if not model.exists():
+            self._run("ddp", tokens=tokens, steps=self.chosen.begin_after, evaluate_every=0, end=str(model))
+        return str(model)
 
     def measure_seconds(self, tokens: int, rate: int, contender: str) -> None:
         """Measure whole rounds after the first, or steps after the first ones: those of PowerSGD are plain.
@@ -225,6 +237,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rates", type=numbers, default=[10, 100, 0], help="Mbit/s, 0: unshaped (default 10,100,0)")
     parser.add_argument(
         "--steps", type=numbers, default=[2000, 500], help="of the losses, by tokens (default 2000,500)"
+    )
+    parser.add_argument(
+        "--begin-after", type=int, default=0, help="steps of DDP that make the model to begin with (default: a new one)"
     )
     parser.add_argument("--contenders", type=lambda text: text.split(","), default=list(CONTENDERS))
     parser.add_argument(

@@ -36,7 +36,10 @@ Step = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Given:
-    """A trainer's task. `tokens` are those of one of its batches; with `evaluate_every=0` it never evaluates."""
+    """A trainer's task. `tokens` are those of one of its batches; with `evaluate_every=0` it never evaluates.
+
+    `begin` is a file with the model to begin with, if not with a new one, and `end` one to write rank 0's model to.
+    """
 
     contender: str
     data: str
@@ -49,6 +52,8 @@ class Given:
     outer_momentum: float
     depth: int
     seed: int
+    begin: str = ""
+    end: str = ""
 
 
 @dataclass
@@ -110,6 +115,8 @@ class Learner:
     def new(cls, given: Given) -> Learner:
         torch.manual_seed(given.seed)
         model = Transformer(CONTEXT, depth=given.depth, dropout=0.0)
+        if given.begin:
+            model.load_state_dict(torch.load(given.begin))
         optimizer = torch.optim.AdamW(model.parameters(), lr=given.learning_rate)
 
         def factor(step: int) -> float:
@@ -126,6 +133,8 @@ class Learner:
             step(loss)
             self.schedule.step()
             record.tick(self.model)
+        if record.given.end and record.rank == 0:
+            torch.save(self.model.state_dict(), record.given.end)
         return record
 
 

@@ -29,6 +29,7 @@ from clusterctl.fake.programs import call, end_everything, end_keeper, hold, mak
 from clusterctl.fake.sshd import config_text, find_by_log, find_sshd
 
 BEGIN_S = 30.0
+FREED_S = 70.0  # the port of a connection is free a minute after its end
 TRIES = 5
 SEPARATION = Path("/run/sshd")  # an sshd started by root needs it for privilege separation
 
@@ -84,6 +85,8 @@ class OpenSsh:
             thaw(lambda: _processes(layout, node.index))
             return state
         daemon = _start_daemon(layout, node.index, node.port)
+        if daemon is None and wait_until(lambda: _is_free(node.port), FREED_S):  # the system gave it to another program
+            daemon = _start_daemon(layout, node.index, node.port)
         if daemon is None:
             raise ClusterctlError(f"sshd did not start: {_last_log_line(layout, node.index)}", node=node.label)
         daemons = [daemon if index == node.index else old for index, old in enumerate(state.daemons)]
@@ -151,6 +154,16 @@ def _free_port() -> int:
         sock.bind((ADDRESS, 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((ADDRESS, port))
+        except OSError:
+            return False
+    return True
 
 
 def _log(layout: Layout, index: int) -> Path:

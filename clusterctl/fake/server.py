@@ -61,7 +61,8 @@ class Node:
         self._key = asyncssh.generate_private_key("ssh-ed25519", comment=f"node{index}")
         self._port = 0
         self._acceptor: asyncssh.SSHAcceptor | None = None
-        self._waiting: socket.socket | None = None  # while paused, clients queue here, as with a stopped sshd
+        # While paused, clients queue here, as with a stopped sshd. While killed, it keeps the port, without listening.
+        self._waiting: socket.socket | None = None
 
     async def begin(self) -> FakeNode:
         self.home.mkdir(mode=0o700, parents=True)
@@ -79,6 +80,8 @@ class Node:
     def kill(self) -> None:
         """Kill the node. Nothing here awaits, so that no process or client sees a node that is half dead."""
         self._stop_listening()
+        with contextlib.suppress(OSError):
+            self._waiting = self._bind()
         cut_power(self.processes)
         for connection in list(self.connections):
             connection.abort()

@@ -21,7 +21,7 @@ from clusterctl.transport import Command, Outcome, failures, quote
 from support.processes import Proc, processes_with_environment
 
 T = TypeVar("T")
-ANSWER_S = 30.0
+ANSWER_S = 180.0
 VARIABLES = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "SSH_CONNECTION": "127.0.0.1 1 127.0.0.1 22"}
 
 

@@ -11,7 +11,7 @@ from clusterctl.agent.relay.links import Branch, Keys, RelayBroken
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.dispatch.relay_plan import Hop, make_keys, name_of, plan
 
-LIMIT_S = 30.0
+LIMIT_S = 180.0
 STREAM = hashlib.shake_128(b"stream").digest(3 << 20)
 
 

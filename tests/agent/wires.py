@@ -24,7 +24,7 @@ from clusterctl.launch import plan
 from clusterctl.launch.keys import make_keys
 from clusterctl.transfer.tls import run_context
 
-LIMIT_S = 20.0
+LIMIT_S = 180.0
 
 
 class Keys:

@@ -126,6 +126,12 @@ def test_words_of_a_node_are_harmless_and_short(clock: Clock) -> None:
 # When it appears.
 
 
+@pytest.fixture(autouse=True)
+def only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is drawn when a test calls `update`, not also by its thread, four times a second of the real time."""
+    monkeypatch.setattr("clusterctl.cli.progress.line.TICK_S", 1e6)
+
+
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Console, "live", True)

@@ -363,7 +363,7 @@ def test_loading_needs_none_of_the_heavy_libraries(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -92,6 +92,6 @@ def run(workspace: Path) -> Run:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLUSTERCTL_", "PIP_"))}
         env = {**kept, "OPENBLAS_NUM_THREADS": "1", **environ}
         command = [sys.executable, *argv]
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
     return run_program

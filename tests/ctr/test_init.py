@@ -11,7 +11,7 @@ import pytest
 
 def init(directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "clusterctl", "init", *argv]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=180, check=False)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from clusterctl.config import from_values
 from clusterctl.dispatch import Dispatched, Progress, dispatch, scan
 from clusterctl.inventory import Node, build
 from support.addresses import IPV6
+from support.processes import wait_until
 from support.trees import described
 
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class Place:
 def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
     made = Place(tmp_path, getattr(request, "param", "127.0.0.0/8"))
     yield made
-    assert made.cluster.left() == []
+    assert wait_until(lambda: not made.cluster.left()), made.cluster.left()
     assert not [thread for thread in threading.enumerate() if thread.name == "waiting-nodes"]
 
 
@@ -298,7 +299,7 @@ def test_a_file_that_breaks_while_it_is_sent_fails_all_nodes_at_once(
     broken: list[str] = []
     began = time.monotonic()
     done = dispatch(place.cluster, workspace, Progress(report), "JOB20261121-000001")
-    assert time.monotonic() - began < upstream.SILENCE_S / 2
+    assert time.monotonic() - began < upstream.SILENCE_S
     errors = [outcome.error for outcome in done.outcomes]
     assert [error and error.message for error in errors] == [expected] * NODES
     assert [error and error.details.get("changed") for error in errors] == broken * NODES

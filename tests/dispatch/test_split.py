@@ -116,7 +116,7 @@ def program(*args: str, cwd: Path, largest_file: int = -1) -> subprocess.Popen[s
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"1234567\n" * 50_000)
     with program("t", "--count", "2", "-o", "out", cwd=tmp_path, largest_file=100_000) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "cannot write shards into out: File too large" in err
     assert list(tmp_path.iterdir()) == [tmp_path / "t"]
@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         pipe.flush()
         assert list((tmp_path / "out").glob(".split-*/00000"))
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()

@@ -31,7 +31,7 @@ def docker(*args: str, **options: Any) -> str:
 
 
 def _output(*command: str, **options: Any) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
     assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -61,7 +61,7 @@ def need_images() -> None:
 def _works(*command: str) -> bool:
     if shutil.which(command[0]) is None:
         return False
-    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=180, check=False).returncode == 0
 
 
 def missing(reason: str) -> NoReturn:
@@ -142,7 +142,7 @@ class Compose:
                 docker("network", "connect", self.network, container.name)
             if not seen["State"]["Running"]:
                 docker("start", container.name)
-        assert wait_until(lambda: all(is_healthy(container) for container in containers), 60)
+        assert wait_until(lambda: all(is_healthy(container) for container in containers))
 
 
 def objects(project: str) -> list[str]:

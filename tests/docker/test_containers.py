@@ -57,4 +57,4 @@ def ssh(cluster: Compose, node: Node, user: str, *options: str) -> subprocess.Co
     words = [word for option in settings for word in ("-o", option)]
     address = ["-i", str(cluster.identity), "-p", str(node.port), f"{user}@127.0.0.1"]
     command = ["ssh", "-F", "/dev/null", *words, *address, "true"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)

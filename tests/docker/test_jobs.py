@@ -82,7 +82,7 @@ def training(site: Site) -> subprocess.Popen[str]:
 
 
 def wait_for_end(starting: subprocess.Popen[str]) -> str:
-    out, err = starting.communicate(timeout=90)
+    out, err = starting.communicate(timeout=180)
     return out + err
 
 
@@ -92,5 +92,5 @@ def first_cause(output: str) -> str:
 
 
 def assert_nothing_runs(nodes: list[Node]) -> None:
-    wait_until(lambda: not any(node.processes() for node in nodes), 30)
+    wait_until(lambda: not any(node.processes() for node in nodes))
     assert {node.name: left for node in nodes if (left := node.processes())} == {}

@@ -26,7 +26,7 @@ def validator() -> Path:
 
 def validate(validator: Path, manifest: Path) -> subprocess.CompletedProcess[str]:
     command = [str(validator), "--strict", str(manifest)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_the_manifest_is_valid(validator: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def in_new_container(mounts: tuple[str, ...]) -> str:
     """Return the public host key once sshd answers and the user has written to the volume."""
     name = docker("run", "-d", "--rm", "--network=none", *mounts, image("CLUSTERCTL_NODE_IMAGE")).strip()
     try:
-        assert wait_until(lambda: docker("exec", name, "sh", "-c", "sshd-answers 2>/dev/null; echo $?") == "0\n", 20)
+        assert wait_until(lambda: docker("exec", name, "sh", "-c", "sshd-answers 2>/dev/null; echo $?") == "0\n")
         docker("exec", "-u", "trainer", name, "mkdir", "-p", "/data/clusterctl")
         return docker("exec", name, "cat", "/etc/ssh/host_keys/ssh_host_ed25519_key.pub").rpartition(" ")[0]
     finally:

@@ -18,7 +18,7 @@ BLOCK = re.compile(r"(?:^<!-- (?P<note>[^>]*?) -->\n)?^```(?P<kind>\w+)\n(?P<bod
 JOB = re.compile(r"JOB\d{8}-\d{6}(?:-\d+)?")
 UNLIKE = re.compile(r"(?<!\S)/\S+|SHA256:\S+")  # differs between machines
 WORD = re.compile(r"[A-Za-z_]{4,}")
-COMMAND_S = 90.0
+COMMAND_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def test_a_python_example_works(block: Block, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(block.body)
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == block.exit_code, done.stdout + done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.nodes(2)
 def test_another_running_job_is_a_warning_and_with_exclusive_a_refusal(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     first = site.start(SLEEP)
-    day = time.strftime("%Y-%m-%d")
+    spec = site.job_dir(first, 0) / ".clusterctl/runs/0001/spec.json"
+    day = time.strftime("%Y-%m-%d", time.localtime(json.loads(spec.read_text())["t"]))  # midnight may pass
     package = str(site.workspace(SLEEP))
     second = site.ok("start", "--job_dispatch_package", package, "--detach")
     words = f"{first} is running, started by {who_asks()} at {day}"

@@ -137,7 +137,7 @@ def test_a_start_up_file_that_prints_is_reported(tmp_path: Path) -> None:
         conf = tmp_path / "conf.py"
         conf.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
         command = [sys.executable, "-m", "clusterctl", "--conf", str(conf), "check"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 3
         assert "'welcome'" in done.stdout
         assert "start-up file" in done.stdout
@@ -146,7 +146,7 @@ def test_a_start_up_file_that_prints_is_reported(tmp_path: Path) -> None:
 def _shell_output(sshd: Any) -> bytes:
     user, _, port = sshd.hosts[0].rpartition(":")
     options = ["-F", str(sshd.ssh_config), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}"]
-    done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=180, check=False)
     return done.stdout
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -13,7 +12,7 @@ from clusterctl.config import load
 from clusterctl.inventory import build
 from e2e.programs import REGRESSION
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 
@@ -43,8 +42,7 @@ def curves_of(site: Site, job: str, buckets: int) -> list[dict[Any, Any]]:
 
 
 def recorded(site: Site, job: str, node: int) -> list[dict[str, Any]]:
-    path = site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return events_in(site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl")
 
 
 def points_of(events: list[dict[str, Any]]) -> dict[Any, list[tuple[Any, ...]]]:
@@ -67,7 +65,7 @@ def points_of(events: list[dict[str, Any]]) -> dict[Any, list[tuple[Any, ...]]]:
 
 def test_the_curves_of_a_run_hold_the_figures_that_its_nodes_recorded(site: Site) -> None:
     job = site.start(REGRESSION, "--", "--num_passes=4")
-    assert wait_until(lambda: site.has_ended(job), 60)
+    assert wait_until(lambda: site.has_ended(job))
     site.assert_nothing_left(job)
     exact, coarse = curves_of(site, job, 1000), curves_of(site, job, 2)
     for node in range(2):

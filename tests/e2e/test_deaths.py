@@ -25,7 +25,7 @@ def test_the_processes_of_a_dead_supervisor_die_with_it_and_the_run_fails(site: 
     with site.popen("logs", "-f", job) as following:
         os.kill(site.supervisor(job, 2), signal.SIGKILL)
         assert wait_until(lambda: not any(is_alive(pid) for pid in mine))
-        _, err = following.communicate(timeout=60)
+        _, err = following.communicate(timeout=180)
     assert following.returncode == 1, err
     status = site.status(job)
     assert status["state"] == "failed"
@@ -38,7 +38,7 @@ def test_a_dead_lead_stops_the_run_everywhere(any_site: Site) -> None:
     site = any_site
     job = site.start(SLEEP)
     os.kill(site.supervisor(job, 0), signal.SIGKILL)
-    site.assert_nothing_left(job, 20)
+    site.assert_nothing_left(job)
     assert site.status(job)["state"] == "lost"
     assert site.ok("stop", job, "--json").json()["survivors"] == 0
     assert site.status(job)["state"] == "stopped"
@@ -54,7 +54,7 @@ def test_an_attached_start_reports_that_the_lead_was_lost(site: Site) -> None:
                 break
         job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
         os.kill(site.supervisor(job, 0), signal.SIGKILL)
-        _, err = starting.communicate(timeout=60)
+        _, err = starting.communicate(timeout=180)
     assert starting.returncode == 1
     assert "lost" in err
     site.assert_nothing_left(job)
@@ -68,7 +68,7 @@ def test_a_detached_start_ends_when_the_lead_is_lost_before_all_processes_are_ru
         assert starting.stdout is not None
         assert any("supervisors are up" in line for line in starting.stdout)
         os.kill(site.supervisor(job, 0), signal.SIGKILL)
-        _, err = starting.communicate(timeout=60)
+        _, err = starting.communicate(timeout=180)
     assert starting.returncode == 1
     assert "lost" in err
     site.assert_nothing_left(job)
@@ -79,7 +79,7 @@ def test_when_every_supervisor_dies_nothing_is_left_and_the_state_is_lost(site: 
     job = site.start(REGRESSION, "--num_passes=1000000")
     for node in range(len(site.hosts)):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
-    site.assert_nothing_left(job, 20)
+    site.assert_nothing_left(job)
     assert site.status(job)["state"] == "lost"
     restarted = site.run("start", "--job_workspace", job, "--detach", "--json")
     assert restarted.code == 0, restarted.err
@@ -102,7 +102,7 @@ def test_a_dead_guardian_is_replaced(site: Site) -> None:
     os.kill(supervisor, signal.SIGKILL)
     assert wait_until(lambda: guardian() == 0 and not any(is_alive(pid) for pid in mine))
     assert mine
-    site.assert_nothing_left(job, 30)
+    site.assert_nothing_left(job)
 
 
 def test_a_stopped_node_is_suspected_and_the_run_continues_when_it_wakes(site: Site) -> None:
@@ -128,7 +128,7 @@ def test_a_node_silent_for_longer_than_the_grace_period_fails_the_run(site: Site
         assert site.status(job)["state"] == "failed"
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    site.assert_nothing_left(job, 30)
+    site.assert_nothing_left(job)
 
 
 @pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -145,7 +145,7 @@ def test_any_number_of_ctrl_c_leaves_nothing_half_stopped(site: Site, presses: i
         for _ in range(presses - 1):
             starting.send_signal(signal.SIGINT)
             assert "still stopping" in starting.stderr.readline()
-        starting.communicate(timeout=60)
+        starting.communicate(timeout=180)
     assert starting.returncode == 130
     job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
     assert site.status(job)["state"] == "stopped"
@@ -161,7 +161,7 @@ def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_resumes(site: 
     with site.popen("dispatch", str(workspace)) as sending:
         assert wait_until(lambda: all(arrived(place) > 1 << 20 for place in incoming))
         sending.send_signal(signal.SIGINT)
-        sending.communicate(timeout=60)
+        sending.communicate(timeout=180)
     assert sending.returncode == 130
     assert {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]} == before
     nodes = site.ok("dispatch", str(workspace), "--json").json()["nodes"]
@@ -214,6 +214,6 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
             assert wait_until(lambda: has_socket(starting.pid))
             time.sleep(0.12 * moment)  # no synchronisation: it must work at any moment
             starting.send_signal(signal.SIGINT)
-            _, err = starting.communicate(timeout=60)
+            _, err = starting.communicate(timeout=180)
         assert starting.returncode == 130, err
-        site.assert_nothing_left(job, 40)
+        site.assert_nothing_left(job)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 
@@ -69,6 +68,6 @@ def test_status_shows_a_dropped_checkpoint_until_one_is_complete(site: Site) -> 
     touch(site, job, "end")
     assert wait_until(lambda: site.has_ended(job))
     assert site.status(job)["state"] == "succeeded"
-    events = [json.loads(line) for line in (lead / "events.jsonl").read_text().splitlines()]
+    events = events_in(lead / "events.jsonl")
     assert {event["message"] for event in events if event["event"] == "cut_dropped"} == {REASON}
     site.assert_nothing_left(job)

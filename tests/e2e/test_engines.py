@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from support.processes import wait_until
 from support.site import Site
 
 # The same program in every role, as in Paddle's and MXNet's examples. A server echoes until it is terminated.
@@ -208,12 +209,16 @@ def test_mpi_programs_get_their_ranks(site: Site) -> None:
 def test_two_jobs_on_the_same_nodes_have_separate_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
     jobs = [site.start(program(PADDLE, wait=True)) for _ in range(2)]
-    outputs = [site.ok("logs", job, "--role", "pserver").out for job in jobs]
-    served = [{line.split("serves on ")[1] for line in text.splitlines() if "serves on" in line} for text in outputs]
+
+    def served_by(job: str) -> set[str]:
+        lines = site.ok("logs", job, "--role", "pserver").out.splitlines()
+        return {line.split("serves on ")[1] for line in lines if "serves on" in line}
+
+    assert wait_until(lambda: all(len(served_by(job)) == 2 for job in jobs))  # they say so once they listen
+    served = [served_by(job) for job in jobs]
     for job in jobs:
         site.ok("stop", job)
         site.assert_nothing_left(job)
-    assert len(served[0]) == len(served[1]) == 2
     assert not served[0] & served[1]
 
 

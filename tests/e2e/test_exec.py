@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,24 @@ from support.processes import wait_until
 from support.site import Site
 
 ON_NODE_2 = "test $(basename $HOME) = home && id=$(basename $(dirname $HOME)) || id=$(basename $HOME); test $id = node2"
+
+
+# `exec` that shows lines as they come once three nodes have finished, instead of after two seconds.
+IMPATIENT = """
+from clusterctl.cli import main
+from clusterctl.cli.commands import exec as command
+
+command.HOLD_S = 1e6
+end = command.Screen.end
+
+def ended(screen, *arguments):
+    end(screen, *arguments)
+    if len(screen.not_ended()) == 1:
+        screen._on_timeout()
+
+command.Screen.end = ended
+main()
+"""
 
 
 def gate(site: Site) -> Path:
@@ -51,7 +70,7 @@ def test_a_long_command_shows_its_lines_as_they_come(site: Site, options: tuple[
     first = {process.stdout.readline() for _ in range(4)}
     assert first == {f"node{n}: begun\n" for n in range(4)}
     gate(site).touch()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert sorted(out.splitlines()) == sorted(
         line for n in range(4) for line in (f"node{n}: half", f"node{n}: (exit code 1)")
     )
@@ -61,11 +80,11 @@ def test_a_long_command_shows_its_lines_as_they_come(site: Site, options: tuple[
 
 def test_finished_nodes_are_folded_when_the_others_take_long(site: Site) -> None:
     script = f"echo here; if {ON_NODE_2}; then {wait_for(gate(site))}; fi"
-    process = site.popen("exec", "--", script)
+    process = site.popen("exec", "--", script, program=(sys.executable, "-c", IMPATIENT))
     assert process.stdout is not None
     shown = [process.stdout.readline() for _ in range(3)]
     gate(site).touch()
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert shown == ["--- node[0,1,3]\n", "here\n", "node2: here\n"]
 
 
@@ -87,7 +106,7 @@ def test_the_reader_may_close_the_pipe_early(site: Site) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(180) == 141
     assert process.stderr is not None
     with process.stderr:
         assert process.stderr.read() == ""
@@ -100,7 +119,7 @@ def test_ctrl_c_ends_the_command_and_lists_where_it_was_still_running(any_site: 
     assert {process.stdout.readline() for _ in range(4)} == {f"node{n}: begun\n" for n in range(4)}
     # node2 has printed its only line and is about to exit
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     gate(any_site).touch()
     assert process.returncode == 130
     assert "interrupted; the command was still running on node[0" in err

@@ -25,7 +25,7 @@ from export.test_tensorboard import scalars
 from export.test_trace import check
 from support.openssh import free_port
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 SECRET = "hunter2-in-env"
@@ -67,8 +67,7 @@ def job(site: Site, jobs: list[str]) -> str:
 def events(site: Site, job: str) -> Iterator[dict[str, Any]]:
     for node in range(len(site.hosts)):
         path = site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl"
-        complete, _, _ = path.read_text().rpartition("\n")
-        yield from map(json.loads, complete.splitlines())
+        yield from events_in(path)
 
 
 def logged(site: Site, job: str) -> list[tuple[str, str, float, int, float, float]]:
@@ -202,10 +201,10 @@ def test_points_that_a_roll_back_undid_are_kept_apart(site: Site) -> None:
         found = [one for one in events(site, job) if one["event"] == "step" and one["role"] == "trainer"]
         return {one["rank"] for one in found if one["attempt"] == attempt and one["step"] > 20} == {0, 1}
 
-    assert wait_until(lambda: trains(1), 60)
+    assert wait_until(lambda: trains(1))
     (pserver,) = [one for one in site.status(job)["processes"] if (one["role"], one["rank"]) == ("pserver", 0)]
     os.kill(pserver["pid"], signal.SIGKILL)
-    assert wait_until(lambda: trains(2), 60)
+    assert wait_until(lambda: trains(2))
     site.ok("stop", job)
     site.ok("export", "--to", "csv", "tables", job)
     with (site.directory / "tables" / "points.csv").open(newline="") as file:
@@ -237,13 +236,13 @@ class Served:
         return self
 
     def text(self) -> str:
-        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=180) as reply:
             return str(reply.read().decode())
 
     def interrupt(self) -> tuple[int, str, str]:
         """Send Ctrl-C; return the exit code, the output after the first line, and the errors."""
         self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(60)
+        code = self.process.wait(180)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         return code, self.process.stdout.read(), self.process.stderr.read()
@@ -264,8 +263,8 @@ def test_metrics_serves_the_state_of_the_run_until_ctrl_c(site: Site) -> None:
             f"clusterctl_value{{{own}}} 1.0",
         )
         assert wait_until(lambda: all(line in served.text() for line in wanted)), served.text()
-        text = served.text()
-        assert text.count("clusterctl_process_resident_memory_bytes{") == 4
+        of_each = "clusterctl_process_resident_memory_bytes{"
+        assert wait_until(lambda: served.text().count(of_each) == 4), served.text()
         taken = site.run("metrics", "--listen", served.address)
         assert (taken.code, "in use" in taken.err) == (4, True)
         site.ok("stop", job)
@@ -320,7 +319,7 @@ def prometheus(directory: Path, target: str) -> Iterator[Callable[[str], list[di
     def ask(query: str) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
+            with urllib.request.urlopen(url, timeout=180) as reply:
                 found: list[dict[str, Any]] = json.load(reply)["data"]["result"]
         except urllib.error.URLError:  # it is starting
             return []

@@ -16,6 +16,7 @@ from clusterctl.cluster import FIRST_LINE
 from clusterctl.cluster.bundle import Bundle, boot_code
 from clusterctl.runtime import load_model
 from e2e.programs import READY, REGRESSION, SLEEP
+from support.addresses import alone
 from support.processes import descendants, processes_with_environment, wait_until
 from support.site import Site
 
@@ -27,7 +28,11 @@ pytestmark = pytest.mark.copies
 def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
-    with socket.create_server(("0.0.0.0", 65534)), socket.create_server(("0.0.0.0", 65535)):
+    with (
+        alone("last-ports"),
+        socket.create_server(("0.0.0.0", 65534)),
+        socket.create_server(("0.0.0.0", 65535)),
+    ):
         site.conf(PORT=65534)
         refused = site.run("start", "--job_workspace", job, "--json")
     assert refused.code == 4, refused.err
@@ -88,7 +93,7 @@ def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> Non
         for agent in agents:
             os.kill(agent.pid, signal.SIGKILL)
         go.touch()
-        out, err = starting.communicate(timeout=60)
+        out, err = starting.communicate(timeout=180)
     assert agents
     assert starting.returncode == 0, out + err
     assert "succeeded" in out
@@ -159,7 +164,7 @@ time.sleep(600)
 def test_collect_brings_everything_that_is_safe_and_names_the_rest(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], PSERVERS=0)
     job = site.start("import os\nopen(f'output/made-{os.environ[\"CLUSTERCTL_NODE_ID\"]}', 'w').write('x')")
-    wait_until(lambda: site.status(job)["state"] == "succeeded")
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded")
     output = site.job_dir(job, 1) / "output"
     (output / "empty/inside").mkdir(parents=True)
     (output / ".hidden").write_text("hidden")

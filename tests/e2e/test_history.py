@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -14,7 +13,7 @@ from clusterctl.errors import UsageError
 from clusterctl.inventory import build
 from clusterctl.observe.record.history import read_history
 from clusterctl.observe.record.model import RunRecord
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 
@@ -50,7 +49,7 @@ def history(site: Site, job: str) -> RunRecord:
 
 def recorded(site: Site, job: str, node: int, event: str) -> list[dict[str, Any]]:
     path = site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl"
-    return [one for line in path.read_text().splitlines() if (one := json.loads(line))["event"] == event]
+    return [one for one in events_in(path) if one["event"] == event]
 
 
 def test_the_record_of_a_failed_run_tells_its_story(site: Site) -> None:

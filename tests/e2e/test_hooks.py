@@ -82,7 +82,7 @@ def test_ctrl_c_stops_the_run_and_the_outcome_says_so(hooked: Site) -> None:
         assert starting.stdout is not None
         next(line for line in starting.stdout if "all processes are running" in line)
         starting.send_signal(signal.SIGINT)
-        out, _ = starting.communicate(timeout=60)
+        out, _ = starting.communicate(timeout=180)
     assert starting.returncode == 130
     announced = next(line for line in out.splitlines() if line.startswith("announced")).split()
     assert (announced[1], announced[-1]) == ("stopped", "130")
@@ -100,7 +100,7 @@ def test_a_start_that_does_not_see_the_end_says_that_nothing_ran_then(hooked: Si
         assert starting.stdout is not None
         next(line for line in starting.stdout if "all processes are running" in line)
         starting.send_signal(signal.SIGTERM)
-        out, err = starting.communicate(timeout=60)
+        out, err = starting.communicate(timeout=180)
     assert starting.returncode == 143
     assert "announced" not in out
     assert "AFTER_END was not run: start did not see the end of the run" in err

@@ -63,7 +63,7 @@ def test_after_a_kill_on_either_side_the_next_dispatch_is_complete(any_site: Sit
                 for pid in agents(any_site, 1):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            process.communicate(timeout=60)
+            process.communicate(timeout=180)
     assert_arrives(any_site, top)
     assert wait_until(lambda: not any(agents(any_site, node) for node in range(NODES)))
     any_site.conf()

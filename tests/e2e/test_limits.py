@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 
@@ -29,8 +28,7 @@ with connect() as ps:
 
 
 def events(site: Site, job: str, node: int) -> list[dict[str, Any]]:
-    log = site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl"
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    return events_in(site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl")
 
 
 def test_a_program_runs_under_its_limits_and_hitting_one_is_reported(site: Site) -> None:

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.runtime import load_model
 from e2e.models import assert_same, model_of
 from e2e.test_resume import QUICK, TRAIN, checkpoints, crash
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = [pytest.mark.nodes(3), pytest.mark.copies]
 
@@ -106,8 +106,8 @@ def test_a_mended_program_takes_the_checkpoint_of_the_job_before_and_survives_a_
         directory = site.job_dir(job, node) / f".clusterctl/runs/0001/checkpoints/{last}"
         assert f"pserver-{node:05d}.safetensors" in pieces(directory)
         assert len(pieces(directory)) < 3
-    events = (site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl").read_text().splitlines()
-    assert [json.loads(line)["tag"] for line in events if json.loads(line)["event"] == "rolled_back"] == [last]
+    events = events_in(site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl")
+    assert [event["tag"] for event in events if event["event"] == "rolled_back"] == [last]
     assert site.status(job)["resumed"]["job"] == old
     assert_same(model_of(site, job), expected)
     assert checkpoints(site, old) != []

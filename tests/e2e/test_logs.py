@@ -48,7 +48,7 @@ class Talk:
         site.conf(ENGINE="none", PSERVERS=0)
         self.job = site.start(TALK.format(say=str(self._say)))
         logs = [site.job_dir(self.job, node) / "log" / "train.log" for node in range(3)]
-        assert wait_until(lambda: all(log.read_text().count("\n") >= FIRST_LINES for log in logs), 60)
+        assert wait_until(lambda: all(log.read_text().count("\n") >= FIRST_LINES for log in logs))
 
     def say(self, *lines: str) -> None:
         with self._say.open("a") as f:
@@ -73,7 +73,7 @@ class Following:
         return any(re.search(pattern, line) for line in list(self.lines))
 
     def end(self) -> int:
-        code = self._process.wait(60)
+        code = self._process.wait(180)
         self._thread.join()
         return code
 

@@ -115,7 +115,7 @@ def test_a_second_directory_with_the_same_conf_attaches_and_stops(site: Site, tm
         assert following.stdout is not None
         assert "up" in following.stdout.readline()
         site.ok("stop", cwd=elsewhere, env=bare)
-        following.communicate(timeout=60)
+        following.communicate(timeout=180)
     assert following.returncode == 0
     site.assert_nothing_left(job)
 
@@ -254,7 +254,7 @@ def test_an_attached_start_is_stopped_by_ctrl_c(site: Site, when: str) -> None:
             if ("trainer0" in line and "up" in line) or (when == "dispatch" and "workspace" in line):
                 break
         starting.send_signal(signal.SIGINT)
-        starting.communicate(timeout=60)
+        starting.communicate(timeout=180)
     assert starting.returncode == 130
     jobs = site.ok("jobs", "--json").json()["jobs"]
     if when == "start":
@@ -288,6 +288,6 @@ def test_output_to_a_closed_pipe_ends_quietly(site: Site) -> None:
         reading.stdout.close()
         assert reading.stderr is not None
         err = reading.stderr.read()
-        reading.wait(timeout=60)
+        reading.wait(timeout=180)
     assert "Traceback" not in err
     assert isinstance(reading, subprocess.Popen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ import pytest
 from e2e.programs import SLEEP
 from support.openssh import free_port
 from support.processes import assert_none_left, is_alive, wait_until
-from support.site import Site
+from support.site import Site, events_in
 
 NODES = 3
 pytestmark = pytest.mark.nodes(NODES)
@@ -142,7 +141,7 @@ def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site)
     assert all(is_alive(pid) for pid in pids)
     with site.popen("stop", job) as other:  # at the same time
         assert "0 processes left, ports free" in site.ok("stop", job).out
-        assert other.wait(60) == 0
+        assert other.wait(180) == 0
     assert not any(is_alive(pid) for pid in pids)
     assert_none_left("CLUSTERCTL_TEST", job)
 
@@ -194,9 +193,7 @@ def wait_for_port(port: int) -> socket.socket:
 
 
 def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
-    """Return the complete events in the log of a node."""
-    text = (site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return events_in(site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_first_member_leads_and_its_death_ends_the_run(site: Site, refused: 
     job = site.start(SLEEP, "--allow-partial")
     assert site.status(job)["state"] == "running"
     os.kill(site.supervisor(job, 1), signal.SIGKILL)
-    site.assert_nothing_left(job, 20)
+    site.assert_nothing_left(job)
     lost = site.run("status", job, "--json")
     assert (lost.code, lost.json()["state"]) == (0, "lost")
     events = site.job_dir(job, 2) / ".clusterctl/runs/0001/events.jsonl"

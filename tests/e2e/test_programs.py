@@ -89,7 +89,7 @@ def test_a_hundred_megabytes_of_output_are_kept_completely(site: Site) -> None:
     lines = 1_000_000
     train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"
     site.conf(HOSTS=site.hosts[:1], PSERVERS=0)
-    site.ok("start", "--job_dispatch_package", str(site.workspace(train)), timeout_s=150)
+    site.ok("start", "--job_dispatch_package", str(site.workspace(train)), timeout_s=300)
     job = newest_job(site)
     log = site.job_dir(job, 0) / "log/train.log"
     assert log.stat().st_size == 100 * lines
@@ -152,7 +152,7 @@ def test_a_pserver_that_dies_fails_the_run(site: Site) -> None:
     pserver = next(p for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("pserver", 1))
     with site.popen("logs", "-f", job) as following:
         os.kill(pserver["pid"], signal.SIGKILL)
-        _, err = following.communicate(timeout=60)
+        _, err = following.communicate(timeout=180)
     assert following.returncode == 1
     assert "failed" in err
     status = site.status(job)

@@ -132,7 +132,7 @@ def test_a_start_that_stops_its_run_writes_a_report_and_one_that_detaches_does_n
         assert starting.stdout is not None
         next(line for line in starting.stdout if "all processes are running" in line)
         starting.send_signal(number)
-        starting.communicate(timeout=60)
+        starting.communicate(timeout=180)
     assert starting.returncode == code
     pages = [page.read_text() for page in site.directory.glob(f"{job}*.html")]
     assert ["Stopped after" in page for page in pages] == ([True] if number == signal.SIGINT else [])

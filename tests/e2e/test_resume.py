@@ -155,11 +155,11 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_sa
     quick(site, NODE_GRACE_S=5)
     job = site.dispatch(TRAIN)
     crash(site, "--job_workspace", job, "--", "supervisor", str(random.randint(20, STEPS - 8)), "0001")
-    site.assert_nothing_left(job, 60)
+    site.assert_nothing_left(job)
     last = checkpoints(site, job)[-1]
     quick(site, SAVE_EVERY="100 passes")
     crash(site, "--resume", "--", "trainer", "0", "0002")
-    site.assert_nothing_left(job, 60)
+    site.assert_nothing_left(job)
     assert checkpoints(site, job, "0002") == [last]
     resumed = site.ok("start", "--resume")
     assert f"resuming from checkpoint {last} of run 2" in resumed.out

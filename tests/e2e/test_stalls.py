@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 
@@ -58,8 +57,7 @@ with connect() as ps:
 def stalls(site: Site, job: str) -> list[dict[str, Any]]:
     """Return the `stalled` events of all nodes."""
     logs = [site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl" for node in range(len(site.hosts))]
-    lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
-    return [event for event in map(json.loads, lines) if event["event"] == "stalled"]
+    return [event for log in logs if log.exists() for event in events_in(log) if event["event"] == "stalled"]
 
 
 def states(site: Site, job: str) -> dict[str, str]:
@@ -98,10 +96,10 @@ def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its
 
 
 def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site) -> None:
-    site.conf(**QUICK, ON_STALL="fail", RESTARTS=1)
+    site.conf(**{**QUICK, "STALL_S": 10}, ON_STALL="fail", RESTARTS=1)  # no other process is taken for a stalled one
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "stop")
-    words = "trainer1@node1 stalled for 2 s (it is stopped by a signal); restarting in 1 s (restart 1 of 1)"
+    words = "trainer1@node1 stalled for 10 s (it is stopped by a signal); restarting in 1 s (restart 1 of 1)"
     assert words in done.out
     site.assert_nothing_left(job)
 

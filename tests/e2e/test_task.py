@@ -140,7 +140,7 @@ def test_a_long_task_shows_its_lines_as_they_come_and_ctrl_c_ends_it(any_site: S
     shown = {process.stdout.readline() for _ in range(8)}
     assert shown == {f"node{n}: {word}\n" for n in range(4) for word in ("body", "begun")}
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "interrupted; the task was still running on node[0-3]" in err
     any_site.end_everything()  # as with ssh, the command itself goes on
@@ -154,7 +154,7 @@ def test_the_reader_may_close_the_pipe_early(site: Site) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(180) == 141
     assert process.stderr is not None
     with process.stderr:
         assert process.stderr.read() == ""

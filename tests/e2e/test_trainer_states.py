@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.runtime import load_model
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = [pytest.mark.copies, pytest.mark.nodes(3)]
 QUICK = {"PSERVERS": 2, "TRAINERS": 2, "SAVE_EVERY": 7, "KEEP": 9, "RESTARTS": 3}
@@ -90,8 +90,7 @@ def manifest_of(site: Site, job: str, step: int, run: str = "0001") -> Any:
 
 
 def events(site: Site, job: str, name: str, run: str = "0001") -> list[dict[str, Any]]:
-    lines = (run_dir(site, job, 0, run) / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == name]
+    return [event for event in events_in(run_dir(site, job, 0, run) / "events.jsonl") if event["event"] == name]
 
 
 def model_of(site: Site, job: str, home: str = "home") -> bytes:

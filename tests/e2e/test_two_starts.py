@@ -18,7 +18,7 @@ def test_one_of_two_starts_at_once_wins_and_the_other_names_it(site: Site, round
     for number in range(1, rounds + 1):
         command = ("start", "--detach", "--job_workspace", job)
         with site.popen(*command) as one, site.popen(*command) as other:
-            results = [(process.communicate(timeout=60), process.returncode) for process in (one, other)]
+            results = [(process.communicate(timeout=180), process.returncode) for process in (one, other)]
         [((out, _), won), ((_, err), lost)] = sorted(results, key=lambda result: result[1])
         assert (won, lost) == (0, 4), results
         assert f"run {number}: supervisors are up on 3 nodes" in out

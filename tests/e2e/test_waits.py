@@ -51,7 +51,7 @@ def test_status_names_the_trainer_that_all_others_wait_for_until_it_goes_on(site
     job = site.start(TRAIN)
     # On a busy machine they may have waited before, for a trainer that took long to start.
     expected = [{"awaits": [1], "awaited": 1, "waiting": 3, "awaits_s": 0}]
-    assert wait_until(lambda: [{**one, "awaits_s": 0} for one in waits(site, job)] == expected, 60), waits(site, job)
+    assert wait_until(lambda: [{**one, "awaits_s": 0} for one in waits(site, job)] == expected), waits(site, job)
     assert waits(site, job)[0]["awaits_s"] >= 3
     shown = WAITS.search(site.ok("status", job).out)
     assert shown is not None

@@ -76,7 +76,7 @@ def test_the_screen_is_entered_and_left_without_an_effect_on_the_run(site: Site)
         assert terminal.wait().code == 0
     assert site.status(job)["state"] == "running"
     end(site, job)
-    assert wait_until(lambda: site.status(job)["state"] == "succeeded", 60)
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded")
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> N
     """It works for the lead too, which leaves no final event."""
     job = site.start(SLEEP)
     os.kill(site.supervisor(job, node), signal.SIGKILL)
-    site.assert_nothing_left(job, 30)
+    site.assert_nothing_left(job)
     assert wait_until(lambda: site.status(job)["state"] in ("failed", "lost"))
     cause = why(site, job)["cause"]
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
@@ -129,7 +129,7 @@ def test_jobs_that_have_not_failed_are_described(site: Site) -> None:
 def test_nodes_that_are_unreachable_now_are_reported_with_what_is_known(site: Site) -> None:
     job = site.start(SLEEP)
     os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    site.assert_nothing_left(job, 30)
+    site.assert_nothing_left(job)
     hosts = [*site.hosts]
     hosts[2] = hosts[2].rpartition(":")[0] + ":1"  # which refuses connections
     site.conf(HOSTS=hosts)

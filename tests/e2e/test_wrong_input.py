@@ -257,5 +257,5 @@ def test_logs_of_a_process_that_does_not_exist_are_a_usage_error(site: Site) -> 
         assert f"{problem} in {job} run 1" in error
         assert there in error
     assert "there is no trainer 2" in failing(site, 2, "logs", job, "--role", "trainer", "--rank", "2", "-f").err
-    wait_until(lambda: site.status(job)["state"] == "succeeded")
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded")
     site.ok("logs", job, "--rank", "1")

@@ -62,6 +62,6 @@ def run_sh(site: Site, directory: Path) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=False,
     )

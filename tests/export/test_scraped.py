@@ -165,7 +165,7 @@ def test_without_a_job_all_that_run_are_read(nodes: Nodes) -> None:
 def test_a_scrape_gets_the_state_of_the_nodes(nodes: Nodes) -> None:
     address = serve(Address("127.0.0.1", 0), reader(nodes))
     assert nodes.asked == [], "not before the first scrape"
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=180) as reply:
         assert reply.headers["Content-Type"].startswith("text/plain")
         shown = reply.read().decode()
     assert f'clusterctl_step{{job="{JOB}",node="node1",rank="1",role="trainer",run="1"}} 35.0' in shown

@@ -32,7 +32,7 @@ def run(directory: Path) -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr

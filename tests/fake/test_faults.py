@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ def member(cluster: FakeCluster, index: int) -> TestNode:
 
 def ssh(cluster: FakeCluster, index: int, script: str) -> str:
     argv = ["ssh", "-F", cluster.ssh_config, f"node{index}", script]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=180).stdout
 
 
 def states(cluster: FakeCluster) -> list[tuple[str, bool]]:
@@ -69,7 +70,7 @@ def test_a_killed_node_dies_at_once_and_none_of_its_processes_saw_another_die(cl
         assert wait_until(lambda: len(pids(cluster, 1)) >= 3)  # the two of the loop, and what the user runs
         fake.harm(cluster.directory, "node1", "kill")
         assert pids(cluster, 1) == []
-        assert user.wait(20) == 255  # as when the connection breaks
+        assert user.wait(180) == 255  # as when the connection breaks
     assert not (cluster.nodes[1].home / "noticed").exists()
     assert states(cluster) == [("up", True), ("killed", False)]
     assert len(pids(cluster, 0)) == 1
@@ -86,15 +87,36 @@ def test_a_healed_node_has_its_address_key_and_files_back_but_no_processes(clust
     assert pids(cluster, 1) == []
 
 
+def test_the_port_of_a_killed_node_goes_to_no_other_program(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    fake.harm(directory, "0", "kill")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", cluster.nodes[0].port))
+    assert states(cluster) == [("killed", False)]
+    fake.heal(directory, "0")
+    assert ssh(cluster, 0, "echo fine") == "fine\n"
+
+
+def test_a_daemon_is_healed_when_another_program_no_longer_uses_its_port(directory: Path) -> None:
+    cluster = fake.up(directory, 1, backend="ssh")
+    fake.harm(directory, "0", "kill")
+    with ThreadPoolExecutor() as pool:
+        with socket.create_server(("127.0.0.1", cluster.nodes[0].port)):
+            healing = pool.submit(fake.heal, directory, "0")
+            assert wait_until(lambda: "in use" in (directory / "sshd/node0.log").read_text())
+        assert not healing.result(180).moved
+    assert ssh(cluster, 0, "echo fine") == "fine\n"
+
+
 def test_a_paused_node_freezes_and_continues_when_it_is_healed(cluster: FakeCluster, transport: Transport) -> None:
     node = member(cluster, 1)
     with transport.open(node, command("cat")) as talk, ThreadPoolExecutor() as pool:
-        talk.write(b"before\n", deadline_s=20)
-        assert talk.readline(deadline_s=20) == b"before\n"
+        talk.write(b"before\n", deadline_s=180)
+        assert talk.readline(deadline_s=180) == b"before\n"
         fake.harm(cluster.directory, "node1", "pause")
         assert states_of(pids(cluster, 1)) == {"T"}
         assert states(cluster) == [("up", True), ("paused", False)]
-        talk.write(b"meanwhile\n", deadline_s=20)
+        talk.write(b"meanwhile\n", deadline_s=180)
         late = pool.submit(transport.run, node, command("echo", "late"))  # on the connection that is open
         new = pool.submit(ssh, cluster, 1, "echo new")
         assert ssh(cluster, 0, "echo other") == "other\n"
@@ -102,8 +124,8 @@ def test_a_paused_node_freezes_and_continues_when_it_is_healed(cluster: FakeClus
         assert not late.done()
         assert not new.done()
         assert not fake.heal(cluster.directory, "node1").moved
-        assert talk.readline(deadline_s=20) == b"meanwhile\n"
-        assert (late.result(20).stdout, new.result(20)) == (b"late\n", "new\n")
+        assert talk.readline(deadline_s=180) == b"meanwhile\n"
+        assert (late.result(180).stdout, new.result(180)) == (b"late\n", "new\n")
     assert states(cluster) == [("up", True), ("up", True)]
 
 

@@ -19,7 +19,7 @@ from faults.machines import DIES_WITH_US, Cable, Disks, Machine, Place
 from faults.switch import enter_network
 from support.openssh import make_key
 from support.processes import Proc, kill_all, wait_until
-from support.site import GRACE_S, Site
+from support.site import GRACE_S, Site, events_in
 
 NETWORK = "10.77.0"
 CONTROL = "control"
@@ -152,8 +152,7 @@ class Laboratory(Site):
     def events(self, job: str, node: int = 0, run: str = "0001") -> list[Event]:
         """Return the events that a node has recorded; `at` is their true time."""
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.run_dir(job, node, run) / "events.jsonl").read_text().splitlines()
-            events = [json.loads(line) for line in lines if line.endswith("}")]
+            events = events_in(self.run_dir(job, node, run) / "events.jsonl")
             return [{**event, "at": event["t"] - self.machines[node].clock_off_s} for event in events]
         return []
 
@@ -161,7 +160,9 @@ class Laboratory(Site):
         events = [event for node in range(len(self.machines)) for event in self.events(job, node, run)]
         return sorted(events, key=lambda event: event["at"])
 
-    def wait_for(self, job: str, wanted: Callable[[Event], object], run: str = "0001", deadline_s: float = 60) -> Event:
+    def wait_for(
+        self, job: str, wanted: Callable[[Event], object], run: str = "0001", deadline_s: float = 180
+    ) -> Event:
         """Wait for a wanted event on any node and return the first one."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
@@ -181,7 +182,7 @@ class Laboratory(Site):
         logs = [path for node in range(len(self.machines)) for path in (self.job_dir(job, node) / "log").glob("*.log")]
         return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-1000:]}" for path in logs)])
 
-    def wait_for_end(self, job: str, deadline_s: float = 60) -> None:
+    def wait_for_end(self, job: str, deadline_s: float = 180) -> None:
         """Wait for a moment when nothing of a job is running on any machine. A command that follows it may go on."""
 
         def left() -> list[Proc]:
@@ -189,7 +190,7 @@ class Laboratory(Site):
 
         assert wait_until(lambda: not left(), deadline_s), f"{left()}\n{self.story(job)}"
 
-    def wait_for_silence(self, node: int, deadline_s: float = 40) -> None:
+    def wait_for_silence(self, node: int, deadline_s: float = 180) -> None:
         """Wait until no program of a run is running on a machine; its supervisor may still be alive."""
 
         def working() -> list[Proc]:

@@ -39,7 +39,7 @@ class Run:
         cause: Event = self.event("ended", node=0)["cause"]
         return cause
 
-    def ends(self, state: str, code: int, deadline_s: float = 90) -> str:
+    def ends(self, state: str, code: int, deadline_s: float = 180) -> str:
         """Wait for the run to end in this state with nothing left on any machine; return the output of `start`."""
         out, err = self.starting.communicate(timeout=deadline_s)
         self.lab.wait_for_end(self.job)

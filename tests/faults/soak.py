@@ -109,7 +109,7 @@ class Round:
         self._measure(time.time())
         self.lab.heal_network()
         self.lab.boot()
-        self.run.starting.communicate(timeout=60)
+        self.run.starting.communicate(timeout=180)
         self.lab.assert_nothing_remains()
         ended_by = self.storm.ending if self._times and self._times[-1][0] is self.storm.ending else None
         state = self.lab.status(self.run.job)["state"]

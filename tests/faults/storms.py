@@ -220,7 +220,7 @@ def _lose(run: Run, fault: Fault, act: Callable[[], None]) -> bool:
     """Run `act` and return True once the lead has lost the node, or False if the run ended before."""
     before = _count(run, "lost", fault)
     act()
-    assert wait_until(lambda: is_over(run) or _count(run, "lost", fault) > before, 60), "the node was not reported lost"
+    assert wait_until(lambda: is_over(run) or _count(run, "lost", fault) > before), "the node was not reported lost"
     return not is_over(run)
 
 
@@ -231,7 +231,7 @@ def _rejoin(run: Run, fault: Fault) -> None:
 
 def _wait_until_back(run: Run, fault: Fault) -> None:
     wanted = _count(run, "lost", fault)
-    assert wait_until(lambda: is_over(run) or _count(run, "rejoined", fault) >= wanted, 60), "the node has not rejoined"
+    assert wait_until(lambda: is_over(run) or _count(run, "rejoined", fault) >= wanted), "the node has not rejoined"
 
 
 def _count(run: Run, name: str, fault: Fault) -> int:

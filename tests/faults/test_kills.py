@@ -35,7 +35,7 @@ def test_a_lost_node_ends_the_run_everywhere_and_it_can_be_resumed(
         lab.machines[node].power_off()
     else:
         lab.kill(f"supervisor{node}")
-    lab.wait_for_end(run.job, 40)
+    lab.wait_for_end(run.job)
     lab.boot()
     output = run.ends(state, 1)
     assert f"first cause: node{node} is lost" in output

@@ -15,16 +15,20 @@ from faults.machines import Machine
 from support.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.faults
-REACH = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=1)"
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=float(sys.argv[2]))"
 ANSWER = "import socket; s = socket.socket(2, 2); s.bind(('', 99)); b, a = s.recvfrom(9); s.sendto(b, a)"
 
 
 def on(machine: Machine, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*machine.inside(), *argv], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([*machine.inside(), *argv], capture_output=True, text=True, timeout=180, check=False)
 
 
-def reaches(lab: Laboratory, source: int, target: int) -> bool:
-    return on(lab.machines[source], "python3", "-c", REACH, lab.hosts[target]).returncode == 0
+def reaches(lab: Laboratory, source: int, target: int, within_s: int = 30) -> bool:
+    return on(lab.machines[source], "python3", "-c", REACH, lab.hosts[target], str(within_s)).returncode == 0
+
+
+def is_cut_off(lab: Laboratory, source: int, target: int) -> bool:
+    return not reaches(lab, source, target, within_s=1)
 
 
 def test_machines_have_their_own_processes_names_and_networks(lab: Laboratory) -> None:
@@ -38,8 +42,8 @@ def test_machines_have_their_own_processes_names_and_networks(lab: Laboratory) -
 
 def test_a_cut_affects_only_the_given_directions(lab: Laboratory) -> None:
     lab.cut("node1")
-    assert not reaches(lab, 0, 1)
-    assert not reaches(lab, 1, 0)
+    assert is_cut_off(lab, 0, 1)
+    assert is_cut_off(lab, 1, 0)
     assert reaches(lab, 0, 2)
     lab.heal_network()
     assert reaches(lab, 0, 1)
@@ -47,20 +51,19 @@ def test_a_cut_affects_only_the_given_directions(lab: Laboratory) -> None:
     with subprocess.Popen([*lab.machines[1].inside(), "python3", "-c", ANSWER]) as listener:
         send = "import socket, sys; socket.socket(2, 2).sendto(b'x', (sys.argv[1], 99))"
         on(lab.machines[0], "ip", "neigh", "replace", lab.hosts[1], "lladdr", "02:00:00:00:00:0c", "dev", "eth0")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while listener.poll() is None and time.monotonic() < end:
             on(lab.machines[0], "python3", "-c", send, lab.hosts[1])
         heard = listener.poll()
         listener.kill()
     assert heard == 0
-    assert not reaches(lab, 0, 1)
+    assert is_cut_off(lab, 0, 1)
 
 
 def test_a_link_can_be_slow_and_lossy(lab: Laboratory) -> None:
     def round_trip_ms() -> float:
-        patient = REACH.replace("timeout=1", "timeout=20")
-        code = f"import time; t = time.perf_counter(); {patient}; print(1000 * (time.perf_counter() - t))"
-        return float(on(lab.machines[0], "python3", "-c", code, lab.hosts[1]).stdout)
+        code = f"import time; t = time.perf_counter(); {REACH}; print(1000 * (time.perf_counter() - t))"
+        return float(on(lab.machines[0], "python3", "-c", code, lab.hosts[1], "30").stdout)
 
     lab.rule("node0", "node1", delay_s=0.2)
     assert round_trip_ms() >= 200
@@ -77,8 +80,8 @@ def test_a_machine_that_is_switched_off_has_no_process_and_keeps_its_disk(lab: L
         inside = [proc.pid for proc in machine.processes()]
         machine.power_off()
         assert not any(is_alive(pid) for pid in inside)
-        assert not reaches(lab, 0, 2)
-        sleeping.wait(10)
+        assert is_cut_off(lab, 0, 2)
+        sleeping.wait(180)
     lab.boot()
     assert reaches(lab, 0, 2)
     assert (lab.home(2) / "kept").read_text() == "here"

@@ -34,7 +34,7 @@ def test_a_node_that_is_cut_off_for_too_long_is_lost_and_its_processes_end(
     if directions in ("both", "in"):
         lab.rule(EVERYBODY, "node3", loss=1)
     run.event("lost", node=3)
-    lab.wait_for_end(run.job, 40)  # on the other side of the cut too
+    lab.wait_for_end(run.job)  # on the other side of the cut too
     lab.heal_network()
     output = run.fails()
     assert "node3 is lost" in output
@@ -46,7 +46,7 @@ def test_a_lead_that_is_cut_off_ends_the_run_on_both_sides(lab: Laboratory, expe
     run = start(lab)
     run.reach(50)
     lab.cut("node0")
-    lab.wait_for_end(run.job, 40)
+    lab.wait_for_end(run.job)
     lab.heal_network()
     output = run.ends("failed", 1)
     assert "lost" in output

@@ -21,7 +21,7 @@ def test_a_run_that_may_shrink_continues_without_a_node_of_trainers_and_reports_
     lab.machines[3].power_off()
     lost = run.event("lost", role="trainer", rank=2)
     assert lost["node"] == 3
-    out, err = run.starting.communicate(timeout=90)
+    out, err = run.starting.communicate(timeout=180)
     lab.wait_for_end(run.job)
     assert run.starting.returncode == 0, f"{out}\n{err}\n{lab.story(run.job)}"
     assert run.event("ended", node=0)["state"] == "succeeded"

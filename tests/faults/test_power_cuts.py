@@ -28,7 +28,7 @@ FILES = 100
 
 
 def command(*argv: object) -> None:
-    subprocess.run([str(word) for word in argv], check=True, capture_output=True, timeout=60)
+    subprocess.run([str(word) for word in argv], check=True, capture_output=True, timeout=180)
 
 
 class Disk:

@@ -79,7 +79,7 @@ def test_a_run_outlives_its_control_machine_and_others_can_follow_and_stop_it(la
         assert {line["role"] for line in seen} <= {"trainer", "pserver"}
         assert json.loads(lab.ok("status", job, "--json", **other).out)["state"] == "running"
         stopped = lab.ok("stop", job, "--json", **other).json()
-        following.communicate(timeout=30)
+        following.communicate(timeout=180)
     assert stopped["survivors"] == 0
     lab.assert_nothing_remains()
     assert lab.status(job)["state"] == "stopped"

@@ -143,12 +143,12 @@ def test_a_node_delivers_no_faster_than_its_lines_are_shown() -> None:
     class Slow(Played):
         def _listen(self, node: Any) -> None:
             if node.id == 1:
-                go.wait(60)
+                go.wait(180)
             super()._listen(node)
 
     with Slow({0: [*(lines(0, t) for t in range(50)), caught_up(0)], 1: [lines(1, 7.5), caught_up(1)]}) as follower:
         news = iter(follower)
-        wait_until(lambda: next(news) is None and follower.put[0] > 0, 10)
+        assert wait_until(lambda: next(news) is None and follower.put[0] > 0)
         assert follower.put[0] == 1
         go.set()
         seen = [line.t for one in news if one is not None for line in one.lines]

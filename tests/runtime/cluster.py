@@ -34,7 +34,7 @@ from clusterctl.runtime.wire import messages as wire
 from tests.support.processes import wait_until
 
 RUN = "0001"
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def free_port() -> int:

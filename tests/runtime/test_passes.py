@@ -129,7 +129,7 @@ def test_batches_without_a_push_do_not_make_a_step(tmp_path: Path) -> None:
 
 def test_on_pass_runs_everywhere_after_the_last_update_and_before_the_save(tmp_path: Path) -> None:
     calls: list[tuple[int, float, bool]] = []
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=180)
 
     def program(ps: Session) -> None:
         w = ps.dense("w", 1, SGD(1.0), constant(0.0))

@@ -100,7 +100,7 @@ def test_sigterm_ends_a_pserver_promptly(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         assert server.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
 
 
 def test_a_taken_port_is_skipped_and_having_no_free_port_is_an_error(tmp_path: Path) -> None:

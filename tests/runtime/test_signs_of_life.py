@@ -31,17 +31,17 @@ def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
         (pserver,), events = cluster.pservers, queue.SimpleQueue[str]()
         pserver._send = lambda event, facts: events.put(event)
         pserver.handle_command({"cmd": "ping"})
-        assert events.get(timeout=10) == "pong"
+        assert events.get(timeout=180) == "pong"
         held, reached = threading.Event(), threading.Event()
         cluster.lanes[1].submit(lambda core: (reached.set(), held.wait(), [])[-1])  # type: ignore[func-returns-value]
-        assert reached.wait(10)
+        assert reached.wait(180)
         pserver.handle_command({"cmd": "ping"})
         other = threading.Event()
         cluster.lanes[0].submit(lambda core: (other.set(), [])[-1])  # type: ignore[func-returns-value]
-        assert other.wait(10), "the other lane has answered by now"
+        assert other.wait(180), "the other lane has answered by now"
         assert events.empty()
         held.set()
-        assert events.get(timeout=10) == "pong"
+        assert events.get(timeout=180) == "pong"
 
 
 def test_a_waiting_trainer_keeps_reporting_which_processes_it_waits_for(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_a_waiting_trainer_keeps_reporting_which_processes_it_waits_for(tmp_path
         w = ps.dense("w", 1, SGD(1.0))
         ps._client._link._on_wait = events.put  # type: ignore[attr-defined]
         for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
-            while ps.rank == 1 and (event := events.get(timeout=30))["trainers"] != [1]:
+            while ps.rank == 1 and (event := events.get(timeout=180))["trainers"] != [1]:
                 pass
-            assert ps.rank == 0 or 0 < event["for_s"] < events.get(timeout=30)["for_s"], "the wait continues"
+            assert ps.rank == 0 or 0 < event["for_s"] < events.get(timeout=180)["for_s"], "the wait continues"
             ps.push({w: [1.0]}, samples=1)
 
     with thread_cluster(tmp_path, 1, 2) as cluster:

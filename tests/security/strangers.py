@@ -28,7 +28,7 @@ needs_root = pytest.mark.skipif(
 def as_stranger(*argv: str, uid: int = NOBODY) -> subprocess.CompletedProcess[bytes]:
     """Run a command as another user: nobody, if no other is given."""
     return subprocess.run(
-        argv, user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, check=False, timeout=60
+        argv, user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, check=False, timeout=180
     )
 
 

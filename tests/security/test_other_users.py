@@ -63,7 +63,7 @@ def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(sit
         site.conf(HOSTS=site.hosts[:1], ROOT_DIR=root, ENV={"TOKEN": TOKEN})
         name = site.start(TRAIN)
         job = root / name
-        wait_until(lambda: (job / "log/train.log").read_bytes().startswith(b"up") if job.is_dir() else False)
+        assert wait_until(lambda: b"up\n" in (job / "log/train.log").read_bytes())
         secrets = secrets_of(job)
         running = [proc.pid for proc in processes_with_environment("CLUSTERCTL_JOB_DIR", str(job))]
         running += [proc.pid for proc in agent_processes(str(job))]
@@ -76,8 +76,9 @@ def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(sit
         assert str(job).encode() in seen  # it does check our processes
         assert [secret for secret in secrets if secret in seen] == []
         (job / "go").touch()
-        wait_until(lambda: site.status(name)["state"] == "succeeded")
-        assert not (job / ".clusterctl/runs/0001/keys").exists()
+        assert wait_until(lambda: site.status(name)["state"] == "succeeded")
+        # The supervisor removes them after it has recorded the end.
+        assert wait_until(lambda: not (job / ".clusterctl/runs/0001/keys").exists())
         assert open_to_strangers(root) == []
 
 
@@ -223,7 +224,7 @@ def sharing() -> Iterator[ShmServer]:
 
 def is_let_in(sharing: ShmServer) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
+        sock.settimeout(180)
         sock.connect(f"\0{sharing.name}")
         try:
             region.send(sock, {"rank": 0, **sharing.greeting(0)})
@@ -241,7 +242,7 @@ def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token
 @needs_root
 def test_a_trainer_does_not_show_its_token_to_another_user_who_has_taken_the_name() -> None:
     """The name is not secret on the pserver's host, and it is free on every other host."""
-    name = "clusterctl-1-0123456789abcdef"
+    name = f"clusterctl-{os.getpid()}-0123456789abcdef"  # names are those of the whole machine
     begun, begin = os.pipe()
 
     def takes_it() -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -17,7 +18,10 @@ from security.strangers import needs_root
 from support.site import Site
 
 ETH_P_ALL = 3
-TABLE, WORDS = "name-of-a-table", "last-words-of-a-trainer"
+SO_RCVBUFFORCE = 33
+END = uuid.uuid4().bytes
+OWN = uuid.uuid4().hex[:8]  # the interface is that of the whole machine
+TABLE, WORDS = f"name-of-a-table-{OWN}", f"last-words-of-a-trainer-{OWN}"
 TRAIN = f"""
 import sys
 from clusterctl.runtime import connect, SGD, zeros
@@ -35,25 +39,26 @@ with connect() as ps:
 def overheard() -> Iterator[bytearray]:
     """Return everything that passes over the loopback interface inside the context."""
     captured = bytearray()
-    over = threading.Event()
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock:
-        sock.bind(("lo", 0))
+    with (
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as marker,
+    ):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
-        sock.settimeout(0.2)
+        with suppress(PermissionError):  # beyond the limit of the machine, so that nothing is dropped
+            sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        sock.bind(("lo", 0))
+        marker.bind(("127.0.0.1", 0))
 
         def listen() -> None:
-            while not over.is_set():
-                try:
-                    captured.extend(sock.recv(1 << 17))
-                except TimeoutError:
-                    continue
+            while END not in (frame := sock.recv(1 << 17)):
+                captured.extend(frame)
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
             yield captured
         finally:
-            over.set()
+            marker.sendto(END, marker.getsockname())  # frames come in order
             thread.join()
 
 

@@ -23,7 +23,7 @@ class Mute(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        self._end.wait(20)
+        self._end.wait(180)
         return False
 
 
@@ -37,7 +37,7 @@ def mute_server() -> Iterator[int]:
             transport = paramiko.Transport(sock)
             transport.add_server_key(paramiko.ECDSAKey.generate())
             transport.start_server(server=Mute(end))
-            end.wait(20)
+            end.wait(180)
             transport.close()
 
         thread = threading.Thread(target=serve)

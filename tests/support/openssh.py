@@ -160,7 +160,7 @@ def _end(directory: Path, daemons: list[Daemon]) -> None:
         daemon.process.send_signal(signal.SIGTERM)
         kill_all(below)
         try:
-            daemon.process.wait(10)
+            daemon.process.wait(60)
         except subprocess.TimeoutExpired:
             daemon.process.kill()
             daemon.process.wait()

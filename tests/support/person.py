@@ -30,7 +30,7 @@ def on_terminal(*argv: str) -> tuple[int, int]:
 
 def read_until(terminal: int, words: bytes, text: bytes = b"") -> bytes:
     while words not in text:
-        assert select.select([terminal], [], [], 30)[0], text
+        assert select.select([terminal], [], [], 180)[0], text
         piece = os.read(terminal, 4096)
         assert piece, text
         text += piece

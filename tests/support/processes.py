@@ -42,14 +42,22 @@ def processes_below(directory: Path) -> list[Proc]:
     return matches
 
 
-def assert_none_left(name: str, value: str, *, deadline_s: float = 30.0) -> None:
-    """Fail and list the processes with this variable if any are left at the deadline."""
-    wait_until(lambda: not processes_with_environment(name, value), deadline_s)
+def wait_for_environment(pid: int) -> None:
+    """Wait until a process that was just started can be found by its environment.
+
+    `Popen` returns while exec is still going on: the kernel closes descriptors before it sets the environment.
+    """
+    assert wait_until(lambda: bool(Path(f"/proc/{pid}/environ").read_bytes()))
+
+
+def assert_none_left(name: str, value: str) -> None:
+    """Fail and list the processes with this variable if any are left after three minutes."""
+    wait_until(lambda: not processes_with_environment(name, value))
     left = processes_with_environment(name, value)
     assert not left, f"processes left with {name}={value}: {left}"
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> bool:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 180) -> bool:
     """Wait for a condition; return True if it became true in time. On a busy machine, anything may take long."""
     end = time.monotonic() + deadline_s
     while not condition():
@@ -60,8 +68,12 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Return True if there is such a process and it is not a zombie."""
-    return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
+    """Return True if there is such a process and it is not a zombie.
+
+    The first thread of a killed process may end before the others, which keep its sockets open.
+    """
+    stat = _stat(pid)
+    return bool(stat) and (stat[0] not in (b"Z", b"X") or int(stat[17]) > 1)
 
 
 def descendants(root: int) -> list[int]:

@@ -86,7 +86,7 @@ class Site:
             **options,
         )
 
-    def run(self, *args: str, timeout_s: float = 90, **options: Any) -> Result:
+    def run(self, *args: str, timeout_s: float = 180, **options: Any) -> Result:
         with self.popen(*args, **options) as process:
             try:
                 out, err = process.communicate(timeout=timeout_s)
@@ -130,7 +130,7 @@ class Site:
 
     def wait_for_end(self, job: str) -> None:
         """Wait until the first run has ended, on all nodes."""
-        assert wait_until(lambda: self.has_ended(job), 60), f"{job} goes on"
+        assert wait_until(lambda: self.has_ended(job)), f"{job} goes on"
         self.assert_nothing_left(job)
 
     def processes(self, job: str) -> list[Proc]:
@@ -160,8 +160,8 @@ class Site:
         assert wait_until(are_two), found
         return found["supervisor"][0], found["guardian"][0]
 
-    def assert_nothing_left(self, job: str, deadline_s: float = 30.0) -> None:
-        wait_until(lambda: not self.processes(job), deadline_s)
+    def assert_nothing_left(self, job: str) -> None:
+        wait_until(lambda: not self.processes(job))
         left = self.processes(job)
         assert not left, left
 
@@ -186,6 +186,12 @@ def agent_processes(*job_dirs: str) -> list[Proc]:
                 if any(word.endswith(b"/agent/entry.py") for word in words) and not wanted.isdisjoint(words):
                     matches.append(Proc(int(entry.name), b" ".join(words).decode(errors="replace")))
     return matches
+
+
+def events_in(log: Path) -> list[dict[str, Any]]:
+    """Return the events of an event log. The supervisor may be writing: a last line without an end is none yet."""
+    complete, _, _ = log.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 @contextlib.contextmanager

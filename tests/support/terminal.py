@@ -62,7 +62,7 @@ class Terminal:
         """Type keys; `\x03` is Ctrl-C."""
         os.write(self._terminal, keys.encode())
 
-    def expect(self, text: str, timeout_s: float = 60) -> str:
+    def expect(self, text: str, timeout_s: float = 180) -> str:
         """Wait until the program writes `text`; return what it has written since the last call, up to there."""
         deadline = time.monotonic() + timeout_s
         while text.encode() not in self._text:
@@ -70,7 +70,7 @@ class Terminal:
         before, _, self._text = self._text.partition(text.encode())
         return before.decode(errors="replace") + text
 
-    def wait(self, timeout_s: float = 60) -> Shown:
+    def wait(self, timeout_s: float = 180) -> Shown:
         """Wait for the end of the program; return its exit code and what it has written since `expect`."""
         deadline = time.monotonic() + timeout_s
         while self._read(deadline):
@@ -93,7 +93,7 @@ def _take_terminal() -> None:
 
 
 def run_on_terminal(
-    argv: Sequence[str], environment: Mapping[str, str], *, columns: int = 120, timeout_s: float = 60
+    argv: Sequence[str], environment: Mapping[str, str], *, columns: int = 120, timeout_s: float = 180
 ) -> Shown:
     """Run a program with its output on a new terminal, and no input."""
     with Terminal(argv, environment, columns=columns, keys=False) as terminal:

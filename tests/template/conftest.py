@@ -50,7 +50,7 @@ def run() -> Run:
             env={**env, "OPENBLAS_NUM_THREADS": "2", **environ},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -23,7 +23,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare(workspace: Path, *argv: str) -> str:
     command = [sys.executable, "prepare_data.py", *argv]
-    return subprocess.run(command, cwd=workspace, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, cwd=workspace, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
 def paragraphs(path: Path) -> list[str]:
@@ -32,7 +32,7 @@ def paragraphs(path: Path) -> list[str]:
 
 def test_init_writes_it_and_names_the_next_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clusterctl", "init", "--template", "torch", "new"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "new/workspace").iterdir()} == FILES
     assert "# SHARDS = []\n" in (tmp_path / "new/conf.py").read_text()  # every trainer gets the whole text

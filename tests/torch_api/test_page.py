@@ -20,5 +20,5 @@ PROGRAMS = [block for block in ALL if "load_model" not in block.body]  # test_mo
 def test_a_program_of_the_page_works(block: Block, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(block.body)
     command = [sys.executable, "-W", "error", "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -66,7 +66,7 @@ def test_it_learns_alone_the_same_each_time_and_its_model_writes_text(workspace:
 
 def test_without_data_it_says_how_to_make_it(workspace: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(workspace / "train.py"), "--data", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "run python prepare_data.py" in done.stderr
     assert "Traceback" not in done.stderr

@@ -152,7 +152,7 @@ def is_accepted_by_openssh(settings: TestSettings, node: TestNode) -> bool:
     options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "UserKnownHostsFile": settings.known_hosts}
     words = ["-F", "none", "-i", settings.identity_file, "-p", node.ssh_port, node.ssh_host, "true"]
     argv = ["ssh", *(f"-o{key}={value}" for key, value in options.items()), *map(str, words)]
-    return subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
+    return subprocess.run(argv, capture_output=True, check=False, timeout=180).returncode == 0
 
 
 @pytest.mark.parametrize(

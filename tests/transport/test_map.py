@@ -45,13 +45,16 @@ def test_outcomes_keep_the_order_of_the_nodes_whichever_finishes_first(cluster: 
 def test_no_more_workers_run_than_allowed(cluster: Cluster) -> None:
     running: list[int] = []
     most: list[int] = []
-    lock = threading.Lock()
+    lock, full = threading.Lock(), threading.Event()
 
     def work(node: TestNode) -> None:
         with lock:
             running.append(1)
             most.append(len(running))
-        time.sleep(0.05)
+            if len(running) == 3:
+                full.set()
+        assert full.wait(180)
+        time.sleep(0.05)  # in which a fourth one would come
         with lock:
             running.pop()
 
@@ -95,7 +98,7 @@ def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Clu
     def work(node: TestNode) -> None:
         started.append(node.label)
         try:
-            transport.run(node, command("sleep", "30"), deadline_s=60)
+            transport.run(node, command("sleep", "30"), deadline_s=180)
         except BaseException as exc:
             errors.append(exc)
             with pytest.raises(InterruptedRun):
@@ -103,7 +106,7 @@ def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Clu
             raise
 
     def interrupt() -> None:
-        wait_until(lambda: len(started) == 3)
+        assert wait_until(lambda: len(started) == 3)
         _thread.interrupt_main()
 
     with Transport(cluster.settings) as transport:

@@ -75,7 +75,7 @@ def test_standard_input_arrives_completely(transport: Transport, node: TestNode)
 
 def test_fifty_megabytes_go_both_ways_at_once(transport: Transport, node: TestNode) -> None:
     data = os.urandom(MB) * 50
-    done = transport.run(node, command("cat"), data, deadline_s=60)
+    done = transport.run(node, command("cat"), data, deadline_s=180)
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
 
 
@@ -88,8 +88,8 @@ def test_a_command_that_ignores_its_input_does_not_block_us(transport: Transport
 def test_a_flood_of_errors_blocks_neither_side(transport: Transport, node: TestNode) -> None:
     script = "head -c 20000000 /dev/zero >&2; echo last >&2; echo out"
     with transport.open(node, sh(script)) as process:
-        assert process.readline(deadline_s=30) == b"out\n"
-        assert process.wait(10) == 0
+        assert process.readline(deadline_s=180) == b"out\n"
+        assert process.wait(180) == 0
         assert wait_until(lambda: process.stderr_tail().endswith(b"last\n"))
         assert len(process.stderr_tail()) == 64 * 1024
 
@@ -108,7 +108,7 @@ def test_lines_and_blocks_can_be_read_in_turn(transport: Transport, node: TestNo
         assert process.readline() == b"tail"
         assert process.readline() == b""
         assert process.read() == b""
-        assert process.wait(10) == 0
+        assert process.wait(180) == 0
 
 
 def test_a_line_is_cut_at_its_limit(transport: Transport, node: TestNode) -> None:
@@ -120,10 +120,10 @@ def test_a_conversation_goes_back_and_forth(transport: Transport, node: TestNode
     with transport.open(node, command("cat")) as process:
         for line in (b"one\n", b"two\n"):
             process.write(line)
-            assert process.readline(deadline_s=60) == line
+            assert process.readline(deadline_s=180) == line
         process.close_stdin()
         assert process.read() == b""
-        assert process.wait(10) == 0
+        assert process.wait(180) == 0
 
 
 def test_one_thread_reads_while_another_writes(transport: Transport, node: TestNode) -> None:
@@ -138,10 +138,10 @@ def test_one_thread_reads_while_another_writes(transport: Transport, node: TestN
         writer = threading.Thread(target=write)
         writer.start()
         total, digest = 0, hashlib.sha256()
-        while piece := process.read(deadline_s=30):
+        while piece := process.read(deadline_s=180):
             total += len(piece)
             digest.update(piece)
-        writer.join(10)
+        writer.join(180)
     assert total == 20 * MB
     assert digest.digest() == hashlib.sha256(block * 20).digest()
 
@@ -149,8 +149,8 @@ def test_one_thread_reads_while_another_writes(transport: Transport, node: TestN
 def test_a_deadline_ends_a_run_and_names_the_node(transport: Transport, node: TestNode) -> None:
     began = time.monotonic()
     with pytest.raises(NodeError, match=r"timed out after 0\.5 s") as caught:
-        transport.run(node, command("sleep", "20"), deadline_s=0.5)
-    assert time.monotonic() - began < 15
+        transport.run(node, command("sleep", "60"), deadline_s=0.5)
+    assert time.monotonic() - began < 30
     assert caught.value.node == node.label
     assert not isinstance(caught.value, UnreachableError)
     assert transport.run(node, command("true")).exit_code == 0
@@ -163,15 +163,15 @@ def test_a_read_has_its_own_deadline(transport: Transport, node: TestNode) -> No
         with pytest.raises(NodeError, match="timed out after"):
             process.wait(0.1)
         process.write(b"still there\n")
-        assert process.readline(deadline_s=60) == b"still there\n"
+        assert process.readline(deadline_s=180) == b"still there\n"
 
 
 def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, node: TestNode) -> None:
     with transport.open(node, command("true")) as process:
-        process.wait(10)
+        process.wait(180)
         assert process.read() == b""
         with pytest.raises(NodeError) as caught:
-            process.write(bytes(200 * MB), deadline_s=20)
+            process.write(bytes(200 * MB), deadline_s=180)
         assert caught.value.details["reason"] == "input_closed"
 
 
@@ -185,12 +185,12 @@ def test_a_daemon_that_closes_its_streams_does_not_block_us(transport: Transport
 
 def test_a_daemon_that_keeps_its_streams_keeps_the_command_open(transport: Transport, node: TestNode) -> None:
     with transport.open(node, sh("until test -e $HOME/end; do sleep 0.01; done & echo started")) as process:
-        assert process.readline(deadline_s=30) == b"started\n"
+        assert process.readline(deadline_s=180) == b"started\n"
         with pytest.raises(NodeError, match="timed out after"):
             process.read(deadline_s=0.3)
         transport.run(node, command("touch", RemotePath("~/end")))
-        assert process.read(deadline_s=30) == b""
-        assert process.wait(30) == 0
+        assert process.read(deadline_s=180) == b""
+        assert process.wait(180) == 0
 
 
 def test_one_connection_carries_all_commands_of_a_node(transport: Transport, node: TestNode) -> None:
@@ -208,7 +208,7 @@ def test_commands_of_several_threads_share_one_connection(transport: Transport, 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(180)
     assert len(ports) == 8
     assert len(set(ports)) == 1
 
@@ -230,13 +230,13 @@ def test_closing_the_input_as_the_command_ends_does_not_end_the_connection(
         transport.run(node, command("touch", RemotePath("~/go")))
         assert wait_until(lambda: channel.closed)
         channel.transport._send_user_message(late)
-    assert process.wait(10) == 0
+    assert process.wait(180) == 0
     assert connection() == before
 
 
 def test_after_closing_the_command_sees_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
     process = transport.open(node, sh("echo $$; cat; echo over >$HOME/over.$$"))
-    pid = process.readline(deadline_s=60).decode().strip()
+    pid = process.readline(deadline_s=180).decode().strip()
     process.close()
     over = command("cat", RemotePath(f"~/over.{pid}"))
     assert wait_until(lambda: transport.run(node, over).stdout == b"over\n")

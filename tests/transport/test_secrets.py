@@ -77,7 +77,7 @@ def guarded(*passwords: str) -> Iterator[list[TestNode]]:
             server.shutdown(socket.SHUT_RDWR)
             server.close()
         for thread in threads:
-            thread.join(10)
+            thread.join(180)
         for transport in transports:
             transport.close()
 
@@ -154,7 +154,7 @@ def test_nobody_waits_for_a_person_who_is_typing(sshd: Cluster, locked: TestSett
 
     def person(prompt: str, stop: threading.Event) -> str:
         asked.set()
-        assert reached.wait(20)
+        assert reached.wait(180)
         return "secret words"
 
     free = replace(sshd.nodes[1], identity=sshd.settings.identity_file)
@@ -162,12 +162,12 @@ def test_nobody_waits_for_a_person_who_is_typing(sshd: Cluster, locked: TestSett
         transport.run(free, TRUE)
         thread = threading.Thread(target=lambda: transport.run(sshd.nodes[0], TRUE))
         thread.start()
-        assert asked.wait(20)
+        assert asked.wait(180)
         assert transport.run(free, TRUE).exit_code == 0
-        assert transport._pool()._dialer._slots.acquire(timeout=10), "a handshake is held while someone types"
+        assert transport._pool()._dialer._slots.acquire(timeout=180), "a handshake is held while someone types"
         transport._pool()._dialer._slots.release()
         reached.set()
-        thread.join(20)
+        thread.join(180)
         assert not thread.is_alive()
 
 

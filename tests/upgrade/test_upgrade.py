@@ -42,7 +42,7 @@ from clusterctl.runtime import load_model
 from e2e.models import assert_same, model_of
 from e2e.programs import SLEEP
 from support.processes import is_alive, wait_until
-from support.site import Site
+from support.site import Site, events_in
 from upgrade.versions import NODES, old_cluster, old_site, processes_of
 
 pytestmark = [pytest.mark.upgrade, pytest.mark.copies]  # the older version does not know their settings
@@ -111,7 +111,7 @@ def start_and_hold(old: Site, **settings: Any) -> str:
     old.conf(**{**SETTINGS, **settings})
     job = old.dispatch(TRAIN)
     old.ok("start", "--job_workspace", job, "--detach", "--", str(HELD_AT))
-    assert wait_until((old.job_dir(job, 0) / "held").exists, 30)
+    assert wait_until((old.job_dir(job, 0) / "held").exists)
     return job
 
 
@@ -148,8 +148,7 @@ def processes(status: dict[str, Any]) -> set[tuple[Any, ...]]:
 
 
 def lead_events(site: Site, job: str) -> list[dict[str, Any]]:
-    log = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
-    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return events_in(site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl")
 
 
 def test_a_running_job_is_seen_left_alone_and_followed_to_its_end(
@@ -190,7 +189,7 @@ def test_a_running_job_is_stopped_and_resumed_from_its_checkpoint(
     job = start_and_hold(old)
     tag = f"step-{SAVED_AT:09d}"
     checkpoint = new.job_dir(job, 0) / f".clusterctl/runs/0001/checkpoints/{tag}/manifest.json"
-    assert wait_until(checkpoint.exists, 30)
+    assert wait_until(checkpoint.exists)
     pids = [process.pid for process in new.processes(job)]
     stopped = new.ok("stop", job, "--json").json()
     assert stopped["survivors"] == 0
@@ -223,7 +222,7 @@ def test_nodes_that_a_run_waits_for_rejoin_with_new_supervisors_under_its_old_le
     lead, fake = new.supervisor(job, 0), str(new.nodes_directory)
     os.kill(new.supervisor(job, 1), signal.SIGKILL)
     new.ok("fake", "kill", "node2", "--dir", fake)
-    assert wait_until(lambda: {e["node"] for e in lead_events(new, job) if e["event"] == "lost"} == {1, 2}, 30)
+    assert wait_until(lambda: {e["node"] for e in lead_events(new, job) if e["event"] == "lost"} == {1, 2})
     nodes = new.ok("fake", "status", "--dir", fake, "--json").json()["nodes"]
     assert [node["state"] for node in nodes] == ["up", "up", "killed"]
     new.ok("fake", "heal", "node2", "--dir", fake)
@@ -246,7 +245,7 @@ def test_a_trainer_that_was_given_up_is_restarted_by_its_old_supervisor(
     job = start_and_hold(old, ON_TRAINER_LOSS="wait")
     (pid,) = [p["pid"] for p in new.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: any(e["event"] == "held" for e in lead_events(new, job)), 20)
+    assert wait_until(lambda: any(e["event"] == "held" for e in lead_events(new, job)))
     joined = new.ok("start", "--rejoin", "--job_workspace", job, "--json").json()
     assert {node["did"] for node in joined["nodes"]} == {"told"}
     release_and_finish(new, job, expected)
@@ -256,7 +255,7 @@ def test_outside_sync_nodes_rejoin_no_older_run_which_is_stopped_and_resumed_ins
     """Leads of the older version stop trainers for checkpoints, which processes of this version do not understand."""
     job = start_and_hold(old, ON_TRAINER_LOSS="wait", MODE="ssp(2)")
     os.kill(new.supervisor(job, 2), signal.SIGKILL)
-    assert wait_until(lambda: any(e["event"] == "lost" for e in lead_events(new, job)), 30)
+    assert wait_until(lambda: any(e["event"] == "lost" for e in lead_events(new, job)))
     refused = new.run("start", "--rejoin", "--job_workspace", job, "--json")
     assert (refused.code, refused.json()["error"]["kind"]) == (3, "node")
     assert (
@@ -339,11 +338,11 @@ def test_a_run_that_lost_a_node_before_the_upgrade_is_explained_from_the_start_o
     supervisor = new.supervisor(job, 1)
     os.kill(supervisor, signal.SIGSTOP)
     try:
-        assert wait_until(lambda: any(event["event"] == "ended" for event in lead_events(new, job)), 30)
+        assert wait_until(lambda: any(event["event"] == "ended" for event in lead_events(new, job)))
         cause = new.ok("why", job, "--json").json()["cause"]
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    new.assert_nothing_left(job, 30)
+    new.assert_nothing_left(job)
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "node_silent", 1)
     assert cause["noted"] - cause["t"] >= 4
 

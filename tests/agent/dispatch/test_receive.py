@@ -57,7 +57,7 @@ def go(call: AgentCall, job: str = JOB, supersede: str | None = None) -> None:
 def send(call: AgentCall, data: bytes = DATA, job: str = JOB) -> dict[str, Any]:
     go(call, job)
     call.write(stream(data))
-    return call.result(20)
+    return call.result(180)
 
 
 def traces(home: Path) -> list[str]:
@@ -106,7 +106,7 @@ def test_an_existing_job_directory_is_reported_and_kept(tmp_path: Path) -> None:
         assert answer["missing"] == []
         assert (answer["newest"]["job"], answer["newest"]["exact"], answer["newest"]["started"]) == (JOB, True, False)
         call.send({"keep": JOB})
-        assert call.result(20) == {"dir": str(home / "root" / JOB), "kept": True}
+        assert call.result(180) == {"dir": str(home / "root" / JOB), "kept": True}
 
 
 @pytest.mark.parametrize("damage", ["edit", "same size and time", "extra", "gone", "mode"])
@@ -246,10 +246,10 @@ def test_a_large_file_resumes_where_it_broke_off_after_the_agent_was_killed(tmp_
         call.write(HEADER.pack(bytes.fromhex(entry.digest), len(data) - offset) + data[offset:])
         call.write(HEADER.pack(bytes(32), END))
         if tampered:
-            assert call.receive(20) == {"missing": [[0, 1]], "torn": {}}
+            assert call.receive(180) == {"missing": [[0, 1]], "torn": {}}
             call.send({"blobs": 1, "compressed": False, "resume": {}})
             call.write(stream(data, entry.digest))
-        done = call.result(20)
+        done = call.result(180)
         assert (done["files_received"], done["bytes_received"]) == (1, len(data) - (0 if tampered else offset))
         assert (home / "root" / JOB / "large").read_bytes() == data
     assert list(incoming.glob("*/torn-*")) == []

@@ -28,7 +28,7 @@ from clusterctl.transfer.tls import run_context
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "RETRY_S", 0.1)
     monkeypatch.setattr(server, "RETRY_S", 0.1)
-    monkeypatch.setattr(server, "COMEBACK_S", 1.0)
+    monkeypatch.setattr(server, "COMEBACK_S", 60.0)  # however busy the machine is, a live supervisor is back by then
 
 
 @pytest.fixture
@@ -113,7 +113,10 @@ def test_orders_given_while_a_node_is_cut_off_reach_it_later(loop: EventLoop, le
     assert leader.noted("lost") == []
 
 
-def test_a_node_that_shut_down_is_lost_within_seconds(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+def test_a_node_that_shut_down_is_lost_within_seconds(
+    loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "COMEBACK_S", 1.0)
     follower = begin(loop, leader, keys)
     follower.lead.let_go()
     breaks(follower)
@@ -142,7 +145,7 @@ def test_an_unreachable_node_has_the_whole_grace_period(
     monkeypatch.setattr(server, "COMEBACK_S", 0.0)
     monkeypatch.setattr(client, "RETRY_S", 2.0)
     breaks(follower)
-    run_until(loop, lambda: len(trials) == 5)
+    run_until(loop, lambda: len(trials) >= 5)
     assert leader.noted("lost") == []
     run_until(loop, lambda: follower.lead._connection is not None)
     follower.lead.send({"do": "stop_wanted"})
@@ -155,7 +158,7 @@ def test_a_silent_connection_is_replaced_and_nothing_is_lost(
 ) -> None:
     """As after a network outage: neither kernel knows that the other is reachable again."""
     monkeypatch.setattr(failure_detector, "SUSPECT_S", 0.5)  # before the follower is created
-    follower = begin(loop, leader, keys, node_grace_s=3)
+    follower = begin(loop, leader, keys, node_grace_s=9)
     first = leader.lead._connections[1]
     first._loop.unwatch(first._sock)
     monkeypatch.setattr(first, "_pump", lambda: None)

@@ -79,7 +79,7 @@ def test_a_process_that_overwrote_its_environment_is_found_by_the_record_with_it
     assert sorted(process.pid for process in of_job(job.dir)) == sorted(family)
     assert sorted(process.pid for process in of_run(job.run("0001"))) == sorted(family)
     assert [process.pid for process in by_job(job.dir.parent)[job.dir.name]] == family[:1]
-    assert end_all(lambda: of_job(job.dir), 10.0) == (3, 0, 0)
+    assert end_all(lambda: of_job(job.dir), 60.0) == (3, 0, 0)
 
 
 def test_a_process_that_reuses_a_recorded_pid_is_not_part_of_the_job(job: JobPaths, family: list[int]) -> None:

@@ -23,6 +23,7 @@ from clusterctl.agent.node.ports import (
 from clusterctl.agent.operations import start
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths
+from support.addresses import alone
 
 ADDRESS = "127.0.0.1"
 
@@ -105,14 +106,15 @@ def test_ports_with_lingering_connections_are_skipped_for_a_program_that_does_no
 
 def test_when_all_ports_are_taken_an_error_is_raised_and_no_port_is_held() -> None:
     last = 65_535
-    with closing(ReservedPorts(ADDRESS, last, ["a"], shared=True)):
-        with pytest.raises(OSError, match=f"no free port in {last}..{last}"):
-            ReservedPorts(ADDRESS, last, ["a"], shared=True)
+    with alone("last-ports"):
+        with closing(ReservedPorts(ADDRESS, last, ["a"], shared=True)):
+            with pytest.raises(OSError, match=f"no free port in {last}..{last}"):
+                ReservedPorts(ADDRESS, last, ["a"], shared=True)
+            with pytest.raises(OSError, match="no free port"):
+                take(ADDRESS, last, 1)
         with pytest.raises(OSError, match="no free port"):
-            take(ADDRESS, last, 1)
-    with pytest.raises(OSError, match="no free port"):
-        ReservedPorts(ADDRESS, last, ["a", "b"], shared=True)
-    ReservedPorts(ADDRESS, last, ["a"], shared=True).close()
+            ReservedPorts(ADDRESS, last, ["a", "b"], shared=True)
+        ReservedPorts(ADDRESS, last, ["a"], shared=True).close()
 
 
 SUPERVISOR = """

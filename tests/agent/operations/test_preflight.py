@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, asked
+from agent.wires import free_ports
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of, local_addresses
 from clusterctl.agent.node.jobs import is_free
@@ -24,6 +25,7 @@ from clusterctl.common.paths import JobPaths
 from clusterctl.common.wheels import WheelStore
 from clusterctl.setup.transfer import send_files
 from support.addresses import IPV6, needs_ipv6
+from support.processes import wait_for_environment
 from support.pythons import bare_python
 from support.wheels import make_wheel
 
@@ -119,7 +121,7 @@ def test_a_visitor_that_sends_too_much_or_nothing_does_no_harm() -> None:
     place = sock.getsockname()
     with answering(sock), socket.create_connection(place) as visitor, socket.create_connection(place):
         visitor.sendall(b"x" * 1000)
-        visitor.settimeout(10)
+        visitor.settimeout(180)
         with contextlib.suppress(ConnectionResetError):
             assert visitor.recv(1) == b""
         assert outcome(target(sock)) == "ok"
@@ -155,6 +157,7 @@ def test_a_port_held_by_a_job_is_reported_with_that_job() -> None:
             [sys.executable, "-c", program], stdin=subprocess.PIPE, env=environ, pass_fds=[sock.fileno()]
         ) as child:
             sock.close()
+            wait_for_environment(child.pid)
             (holder,) = ports.holders([port])
             assert (holder["pid"], holder["name"]) == (child.pid, "JOB20261121-081530")
 
@@ -193,6 +196,8 @@ def test_only_processes_of_jobs_without_a_holder_are_leftovers(tmp_path: Path) -
         environ = {"CLUSTERCTL_JOB_DIR": str(job.dir)}
         children.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environ))
     try:
+        for child in children:
+            wait_for_environment(child.pid)
         with JobLock(held):
             (left,) = facts.leftovers(tmp_path)
             assert (left["job"], left["pids"]) == (dead.dir.name, [children[1].pid])
@@ -223,8 +228,9 @@ def facts_of(call: Any) -> dict[str, Any]:
 
 def test_two_probes_report_their_facts_and_reach_each_other(tmp_path: Path) -> None:
     oldest = next(iter(PYTHONS[version] for version in ("3.9", "3.10") if version in PYTHONS), sys.executable)
-    follower = {**REQUEST, "lead": False}
-    with asked(tmp_path / "a", REQUEST) as a, asked(tmp_path / "b", follower, python=oldest) as b:
+    lead = {**REQUEST, "port": free_ports().start}  # at 20,000 another test may have some
+    follower = {**lead, "lead": False}
+    with asked(tmp_path / "a", lead) as a, asked(tmp_path / "b", follower, python=oldest) as b:
         of_a, of_b = facts_of(a), facts_of(b)
         assert of_a["problems"] == of_b["problems"] == []
         assert of_a["busy"] == of_b["busy"] == [], "probes are not strangers to each other"

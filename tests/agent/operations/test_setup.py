@@ -315,7 +315,7 @@ def test_pip_on_the_node_is_killed_when_the_control_machine_disconnects(tmp_path
     """It is waiting for a package index that never answers."""
     import socket
 
-    from support.processes import processes_with_environment, wait_until
+    from support.processes import assert_none_left, processes_with_environment
 
     home = tmp_path / "home"
     with socket.create_server(("127.0.0.1", 0)) as never:
@@ -325,8 +325,7 @@ def test_pip_on_the_node_is_killed_when_the_control_machine_disconnects(tmp_path
             call.send({"do": "resolve", "requirements": [f"--index-url {index}", "tiny"]})
             never.accept()[0].detach()
             assert len(processes_with_environment("HOME", str(home))) >= 2
-    wait_until(lambda: not processes_with_environment("HOME", str(home)), 10)
-    assert processes_with_environment("HOME", str(home)) == []
+    assert_none_left("HOME", str(home))
     assert leftovers(home) == []
 
 

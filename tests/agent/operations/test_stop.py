@@ -18,6 +18,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import run_environment
+from support.processes import wait_for_environment
 
 HOLD = """
 import pathlib, sys, time
@@ -43,7 +44,7 @@ def test_a_start_that_holds_the_job_for_too_long_is_killed(tmp_path: Path, monke
             assert not is_free(job)
             with Path(os.devnull).open("wb") as nobody:
                 done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
-            assert holder.wait(timeout=10) == -signal.SIGTERM
+            assert holder.wait(timeout=180) == -signal.SIGTERM
         finally:
             holder.kill()
     assert (done["was"], done["survivors"]) == ("dispatched", 0)
@@ -81,7 +82,7 @@ def test_a_start_whose_supervisor_is_ended_undoes_its_run_first(tmp_path: Path) 
             with Path(os.devnull).open("wb") as nobody:
                 done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
             assert not run.dir.exists()
-            assert starting.wait(timeout=10) == 0
+            assert starting.wait(timeout=180) == 0
         finally:
             starting.kill()
     assert (done["run"], done["survivors"]) == ("0001", 0)
@@ -98,9 +99,10 @@ def test_a_job_with_a_damaged_spec_is_stopped(tmp_path: Path, text: str) -> None
     environment = {**os.environ, **run_environment(job.dir, run.run)}
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
         try:
+            wait_for_environment(process.pid)
             with Path(os.devnull).open("wb") as nobody:
                 done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
-            assert process.wait(timeout=10) == -signal.SIGTERM
+            assert process.wait(timeout=180) == -signal.SIGTERM
         finally:
             process.kill()
     assert (done["run"], done["was"], done["leftovers"], done["survivors"]) == ("0001", "lost", 1, 0)

@@ -66,5 +66,5 @@ signal.pause()
 
 def test_a_helper_without_environment_ends_only_with_the_process_in_whose_session_it_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SUPERVISES, str(tmp_path), CLOBBERS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.stdout == "[False, True] 1\n", done.stderr

@@ -98,7 +98,7 @@ def test_failures_of_real_programs_are_diagnosed(tmp_path: Path, program: str, k
         pytest.skip("there are no exception groups")
     script = tmp_path / "train.py"
     script.write_text(program)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=180)
     diagnosis = diagnose(done.returncode, done.stderr.splitlines())
     assert (diagnosis.kind, diagnosis.subject) == (kind, subject), done.stderr
 

@@ -268,13 +268,13 @@ def test_a_trainer_that_blocks_in_its_reader_stops_neither_the_others_nor_their_
             for batch in range(BATCHES):
                 if (ps.rank, pass_, batch) == (1, 0, 5):
                     blocks.set()
-                    assert go_on.wait(30)
+                    assert go_on.wait(180)
                 yield batch
 
         w, e = ps.dense("w", 3, SGD(1.0)), ps.embedding("e", 2, SGD(1.0), rows=9)
         for batch in ps.steps(read, passes=PASSES):
             if (ps.rank, batch) == (0, 3):
-                assert blocks.wait(30)
+                assert blocks.wait(180)
             ps.push({w: np.ones(3), e: (np.arange(9), np.ones((9, 2)))}, samples=1)
             cluster.lead.wait_for_cut()
         if ps.rank == 0:
