@@ -244,7 +244,7 @@ def test_a_job_that_has_ended_is_read_from_root_dir(ended: Played) -> None:
 
 
 def without_an_end(ended: Played, **spec: Any) -> None:
-    """Make the record that of a run whose processes seem to be alive. On another machine a pid may be of any process."""
+    """Make the record that of a run whose processes seem to be alive: elsewhere a pid may be that of any process."""
     me = identify(os.getpid())
     for state in (ended.directory / "root").glob("node*/JOB*/.clusterctl/runs/0001/state.json"):
         known = read_json(state)
@@ -277,7 +277,7 @@ def test_jobs_asks_slurm_about_runs_that_recorded_no_end(ended: Played) -> None:
     assert ended.json("jobs")["jobs"][0]["state"] == "lost"
     (ended.directory / "alive").write_text("7\n12\n")
     assert ended.json("jobs")["jobs"][0]["state"] == "running"
-    without_an_end(ended, name="by hand")
+    without_an_end(ended, name="by-hand")
     assert ended.json("jobs")["jobs"][0]["state"] == "unknown"
 
 

@@ -70,6 +70,7 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
 {memory}
 AccountingStorageType=accounting_storage/none
+GresTypes=gpu
 {nodes}
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 OverSubscribe=NO State=UP
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF OverSubscribe=NO State=UP
@@ -224,13 +225,17 @@ class Lab:
         ports = free_ports(1 + len(self.nodes))
         host = socket.gethostname().partition(".")[0]
         nodes = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory={MEMORY_MB}"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            f"CPUs={CPUS} RealMemory={MEMORY_MB} Gres=gpu:2"
             for name, port in zip(self.nodes, ports[1:], strict=True)
         ]
         values = {"host": host, "ctld_port": ports[0], "directory": self.directory, "nodes": "\n".join(nodes)}
         values["slurmd_timeout"] = SLURMD_TIMEOUT_S
         self.conf.write_text(CONF.format(tracking=tracking, **TRACKING[tracking], **values))
         self.conf.with_name("cgroup.conf").write_text(CGROUP)
+        for number in range(2):  # GPUs by name only
+            (self.directory / f"gpu{number}").touch()
+        self.conf.with_name("gres.conf").write_text(f"Name=gpu File={self.directory}/gpu[0-1]\n")
         # --force: the directory of a test need not be as closed as munged wants it
         names = {"--key-file": "munge.key", "--socket": "munge.socket", "--seed-file": "munge.seed"}
         files = {**names, "--pid-file": "munge.pid", "--log-file": "munged.log"}

@@ -143,7 +143,7 @@ def test_before_its_time_limit_a_job_saves_and_resumes_on_other_nodes(cgroup_lab
     saved = job.site.ok("save", job.id, "--json").json()
     assert (saved["run"], saved["step"] >= began) == ("0002", True)
     job.succeeds()
-    assert f"resumed from step {began} of run 1" in job.site.ok("status", job.id).out
+    assert f"resumed from step {began:,} of run 1" in job.site.ok("status", job.id).out
     assert job.site.ok("why", f"{job.directories[0].name}/1").code == 0
     assert f"began at step {began}" in job.site.ok("logs", job.id).out
 

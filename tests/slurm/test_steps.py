@@ -44,13 +44,14 @@ def test_a_detached_run_lasts_to_its_end_in_a_step_on_each_node_unless_scancel_s
 
 def test_a_step_has_all_that_the_job_has_on_its_node(cgroup_lab: Lab, tmp_path: Path) -> None:
     """Even if the caller is a script whose tasks have a share each."""
-    job = cgroup_lab.allocate("-N2", "--ntasks-per-node=3", "--mem=900")
+    job = cgroup_lab.allocate("-N2", "--ntasks-per-node=3", "--mem=900", "--gres=gpu:2")
     site = SlurmSite(cgroup_lab, tmp_path, job, 2)
     site.environment |= {"SLURM_NTASKS_PER_NODE": "3", "SLURM_CPUS_PER_TASK": "1", "SLURM_MEM_PER_CPU": "100"}
     ours = site.start(SLEEP)
     for step in steps(cgroup_lab, job):
         shown = cgroup_lab.output("scontrol", "show", "step", step)
         assert "TRES=cpu=3,mem=900M,node=1" in shown, shown
+        assert "TresPerNode=gres:gpu:2" in shown, shown
     site.ok("stop", ours)
     assert wait_until(lambda: not steps(cgroup_lab, job))
 

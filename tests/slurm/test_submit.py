@@ -149,7 +149,7 @@ def test_the_end_that_slurm_puts_to_a_job_is_the_first_cause(login: Login) -> No
     lab = login.lab
     login.write(WAITS)
     late, gone = (login.submit("--nodes", "1", "--time", "1") for _ in range(2))
-    login.write(WAITS, SBATCH=["--nodelist", lab.nodes[3]])
+    login.write(WAITS, SBATCH=[f"--nodelist={lab.nodes[3]}"])
     failed = login.submit("--nodes", "1")
     login.begun(3, of=1)
     lab.output("scontrol", "update", f"jobid={late}", "endtime=now+1")  # Slurm looks at it within 30 s
