@@ -277,6 +277,9 @@ def test_jobs_asks_slurm_about_runs_that_recorded_no_end(ended: Played) -> None:
     assert ended.json("jobs")["jobs"][0]["state"] == "lost"
     (ended.directory / "alive").write_text("7\n12\n")
     assert ended.json("jobs")["jobs"][0]["state"] == "running"
+    for life in list((ended.directory / "root").glob("node*/JOB*")):
+        shutil.copytree(life, f"{life}-2", symlinks=True)
+    assert [job["state"] for job in ended.json("jobs")["jobs"]] == ["running", "lost"]
     without_an_end(ended, name="by-hand")
     assert ended.json("jobs")["jobs"][0]["state"] == "unknown"
 

@@ -26,7 +26,7 @@ from clusterctl.runtime import connect, SGD, zeros
 
 def reader(pass_, rng):
     while not os.path.exists("end"):
-        time.sleep(0.02)
+        time.sleep(0.05)
         yield 1
 
 with connect() as ps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.cluster import Cluster, failures, raise_failures
@@ -18,8 +18,8 @@ from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import DISPATCHED, LOST, UNKNOWN, worst
 
 HIGHER_IS_BETTER = re.compile(r"(acc|accuracy|auc|auroc|f1|score|precision|recall|bleu|map|ndcg)s?(?![a-z])")
-StateOf = Callable[[str | None], str]
 LOWER_IS_BETTER = re.compile(r"loss|err(or)?s?(?![a-z])")
+StateOf = Callable[[str | None], str]
 
 
 def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOverview], list[ClusterctlError]]:
@@ -38,12 +38,19 @@ def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOve
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     names = sorted(by_job, key=job_key, reverse=True)
     found = [_job(name, by_job[name], silent, cluster.inventory) for name in names]
-    return [_with_states(job, state_of) for job in found] if state_of is not None else found, errors
+    return list(_with_states(found, state_of)) if state_of is not None else found, errors
 
 
-def _with_states(job: JobOverview, state_of: StateOf) -> JobOverview:
-    runs = tuple(replace(run, state=state_of(run.name)) if run.state == LOST else run for run in job.runs)
-    return replace(job, runs=runs, state=runs[-1].state) if runs else job
+def _with_states(jobs: Iterable[JobOverview], state_of: StateOf) -> Iterator[JobOverview]:
+    """Yield the jobs, newest first. Of runs with one name, the lives of a scheduler's job, only the newest may live."""
+    older: set[str | None] = set()
+    for job in jobs:
+        newest = job.newest
+        if newest is not None and newest.state == LOST and newest.name not in older:
+            state = state_of(newest.name)
+            job = replace(job, runs=(*job.runs[:-1], replace(newest, state=state)), state=state)  # noqa: PLW2901
+        older |= {run.name for run in job.runs if run.name}
+        yield job
 
 
 def higher_is_better(name: str) -> bool:
