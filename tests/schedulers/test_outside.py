@@ -302,6 +302,13 @@ def test_slurm_and_not_a_pid_says_whether_an_ended_job_lives(ended: Played) -> N
     assert ended.json("status")["state"] == "running"
 
 
+def test_a_job_that_ends_while_its_nodes_are_asked_for_is_read_in_root_dir(ended: Played) -> None:
+    begins = f"[ -e DIR/asked ] || {{ touch DIR/asked; echo '{in_queue('RUNNING')}'; exit 0; }}"
+    ended.program("squeue", f"#!/bin/sh\n{begins}\n{SQUEUE}\n")
+    ended.says(in_queue("TIMEOUT"))
+    assert "Slurm job 12 has ended: it reached its time limit of 2:00:00" in ended.output("status")
+
+
 def test_what_was_learned_is_known_after_slurm_forgets(ended: Played) -> None:
     ended.says(in_queue("PREEMPTED"))
     ended.output("status")

@@ -48,7 +48,12 @@ def look_at(
     watch = JobWatch(lambda: seen(slurm, job, record))
     now = watch.now()
     if now.stage == RUNNING:
-        return with_hosts(settings, SlurmHosts(job), environ), watch
+        try:
+            return with_hosts(settings, SlurmHosts(job), environ), watch
+        except UnreachableError:
+            now = watch.again()  # it may have ended meanwhile
+            if now.stage == RUNNING:
+                raise
     life = record.life() if record is not None else None
     if life is None:
         raise NoRunError(now)
