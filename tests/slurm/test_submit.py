@@ -110,15 +110,16 @@ def test_a_job_waits_runs_and_ends(login: Login) -> None:
         assert "is queued" in logs.stderr.readline()
         login.lab.run("scancel", "--name=other")
         login.begun(3)
+        assert wait_until(lambda: login.status()["state"] == "running")
         status = login.status()
-        assert (status["state"], status["name"], len(status["nodes"])) == ("running", f"slurm-{job}", 3)
+        assert (status["name"], len(status["nodes"])) == (f"slurm-{job}", 3)
         assert "begun 2" in login.output("logs", job)
         assert "has been running" in login.output("why", status["job"])
         listed = json.loads(login.run("jobs", "--json").stdout)["jobs"]
         assert [(one["job"], one["state"]) for one in listed] == [(status["job"], "running")]
         login.go()
         out, err = logs.communicate(timeout=120)
-    assert logs.returncode == 0, err
+    assert logs.returncode == 0, (out, err)
     assert sorted(line.split()[-1] for line in out.splitlines() if "gone on" in line) == ["0", "1", "2"]
     ended(login, job, "COMPLETED")
     for named in (job, status["job"]):
