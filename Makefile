@@ -74,7 +74,7 @@ faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 -m faults tests/faults
 
 slurm: $(VENV)/dev.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m slurm tests/slurm
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1 -m slurm tests/slurm/test_lives.py tests/slurm
 
 mpi: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m mpi tests/mpi

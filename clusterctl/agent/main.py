@@ -132,5 +132,5 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         job, ran = choose_job(path, request["ref"])
         return {**jobs.describe(job, request.get("run"), over=bool(request.get("over"))), "ran": ran}
     if operation == "jobs":
-        return {"jobs": jobs.list_jobs(path)}
+        return {"jobs": jobs.list_jobs(path, over=bool(request.get("over")))}
     raise AgentError(f"the agent does not know {operation!r}", kind="usage")

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +80,21 @@ class Invocation:
             cluster.is_over = self.scheduled.is_over
         return cluster
 
+    def cluster_of_all(self) -> tuple[Cluster | None, Callable[[str | None], str] | None]:
+        """Return the nodes on which to look for all jobs, None if there is no trace of any.
+
+        Where their files are read here, also return what tells the state of a run, by its name, that has not ended.
+        """
+        from clusterctl.schedulers import resolve_all
+
+        settings, state_of = resolve_all(self.settings(), os.environ)
+        if not settings.hosts:
+            return None, None
+        cluster = self._open(settings)
+        if state_of is not None:
+            cluster.is_over = lambda: True
+        return cluster, state_of
+
     def _open(self, settings: Settings) -> Cluster:
         """Return the nodes of settings with hosts that `--only` selects."""
         from clusterctl.cli import last_failed
@@ -141,6 +156,19 @@ class Invocation:
         if not named.chosen:
             raise NoRunError(job)
         return named
+
+    def job_of(self, cluster: Cluster, text: str | None) -> str | None:
+        """Return the job of `run_of`. Raises UsageError if the text names another run of it than the newest."""
+        from clusterctl.observe.record.references import need_newest
+
+        return need_newest(cluster, self.run_of(cluster, text))
+
+    def need_nodes(self) -> None:
+        """Raise NoRunError if the nodes of the job may be those of others by now, for what acts on them."""
+        if self.scheduled is not None and self.scheduled.is_over():
+            from clusterctl.schedulers import NoRunError
+
+            raise NoRunError(self.scheduled.now())
 
 
 def job_name(settings: Settings, inventory: Inventory, job: str) -> str:

@@ -19,6 +19,11 @@ class HostSource(ABC):
     def problem(self) -> str | None:
         """Return what is wrong with the value, to follow `HOSTS `; None if nothing is."""
 
+    @property
+    def allocation(self) -> str | None:
+        """The scheduler's job that has the hosts, if other jobs may use the same ROOT_DIR at the same time."""
+        return None
+
 
 @dataclass(frozen=True)
 class SlurmHosts(HostSource):
@@ -30,6 +35,10 @@ class SlurmHosts(HostSource):
         if self.job is None or re.fullmatch(r"[0-9]{1,10}(_[0-9]{1,10})?", str(self.job)):
             return None
         return f"= slurm(job={self.job!r}): a job id is a number, such as 12345, or 12345_6 in an array"
+
+    @property
+    def allocation(self) -> str | None:
+        return None if self.job is None else str(self.job)
 
 
 def slurm(job: int | str | None = None) -> SlurmHosts:

@@ -35,9 +35,14 @@ def new_job_id() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("JOB%Y%m%d-%H%M%S")
 
 
-def source_of(workspace: Workspace) -> str:
-    """Return a name for the origin of a workspace: this machine and the directory."""
-    origin = f"{socket.gethostname()}\0{workspace.directory.resolve()}"
+def source_of(workspace: Workspace, allocation: str | None = None) -> str:
+    """Return a name for the origin of a workspace: this machine and the directory, and a scheduler's job.
+
+    Only a dispatch of the same origin replaces a job that was never started, or uses it.
+    """
+    origin = "\0".join(
+        [socket.gethostname(), str(workspace.directory.resolve()), *([allocation] if allocation else [])]
+    )
     return hashlib.sha256(origin.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
@@ -108,19 +113,20 @@ class _Dispatch:
         self._cache = cache
         self._rehash = rehash
         self._expect = not rehash and not to_start
-        source = source_of(workspace)
-        self._last = last_dispatch.load(cache, source)
+        self._source = source_of(workspace)
+        self._last = last_dispatch.load(cache, self._source)
         part = len(cluster.nodes) < len(cluster.inventory.nodes)
         if part and (self._last is None or self._last.tree != workspace.content):
             raise UsageError(
                 "--only completes the last dispatch, but the workspace has changed since then",
                 hint="dispatch to all nodes, without --only",
             )
+        hosts_from = cluster.settings.hosts_from
         shards, trainers = cluster.settings.shards, cluster.inventory.trainer_count
         self._trees = make_trees(workspace, self._last, cluster.nodes, shards, trainers)
         self._wanted = Wanted(
             {id_: tree.id for id_, tree in self._trees.items()},
-            source,
+            source_of(workspace, hosts_from.allocation) if hosts_from else self._source,
             len(cluster.inventory.nodes),
             self._last.job if part and self._last else None,
         )
@@ -148,7 +154,7 @@ class _Dispatch:
         outcomes: list[NodeOutcome[Any]] = [by_node.get(outcome.node.id, outcome) for outcome in asked]
         if self._last is None or (self._last.job, self._last.tree) != (target, self._workspace.content):
             now = last_dispatch.Sent(target, self._workspace.content, self._workspace.tree)
-            last_dispatch.save(self._cache, self._wanted.source, now)
+            last_dispatch.save(self._cache, self._source, now)
         return Dispatched(target, outcomes, self._relayed is not None)
 
     def plan(self) -> list[NodeOutcome[Planned]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, OpenMpiHosts, SlurmHosts
@@ -42,6 +42,22 @@ def resolve_job(settings: Settings, environ: Mapping[str, str], ref: str | None)
         from clusterctl.schedulers.slurm.view import look_at
 
         return look_at(settings, source, environ, ref)
+    return resolve(settings, environ), None
+
+
+def resolve_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Settings, Callable[[str | None], str] | None]:
+    """Do the same to look at all jobs. Outside an allocation of Slurm their files are read on this machine.
+
+    Then the hosts stand for the directories of nodes, if there are any, and the function tells the state of a run, by
+    its name, that has not recorded its own end.
+    """
+    source = settings.hosts_from
+    if isinstance(source, SlurmHosts):
+        from clusterctl.schedulers.slurm.hosts import INSIDE
+        from clusterctl.schedulers.slurm.overview import look_at_all
+
+        if source.job is None and INSIDE not in environ:
+            return look_at_all(settings, environ)
     return resolve(settings, environ), None
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from clusterctl.dispatch import digest_cache as caches
 from clusterctl.dispatch import hashing
+from clusterctl.dispatch.dispatch import source_of
 from clusterctl.dispatch.workspace import Workspace, scan
 from clusterctl.errors import ConfigError, RefusedError
 
@@ -286,3 +287,10 @@ def test_a_link_that_leads_outside_is_refused(top: Path, target: str) -> None:
     (top / "d1/link").symlink_to(target.format(top=top))
     with pytest.raises(RefusedError, match=r"'d1/link' in the workspace is a link to .*, outside the workspace"):
         scan(top)
+
+
+def test_a_workspace_has_another_origin_in_each_job_of_a_scheduler(tmp_path: Path) -> None:
+    """So jobs that begin at once in one ROOT_DIR neither share a job directory nor replace that of another."""
+    workspace = Workspace(tmp_path, (), ())
+    assert source_of(workspace) == source_of(workspace, None)
+    assert len({source_of(workspace, job) for job in (None, "12", "13")}) == 3

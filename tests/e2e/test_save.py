@@ -121,7 +121,7 @@ def test_what_cannot_be_saved_is_refused_with_the_reason(site: Site) -> None:
 
     site.conf(**RARELY)
     job = site.dispatch(TRAIN)
-    assert refusal(job) == (4, f"{job} was never started")
+    assert refusal(job) == (2, f"{job} was never started")
     site.conf(ENGINE="none", PSERVERS=0)
     other = site.start(SLEEP)
     code, message = refusal(other)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ for node in n1 n2; do
   if [ -e DIR/blind ] && [ "$node" = n2 ]; then echo n2; else SLURMD_NODENAME=$node "$@"; fi
 done
 """
-SQUEUE = "if grep -q error DIR/queue; then cat DIR/queue >&2; exit 1; fi; cat DIR/queue"
+SQUEUE = """case "$*" in *%A*) cat DIR/alive 2>/dev/null; exit 0 ;; esac
+if grep -q error DIR/queue; then cat DIR/queue >&2; exit 1; fi; cat DIR/queue"""
 SCONTROL = """\
 case "$1 $2 $3" in
 "show hostnames "*) printf 'n1\\nn2\\n' ;;
@@ -158,7 +160,7 @@ def records(slurm: Played) -> Path:
 
 def test_submit_prints_the_job_and_what_to_do_next(slurm: Played) -> None:
     said = slurm.output("submit", "work", "--nodes", "2", "--time", "1:00:00")
-    assert said.startswith("submitted: Slurm job 12 2 nodes, 1:00:00")
+    assert said.startswith("submitted: Slurm job 12 2 nodes, time limit 1:00:00")
     assert f"{slurm.directory}/the output.log" in said
     assert "next: clusterctl status 12" in said
     assert (records(slurm) / "12/submission.json").is_file()
@@ -241,13 +243,55 @@ def test_a_job_that_has_ended_is_read_from_root_dir(ended: Played) -> None:
     assert "does not know job 13" in ended.output("status", "13", code=2)
 
 
-def test_slurm_and_not_a_pid_says_whether_an_ended_job_lives(ended: Played) -> None:
-    """On another machine the recorded pid may be that of any process, and the boot another one."""
+def without_an_end(ended: Played, **spec: Any) -> None:
+    """Make the record that of a run whose processes seem to be alive: elsewhere a pid may be that of any process."""
     me = identify(os.getpid())
     for state in (ended.directory / "root").glob("node*/JOB*/.clusterctl/runs/0001/state.json"):
         known = read_json(state)
         alive = [{**process, "state": "running", "identity": me} for process in known["processes"]]
         write_json(state, {**known, "ended": None, "phase": "running", "supervisor": me, "processes": alive})
+        write_json(state.with_name("spec.json"), {**read_json(state.with_name("spec.json")), **spec})
+
+
+def test_commands_that_compare_export_and_list_read_ended_jobs_in_root_dir(ended: Played) -> None:
+    ended.program("srun", "#!/bin/sh\necho 'srun: error: no allocation' >&2; exit 1\n")
+    (job,) = ended.json("jobs")["jobs"]
+    assert (job["state"], job["nodes"], job["runs"][0]["name"]) == ("succeeded", [0, 1], "slurm-12")
+    assert ended.output("diff", "12", f"{job['job']}/1").count("succeeded") == 2
+    ended.output("export", "there", "12", "--to", "csv")
+    assert (ended.directory / "there").is_dir()
+    assert "Slurm job 12 has ended: it succeeded" in ended.output("save", "12", code=3)
+    command = [sys.executable, "-m", "clusterctl", "metrics", "12", "--listen", "127.0.0.1:0", "--json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ended.directory, env=ended.environ, stdout=pipe, stderr=pipe) as server:
+        assert server.stdout is not None
+        try:
+            with urllib.request.urlopen(json.loads(server.stdout.readline())["url"], timeout=30) as answer:
+                assert f'job="{job["job"]}"' in answer.read().decode()
+        finally:
+            server.kill()
+
+
+def test_jobs_asks_slurm_about_runs_that_recorded_no_end(ended: Played) -> None:
+    without_an_end(ended)
+    assert ended.json("jobs")["jobs"][0]["state"] == "lost"
+    (ended.directory / "alive").write_text("7\n12\n")
+    assert ended.json("jobs")["jobs"][0]["state"] == "running"
+    for life in list((ended.directory / "root").glob("node*/JOB*")):
+        shutil.copytree(life, f"{life}-2", symlinks=True)
+    assert [job["state"] for job in ended.json("jobs")["jobs"]] == ["running", "lost"]
+    without_an_end(ended, name="by-hand")
+    assert ended.json("jobs")["jobs"][0]["state"] == "unknown"
+
+
+def test_jobs_before_any_job_has_begun(slurm: Played) -> None:
+    assert slurm.output("jobs") == "no jobs; clusterctl submit hands one to Slurm"
+    assert slurm.json("jobs")["jobs"] == []
+    assert not (slurm.directory / "root").exists()
+
+
+def test_slurm_and_not_a_pid_says_whether_an_ended_job_lives(ended: Played) -> None:
+    without_an_end(ended)
     ended.says(in_queue("TIMEOUT"))
     status = ended.json("status")
     assert status["state"] == "lost"
@@ -256,6 +300,13 @@ def test_slurm_and_not_a_pid_says_whether_an_ended_job_lives(ended: Played) -> N
     assert "is lost" in ended.output("logs", "-f", code=1)
     ended.says(in_queue("RUNNING"))
     assert ended.json("status")["state"] == "running"
+
+
+def test_a_job_that_ends_while_its_nodes_are_asked_for_is_read_in_root_dir(ended: Played) -> None:
+    begins = f"[ -e DIR/asked ] || {{ touch DIR/asked; echo '{in_queue('RUNNING')}'; exit 0; }}"
+    ended.program("squeue", f"#!/bin/sh\n{begins}\n{SQUEUE}\n")
+    ended.says(in_queue("TIMEOUT"))
+    assert "Slurm job 12 has ended: it reached its time limit of 2:00:00" in ended.output("status")
 
 
 def test_what_was_learned_is_known_after_slurm_forgets(ended: Played) -> None:
@@ -279,7 +330,7 @@ def test_the_words_of_an_earlier_life_do_not_count(ended: Played) -> None:
     with (ended.directory / "the output.log").open("a") as f:
         f.write("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-23T22:38:05 DUE TO PREEMPTION ***\n")
     ended.says(in_queue("RUNNING", restarts=1))
-    ended.output("jobs")
+    ended.output("status")
     ended.says(UNKNOWN)
     assert "preempted" not in ended.output("status")
 

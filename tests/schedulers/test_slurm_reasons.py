@@ -19,6 +19,7 @@ slurmstepd-n2: error: *** STEP 13.0 ON n2 CANCELLED AT 2026-11-23T21:29:43 ***
 srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
 srun: error: n2: task 0: Terminated
 """
+REQUEUED = "slurmstepd-n1: error: *** JOB 2 ON n1 CANCELLED AT 2026-11-24T03:30:30 DUE TO JOB REQUEUE ***"
 MEMORY_LINUXPROC = """\
 slurmstepd-n1: error: StepId=18.0 exceeded memory limit (328142848 > 104857600), being killed
 srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
@@ -57,11 +58,13 @@ def test_last_words_name_the_reason(words: str, kind: str | None) -> None:
         (Job("1", "TIMEOUT", "TimeLimit", time_limit="1:00"), "", "time_limit", "it reached its time limit of 1:00"),
         (Job("1", "OUT_OF_MEMORY", "OutOfMemory", signal=125), "", "memory", "more memory than it asked for"),
         (Job("1", "PREEMPTED"), "", "preempted", "preempted by another job"),
+        (Job("1", "DEADLINE"), "", "deadline", "could not end before its deadline"),
         (Job("1", "NODE_FAIL", "NodeDown", signal=15), "", "node_failure", "one of its nodes failed"),
         (Job("1", "CANCELLED", signal=15), "", "cancelled", "cancelled (scancel)"),
         (Job("1", "FAILED", "NonZeroExitCode", exit_code=9), "", "failed", "failed with exit code 9"),
         (Job("1", "FAILED", "JobLaunchFailure", exit_code=None, signal=11), "", "failed", "killed by signal 11"),
         (Job("1", "FAILED", "JobLaunchFailure", exit_code=None, signal=9), MEMORY_LINUXPROC, "memory", "more memory"),
+        (Job("1", "FAILED", "NonZeroExitCode", exit_code=9), REQUEUED, "failed", "failed with exit code 9"),
         (Job("1", "REVOKED"), "", "other", "REVOKED"),
     ],
 )

@@ -152,6 +152,13 @@ def test_the_job_is_queued_again_even_if_nothing_could_be_saved_in_time(tmp_path
     assert noticed(tmp_path, "exit 3") == (5, ["save 12", "requeue 12"])
 
 
+def test_the_job_is_queued_again_even_if_the_command_that_saves_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.schedulers.slurm.script.MOST_S", 1)
+    assert noticed(tmp_path, "exec sleep 300") == (5, ["save 12", "requeue 12"])
+
+
 def test_a_run_that_is_over_by_then_ends_the_job_with_its_exit_code(tmp_path: Path) -> None:
     assert noticed(tmp_path, f"touch {tmp_path}/go; exit 4") == (5, ["save 12"])
 

@@ -39,7 +39,8 @@ def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
     base = [sys.executable, "-m", "clusterctl", "--conf", f"{tmp_path}/conf.py"]
     name = "slurm-$SLURM_JOB_ID"
     package = ["--job_dispatch_package", f"{tmp_path}/work space"]
-    assert save == [*base, "save", name, "--timeout", "60"]
+    assert any(line.startswith("# submit adds lines here") for line in lines)
+    assert save == ["timeout", "75", *base, "save", name, "--timeout", "60"]
     assert start == [*base, "start", *package, "--name", name, "--", "--text=it's"]
     assert resume == [*base, "start", *package, "--name", name, "--resume", "--", "--text=it's"]
 

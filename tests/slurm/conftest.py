@@ -1,4 +1,4 @@
-"""One Slurm for all tests of a file, for each kind of tracking. Each test begins with idle nodes and no jobs."""
+"""One Slurm for all tests of a worker, for each kind of tracking. Each test begins with idle nodes and no jobs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from slurm.lab import Lab, missing, slurm
 
 
-@pytest.fixture(scope="module")
-def linuxproc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+@pytest.fixture(scope="session")
+def linuxproc() -> Iterator[Lab]:
     _require()
-    with slurm(tmp_path_factory.mktemp("slurm")) as made:
+    with slurm() as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def cgroups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+@pytest.fixture(scope="session")
+def cgroups() -> Iterator[Lab]:
     _require()
-    with slurm(tmp_path_factory.mktemp("slurm"), tracking="cgroup") as made:
+    with slurm("cgroup") as made:
         yield made
 
 

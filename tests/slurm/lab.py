@@ -4,7 +4,8 @@ Everything is below one directory, on ports that were free, and dies with this p
 
 - `tracking`: with "linuxproc" a step's processes are those that its tree shows; with "cgroup" those in its cgroup
   (v1), which also holds them to their memory.
-- Names of nodes have the number of this process in them: the kernel knows cgroups by these names.
+- Names of nodes are those of no other laboratory: the kernel knows cgroups by these names.
+- The directory has a short name, because slurmstepd makes sockets in it.
 - Credentials expire after 5 s, not 120: for so long a requeued job keeps its nodes from starting it again.
 - A silent slurmd is down after SLURMD_TIMEOUT_S. Time limits are whole minutes, looked at every 30 s.
 - A job of the partition `urgent` requeues one of `train`. Without slurmdbd there is no accounting: `sacct` only fails.
@@ -13,21 +14,25 @@ Everything is below one directory, on ports that were free, and dies with this p
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.schedulers.slurm.hosts import carrier
-from support.processes import kill_all, processes_below, processes_with_environment, wait_until
+from support import processes
+from support.processes import kill_all, processes_below, processes_with_environment
 
 COUNT = 4
 CPUS = 4
 MEMORY_MB = 2000
 SLURMD_TIMEOUT_S = 10
+POLL_S = 0.1  # each question is a process
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "setpriv")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -55,7 +60,6 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout={slurmd_timeout}
 KillWait=2
-MinJobAge={min_job_age}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerNode=200
@@ -66,6 +70,7 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
 {memory}
 AccountingStorageType=accounting_storage/none
+GresTypes=gpu
 {nodes}
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 OverSubscribe=NO State=UP
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF OverSubscribe=NO State=UP
@@ -83,6 +88,19 @@ ConstrainCores=no
 """
 
 
+_numbers = itertools.count(1)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> bool:
+    """Wait for what commands of Slurm say."""
+    return processes.wait_until(condition, deadline_s, POLL_S)
+
+
+def _names() -> tuple[str, ...]:
+    laboratory = next(_numbers)
+    return tuple(f"n{os.getpid()}x{laboratory}-{number}" for number in range(1, COUNT + 1))
+
+
 def missing() -> str:
     """Return what this machine lacks, "" if nothing."""
     if os.geteuid() != 0:
@@ -96,7 +114,7 @@ class Lab:
     """`nodes` are the names of the nodes, all in one partition, each with CPUS cores and MEMORY_MB."""
 
     directory: Path
-    nodes: tuple[str, ...] = tuple(f"n{os.getpid()}-{number}" for number in range(1, COUNT + 1))
+    nodes: tuple[str, ...] = field(default_factory=_names)
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -176,21 +194,29 @@ class Lab:
         daemon.kill()
         daemon.wait()
 
+    def start_controller(self, *options: str) -> None:
+        self._start("slurmctld", "slurmctld", "-D", *options)
+        assert wait_until(lambda: self.run("scontrol", "ping").returncode == 0), self.log("slurmctld")
+
     def clean(self) -> None:
         """End all jobs, and bring all nodes back."""
-        self.run("scancel", "--user", "root")
-        self.run("scancel", "--user", "root", "--state", "pending")
         for name in self.nodes:
             if name not in self._daemons:
                 self.start_node(name)
-        for job in self.output("squeue", "-h", "-o", "%A").split():
-            wait_until(lambda job=job: not self.run("squeue", "-h", "-j", job).stdout.strip())
+
+        def is_empty() -> bool:
+            states = self.output("squeue", "-h", "-o", "%T").split()
+            if any(state != "COMPLETING" for state in states):
+                self.run("scancel", "--user", "root")
+            return not states
+
+        assert wait_until(is_empty), self.output("squeue")
         down = self.output("sinfo", "-hN", "-t", "down,drain", "-o", "%N").split()
         for name in dict.fromkeys(down):
             self.run("scontrol", "update", f"nodename={name}", "state=resume")
         self.wait_for_nodes()
 
-    def open(self, tracking: str, min_job_age_s: int) -> None:
+    def open(self, tracking: str) -> None:
         """Start everything, and return when all nodes are idle."""
         (self.directory / "state").mkdir()
         key = self.directory / "munge.key"
@@ -199,23 +225,26 @@ class Lab:
         ports = free_ports(1 + len(self.nodes))
         host = socket.gethostname().partition(".")[0]
         nodes = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory={MEMORY_MB}"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            f"CPUs={CPUS} RealMemory={MEMORY_MB} Gres=gpu:2"
             for name, port in zip(self.nodes, ports[1:], strict=True)
         ]
         values = {"host": host, "ctld_port": ports[0], "directory": self.directory, "nodes": "\n".join(nodes)}
-        times = {"slurmd_timeout": SLURMD_TIMEOUT_S, "min_job_age": min_job_age_s}
-        self.conf.write_text(CONF.format(tracking=tracking, **TRACKING[tracking], **values, **times))
+        values["slurmd_timeout"] = SLURMD_TIMEOUT_S
+        self.conf.write_text(CONF.format(tracking=tracking, **TRACKING[tracking], **values))
         self.conf.with_name("cgroup.conf").write_text(CGROUP)
+        for number in range(2):  # GPUs by name only
+            (self.directory / f"gpu{number}").touch()
+        self.conf.with_name("gres.conf").write_text(f"Name=gpu File={self.directory}/gpu[0-1]\n")
         # --force: the directory of a test need not be as closed as munged wants it
         names = {"--key-file": "munge.key", "--socket": "munge.socket", "--seed-file": "munge.seed"}
         files = {**names, "--pid-file": "munge.pid", "--log-file": "munged.log"}
         given = [f"{option}={self.directory / name}" for option, name in files.items()]
         self._start("munged", "munged", "--foreground", "--force", *given)
         assert wait_until((self.directory / "munge.socket").exists), self.log("munged")
-        self._start("slurmctld", "slurmctld", "-D")
         for name in self.nodes:
             self.start_node(name)
-        assert wait_until(lambda: self.run("scontrol", "ping").returncode == 0), self.log("slurmctld")
+        self.start_controller()
         self.wait_for_nodes()
 
     def close(self) -> None:
@@ -260,14 +289,15 @@ def _remove(group: Path) -> None:
 
 
 @contextlib.contextmanager
-def slurm(directory: Path, *, tracking: str = "linuxproc", min_job_age_s: int = 300) -> Iterator[Lab]:
-    """Run a Slurm below `directory`, and end all its processes afterwards."""
-    lab = Lab(directory)
-    try:
-        lab.open(tracking, min_job_age_s)
-        yield lab
-    finally:
-        lab.close()
+def slurm(tracking: str = "linuxproc") -> Iterator[Lab]:
+    """Run a Slurm in a directory of its own, and end all its processes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="lab-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as directory:
+        lab = Lab(Path(directory))
+        try:
+            lab.open(tracking)
+            yield lab
+        finally:
+            lab.close()
 
 
 def free_ports(count: int) -> list[int]:

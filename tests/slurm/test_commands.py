@@ -15,11 +15,16 @@ TRAIN = """\
 import os
 
 print("trained", *(os.environ[name] for name in ("CLUSTERCTL_RANK", "CLUSTERCTL_NODE_ID", "SLURM_JOB_ID")))
+foreign = [name for name in os.environ if name.startswith(("SLURM", "PMI", "OMPI", "MINE"))]
+assert all(name.startswith("SLURM_JOB_") for name in foreign), foreign
 """
 
 
 def clusterctl(lab: Lab, directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return lab.run(sys.executable, "-m", "clusterctl", "--conf", str(directory / "conf.py"), *argv, timeout_s=120)
+    """Run the program as a rank of MPI would: srun passes on its environment."""
+    conf = str(directory / "conf.py")
+    foreign = {"PMIX_RANK": "7", "OMPI_COMM_WORLD_RANK": "7", "PMI_RANK": "7", "MINE": "x"}
+    return lab.run(sys.executable, "-m", "clusterctl", "--conf", conf, *argv, timeout_s=120, **foreign)
 
 
 def test_a_job_runs_on_the_nodes_of_an_allocation(lab: Lab, tmp_path: Path) -> None:
@@ -31,6 +36,9 @@ def test_a_job_runs_on_the_nodes_of_an_allocation(lab: Lab, tmp_path: Path) -> N
     (tmp_path / "workspace/train.py").write_text(TRAIN)
     named = clusterctl(lab, tmp_path, "exec", "--", "sh", "-c", "echo $SLURMD_NODENAME")
     assert named.stdout.split()[2::3] == lab.nodes_of(job), named
+    checked = clusterctl(lab, tmp_path, "check")
+    assert "nodes 0-2     srun ok" in checked.stdout
+    assert "srun does not encrypt" in checked.stdout, checked
     started = clusterctl(lab, tmp_path, "start", "--job_dispatch_package", str(tmp_path / "workspace"))
     assert started.returncode == 0, started
     trained = {line.split("trained ")[1] for line in clusterctl(lab, tmp_path, "logs").stdout.splitlines()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from clusterctl.config import from_values
@@ -13,8 +11,7 @@ from clusterctl.schedulers import resolve
 from clusterctl.schedulers.slurm.commands import Slurm, UnknownSlurmJob
 from clusterctl.schedulers.slurm.jobs import Job
 from clusterctl.schedulers.slurm.reasons import Ending, ending, waiting_for
-from slurm.lab import Lab, slurm
-from support.processes import wait_until
+from slurm.lab import Lab, wait_until
 
 pytestmark = pytest.mark.slurm
 GREEDY = "python3 -c \"b = bytearray(300 << 20); b[::4096] = b'x' * len(b[::4096]); __import__('time').sleep(60)\""
@@ -36,39 +33,43 @@ def waits(lab: Lab, job: str, text: str) -> bool:
 
 
 SHAPES = [
-    ("-N3", "--ntasks-per-node=2"),
-    ("-N3",),
-    ("-N2", "-n5"),
-    ("-N2", "-n5", "--overcommit"),
-    ("-N3", "-n6", "-c2"),
-    ("-N3", "-n7", "--exclusive"),
-    ("-n6",),
-    ("-n7", "--ntasks-per-node=3"),
+    "-N3 --ntasks-per-node=2",
+    "-N3",
+    "-N2 -n5",
+    "-N2 -n5 --overcommit",
+    "-N3 -n6 -c2",
+    "-N3 -n7 --exclusive",
+    "-n6",
+    "-n7 --ntasks-per-node=3",
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
-def test_trainers_lie_on_the_nodes_as_tasks_do(lab: Lab, shape: tuple[str, ...]) -> None:
-    job = lab.submit("echo $SLURM_TASKS_PER_NODE > tasks; sleep infinity", *shape)
-    lab.wait_for(job, "RUNNING")
+def test_trainers_lie_on_the_nodes_as_tasks_do(lab: Lab) -> None:
+    for shape in SHAPES:
+        job = as_tasks(lab, shape)
+        lab.run("scancel", job)
+    lab.allocate("-w", lab.nodes[0], "-n3")  # uneven: tasks follow the CPUs that each node still has
+    as_tasks(lab, f"-N2 -n5 -w {','.join(lab.nodes[:2])}")
+
+
+def as_tasks(lab: Lab, shape: str) -> str:
+    """Compare the trainers of a job of this shape with its tasks, as Slurm tells them to its script."""
     tasks = lab.directory / "tasks"
+    job = lab.submit(f"echo $SLURM_TASKS_PER_NODE > {tasks}; sleep infinity", *shape.split())
+    lab.wait_for(job, "RUNNING")
     assert wait_until(lambda: tasks.exists() and tasks.read_text() != "", 20)
     settings = resolve(from_values({"HOSTS": hosts_of(job=job)}), lab.environment)
-    assert [host.hostname for host in settings.hosts] == lab.nodes_of(job)
+    assert [host.hostname for host in settings.hosts] == lab.nodes_of(job), shape
     assert {host.address for host in settings.hosts} == {"127.0.0.1"}
-    assert [host.trainers for host in settings.hosts] == expanded(tasks.read_text().strip())
+    assert [host.trainers for host in settings.hosts] == expanded(tasks.read_text().strip()), shape
     tasks.unlink()
+    return job
 
 
 def expanded(counts: str) -> list[int]:
     """Return [2, 2, 1] for `2(x2),1`."""
     parts = [part.rstrip(")").partition("(x") for part in counts.split(",")]
     return [int(count) for count, _, times in parts for _ in range(int(times or 1))]
-
-
-def test_uneven_tasks_follow_the_cpus_that_each_node_gave(lab: Lab) -> None:
-    lab.allocate("-w", lab.nodes[0], "-n3")
-    test_trainers_lie_on_the_nodes_as_tasks_do(lab, ("-N2", "-n5", "-w", ",".join(lab.nodes[:2])))
 
 
 def test_inside_a_step_the_nodes_are_those_of_the_job(lab: Lab) -> None:
@@ -90,6 +91,8 @@ def test_a_queued_job_says_why(lab: Lab) -> None:
     assert waits(lab, lab.submit("true", "-d", f"afterok:{held}"), "waiting for a job that it depends on")
     assert waits(lab, lab.submit("true", "--begin=now+1hour"), "its start time has not come")
     assert waits(lab, lab.submit("true", "-N9"), "it asks for more nodes than its partition has")
+    late = lab.submit("true", "--time=1", "--deadline=now+61")
+    assert ended(lab, late).kind == "deadline"
     with pytest.raises(UnreachableError, match=f"Slurm job {held} is queued: held"):
         resolve(from_values({"HOSTS": hosts_of(job=held)}), lab.environment)
 
@@ -132,57 +135,7 @@ def test_with_cgroups_the_state_tells_of_the_memory_limit(cgroup_lab: Lab) -> No
     assert cgroup_lab.state(job) == "RUNNING"
 
 
-def test_a_failed_node_ends_a_job_or_requeues_it(lab: Lab) -> None:
-    job = lab.allocate("-N2", "--no-requeue", "-w", ",".join(lab.nodes[:2]))
-    lab.output("scontrol", "update", f"nodename={lab.nodes[1]}", "state=down", "reason=test")
-    assert ended(lab, job).kind == "node_failure"
-    job = lab.allocate("-N2", "--requeue", "-w", ",".join(lab.nodes[2:]))
-    lab.output("scontrol", "update", f"nodename={lab.nodes[3]}", "state=down", "reason=test")
-    assert wait_until(lambda: job_of(lab, job).restarts == 1, 30)
-    # It waits a moment, for the credentials of its first life (AuthInfo=cred_expire); then it begins again.
-    lab.wait_for(job, "RUNNING")
-
-
-def test_a_job_of_higher_priority_ends_one_or_requeues_it(lab: Lab) -> None:
-    whole = ("-N4", "-c4")
-    job = lab.allocate(*whole, "--no-requeue")
-    urgent = lab.allocate(*whole, "-p", "urgent")
-    assert ended(lab, job).kind == "preempted"
-    lab.run("scancel", urgent)
-    job = lab.allocate(*whole, "--requeue")
-    with lab.begin_step(job, lab.nodes[1], "sleep", "300") as step:
-        lab.allocate(*whole, "-p", "urgent")
-        assert b"DUE TO PREEMPTION" in step.communicate(timeout=60)[1]
-    assert wait_until(lambda: (found := job_of(lab, job)).is_queued and found.restarts == 1, 30)
-
-
-def test_a_time_limit_ends_a_job(lab: Lab) -> None:
-    job = lab.allocate("-N1", "--time=1")
-    lab.output("scontrol", "update", f"jobid={job}", "endtime=now+1")  # within 30 s, not 90
-    with lab.begin_step(job, lab.node_of(job), "sleep", "300") as step:
-        words = step.communicate(timeout=60)[1].decode()
-    assert "DUE TO TIME LIMIT" in words
-    assert ended(lab, job).text == "it reached its time limit of 1:00"
-
-
 def test_a_job_that_is_unknown(lab: Lab) -> None:
     with pytest.raises(UnknownSlurmJob, match="does not know job 999999"):
         job_of(lab, "999999")
     assert lab.run("sacct", "-j", "999999").stderr == "Slurm accounting storage is disabled\n"
-
-
-def test_a_job_is_forgotten_after_its_end(tmp_path: Path) -> None:
-    """After MinJobAge, by default 300 s, the controller knows as much of it as of one that never was."""
-    with slurm(tmp_path, min_job_age_s=2) as lab:
-        job = lab.submit("true")
-        assert ended(lab, job).kind == "succeeded"
-        assert wait_until(lambda: lab.run("squeue", "-h", "-t", "all", "-j", job).returncode != 0)
-        with pytest.raises(UnknownSlurmJob, match=f"does not know job {job}"):
-            job_of(lab, job)
-
-
-def test_a_controller_that_is_gone(tmp_path: Path) -> None:
-    with slurm(tmp_path) as lab:
-        lab.kill("slurmctld")
-        with pytest.raises(UnreachableError, match="the Slurm controller does not answer"):
-            job_of(lab, "1")

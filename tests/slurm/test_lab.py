@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.mark.parametrize("tracking", ["linuxproc", "cgroup"])
-def test_nothing_is_left_of_a_laboratory(tmp_path: Path, tracking: str) -> None:
-    with slurm(tmp_path, tracking=tracking) as lab:
+def test_nothing_is_left_of_a_laboratory(tracking: str) -> None:
+    with slurm(tracking) as lab:
         assert set(lab.output("sinfo", "-hN", "-o", "%T").split()) == {"idle"}
         job = lab.allocate("-N2")
         script = "setsid sleep 300 >/dev/null 2>&1 </dev/null & echo $!; exec sleep 300"
@@ -25,6 +25,7 @@ def test_nothing_is_left_of_a_laboratory(tmp_path: Path, tracking: str) -> None:
             lab.close()
             step.kill()
     assert not is_alive(child)
-    assert processes_below(tmp_path) == []
+    assert processes_below(lab.directory) == []
+    assert not lab.directory.exists()
     assert processes_with_environment("SLURM_CONF", str(lab.conf)) == []
     assert [top for name in lab.nodes for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{name}")] == []

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slurm.lab import SLURMD_TIMEOUT_S, Lab
+from slurm.lab import SLURMD_TIMEOUT_S, Lab, wait_until
 from slurm.site import SlurmSite
-from support.processes import is_alive, processes_with_environment, wait_until
+from support.processes import is_alive, processes_with_environment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 NODES = 2
@@ -26,7 +26,7 @@ from clusterctl.runtime import connect, SGD, zeros
 
 def reader(pass_, rng):
     while not os.path.exists("end"):
-        time.sleep(0.02)
+        time.sleep(0.05)
         yield 1
 
 with connect() as ps:
@@ -44,17 +44,15 @@ with connect() as ps:
 
 
 class Job:
-    """A job of Slurm for two nodes that may be queued again, with the script of `submit`, and its run."""
+    """A submitted job for two nodes that may be queued again, and its run."""
 
     def __init__(self, lab: Lab, directory: Path, **settings: Any) -> None:
         self.lab = lab
         self.site = SlurmSite(lab, directory, None, NODES)
-        self.site.conf(PSERVERS=2, TRAINERS=2, SAVE_MODEL_EVERY=None, NODE_GRACE_S=5, **settings)
-        package = str(self.site.workspace(TRAIN))
-        options = ("--to", "slurm", "--nodes", str(NODES), "--time", "1:00:00", "--requeue", "--plan")
-        script = directory / "job.sh"
-        script.write_text(self.site.ok("submit", package, *options).out)
-        self.id = lab.output("sbatch", "--parsable", "--mem=900", str(script))
+        run = {"PSERVERS": 2, "TRAINERS": 2, "SAVE_MODEL_EVERY": None, "NODE_GRACE_S": 5, "SBATCH": ["--mem=900"]}
+        self.site.conf(**run, **settings)
+        options = ("--nodes", str(NODES), "--time", "1:00:00", "--requeue", "--json")
+        self.id: str = self.site.ok("submit", str(self.site.workspace(TRAIN)), *options).json()["id"]
 
     @property
     def output(self) -> str:
@@ -112,12 +110,6 @@ class Job:
         return int(self.lab.output("squeue", "-h", "-t", "all", "-j", self.id, "-O", "RestartCnt"))
 
 
-@pytest.fixture(params=["linuxproc", "cgroups"])
-def any_lab(request: pytest.FixtureRequest) -> Lab:
-    made: Lab = request.getfixturevalue({"linuxproc": "lab", "cgroups": "cgroup_lab"}[request.param])
-    return made
-
-
 @pytest.fixture
 def leftovers() -> Iterator[list[int]]:
     """Processes of the former life; none of them outlives the test."""
@@ -126,19 +118,34 @@ def leftovers() -> Iterator[list[int]]:
     assert [pid for pid in made if is_alive(pid)] == []
 
 
-def test_before_its_time_limit_a_job_saves_and_resumes_on_other_nodes(any_lab: Lab, tmp_path: Path) -> None:
-    job = Job(any_lab, tmp_path)
+def test_before_its_time_limit_a_job_saves_and_resumes_on_other_nodes(cgroup_lab: Lab, tmp_path: Path) -> None:
+    """The notice is Slurm's own: within 30 s it sees that the end is near. The login node sees all of both lives."""
+    job, lab = Job(cgroup_lab, tmp_path), cgroup_lab
     job.trains()
-    before = any_lab.nodes_of(job.id)
+    before = lab.nodes_of(job.id)
     for node in before:  # which leaves the job alone
-        any_lab.output("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-    job.notice()
+        lab.output("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    lab.output("scontrol", "update", f"jobid={job.id}", "endtime=now+110")
+    lab.wait_for(job.id, "PENDING", deadline_s=LIFE_S)
+    status = job.site.status(job.id)
+    assert (status["state"], status["scheduler"]["stage"]) == ("stopped", "queued"), job.output
     began = job.resumes()
     assert began == job.checkpoint("0001") > 3
-    assert set(any_lab.nodes_of(job.id)).isdisjoint(before)
+    assert set(lab.nodes_of(job.id)).isdisjoint(before)
     assert job.restarts() == 1
     assert f"saved: checkpoint step-{began:09d}" in job.output
+    assert "DUE TO JOB REQUEUE" in job.output
+    status = job.site.status(job.id)
+    assert (status["state"], status["run"], status["name"]) == ("running", "0002", f"slurm-{job.id}")
+    assert status["resumed"]["step"] == began
+    assert {node["host"] for node in status["nodes"]} == set(lab.nodes_of(job.id))
+    assert "nothing has failed" in job.site.ok("why", job.id).out
+    saved = job.site.ok("save", job.id, "--json").json()
+    assert (saved["run"], saved["step"] >= began) == ("0002", True)
     job.succeeds()
+    assert f"resumed from step {began:,} of run 1" in job.site.ok("status", job.id).out
+    assert job.site.ok("why", f"{job.directories[0].name}/1").code == 0
+    assert f"began at step {began}" in job.site.ok("logs", job.id).out
 
 
 def test_a_job_that_is_preempted_resumes_from_its_newest_checkpoint(lab: Lab, tmp_path: Path) -> None:
@@ -148,6 +155,7 @@ def test_a_job_that_is_preempted_resumes_from_its_newest_checkpoint(lab: Lab, tm
     urgent = lab.submit("sleep 2", "-p", "urgent", "-N4", "--exclusive")
     lab.wait_for(urgent, "COMPLETED", deadline_s=LIFE_S)
     assert job.resumes() >= job.checkpoint("0001") >= 40
+    assert "DUE TO PREEMPTION" in job.output
     job.succeeds()
 
 
@@ -172,28 +180,28 @@ def test_a_notice_during_the_start_begins_a_new_life_that_trains(lab: Lab, tmp_p
 
 
 def test_a_killed_slurmd_leaves_no_process_and_the_job_resumes_elsewhere(
-    any_lab: Lab, tmp_path: Path, leftovers: list[int]
+    cgroup_lab: Lab, tmp_path: Path, leftovers: list[int]
 ) -> None:
     """What Slurm cannot reach there ends on its own."""
-    job = Job(any_lab, tmp_path, SAVE_EVERY=20)
+    job = Job(cgroup_lab, tmp_path, SAVE_EVERY=20)
     job.trains(beyond=45)
-    node = any_lab.nodes_of(job.id)[1]
+    node = cgroup_lab.nodes_of(job.id)[1]
     leftovers += [p.pid for p in processes_with_environment("CLUSTERCTL_JOB_DIR", str(job.directories[1]))]
     assert leftovers
-    any_lab.kill(node)
+    cgroup_lab.kill(node)
     assert wait_until(lambda: job.restarts() == 1, 5 * SLURMD_TIMEOUT_S), job.output
     assert job.resumes() >= job.checkpoint("0001") >= 40
-    assert node not in any_lab.nodes_of(job.id)
+    assert node not in cgroup_lab.nodes_of(job.id)
     assert wait_until(lambda: not any(map(is_alive, leftovers)), 30)
     job.succeeds()
 
 
-def test_a_node_that_goes_down_makes_the_job_resume(any_lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_goes_down_makes_the_job_resume(lab: Lab, tmp_path: Path) -> None:
     """Perhaps there: Slurm takes the node back as soon as it answers."""
-    job = Job(any_lab, tmp_path, SAVE_EVERY=20)
+    job = Job(lab, tmp_path, SAVE_EVERY=20)
     job.trains(beyond=45)
-    node = any_lab.nodes_of(job.id)[1]
-    any_lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    node = lab.nodes_of(job.id)[1]
+    lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     assert job.resumes() >= job.checkpoint("0001") >= 40
     job.succeeds()
 

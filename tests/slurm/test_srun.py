@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurm.lab import SLURMD_TIMEOUT_S, Lab
-from support.processes import is_alive, kill_all, wait_until
+from slurm.lab import SLURMD_TIMEOUT_S, Lab, wait_until
+from support.processes import is_alive, kill_all
 
 pytestmark = pytest.mark.slurm
 ECHO = ("python3", "-uc", "import os\nwhile data := os.read(0, 65536): os.write(1, b'<' + data.strip() + b'>')")
@@ -150,14 +149,15 @@ def test_the_words_for_a_node_that_is_not_of_the_job(lab: Lab) -> None:
 
 
 def test_scancel_of_a_job_ends_its_steps_by_a_signal_without_a_reason(lab: Lab) -> None:
+    """The line of slurmstepd may get lost on a busy machine; that of srun does not."""
     job = lab.allocate("-N2")
     with begun(lab, job, lab.nodes_of(job)[1], "sh", "-c", "echo up; exec sleep 300") as step:
         assert answer(step, 30) == b"up\n"
         lab.run("scancel", job)
         code, words = last_words(step)
     assert code == 143
-    assert re.search(rf"slurmstepd\S*: error: \*\*\* STEP {job}\.\d+ ON \S+ CANCELLED AT \S+ \*\*\*", words)
     assert "srun: Job step aborted" in words
+    assert "DUE TO" not in words
 
 
 def test_srun_exits_with_0_when_a_node_goes_down(lab: Lab) -> None:
@@ -186,17 +186,11 @@ def test_a_killed_slurmd_ends_the_job_elsewhere_and_leaves_its_own_processes(lab
     with begun(lab, job, node, "sh", "-c", "echo $$; exec sleep 300") as step:
         left = int(answer(step, 30))
         lab.kill(node)
+        refused = lab.step(job, node, "true")  # until Slurm takes the node for down
+        assert refused.returncode == 233
+        assert f"failed on node {node}: Communication connection failure" in refused.stderr
         lab.wait_for(job, "NODE_FAIL", deadline_s=5 * SLURMD_TIMEOUT_S)
         code, words = last_words(step)
     assert (code, f"Node failure on {node}" in words) == (0, True)
     assert is_alive(left)
     kill_all([left])
-
-
-def test_a_step_cannot_begin_where_slurmd_is_gone(lab: Lab) -> None:
-    job = lab.allocate("-N2", "--no-requeue")
-    node = lab.nodes_of(job)[1]
-    lab.kill(node)
-    end = lab.step(job, node, "true")
-    assert end.returncode == 233
-    assert f"failed on node {node}: Communication connection failure" in end.stderr

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from e2e.programs import REGRESSION, SLEEP
-from slurm.lab import Lab
+from slurm.lab import Lab, wait_until
 from slurm.site import SlurmSite
-from support.processes import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -26,7 +25,9 @@ def steps(lab: Lab, job: str) -> list[str]:
     return [step for step in ids if not step.endswith((".batch", ".extern"))]
 
 
-def test_a_detached_run_lasts_to_its_end_in_a_step_on_each_node(any_lab: Lab, tmp_path: Path) -> None:
+def test_a_detached_run_lasts_to_its_end_in_a_step_on_each_node_unless_scancel_stops_it(
+    any_lab: Lab, tmp_path: Path
+) -> None:
     job = any_lab.allocate("-N2")
     site = SlurmSite(any_lab, tmp_path, job, 2)
     ours = site.start(REGRESSION, "--num_passes=2")
@@ -34,27 +35,23 @@ def test_a_detached_run_lasts_to_its_end_in_a_step_on_each_node(any_lab: Lab, tm
     assert site.status(ours)["state"] == "succeeded"
     assert wait_until(lambda: not steps(any_lab, job)), steps(any_lab, job)
     assert any_lab.state(job) == "RUNNING"
-
-
-def test_scancel_stops_the_run(any_lab: Lab, tmp_path: Path) -> None:
-    job = any_lab.allocate("-N2")
-    site = SlurmSite(any_lab, tmp_path, job, 2)
-    ours = site.start(SLEEP)
+    other = site.start(SLEEP)
     assert len(steps(any_lab, job)) == 2
     any_lab.run("scancel", job)
-    site.wait_for_end(ours)
-    assert '"state":"stopped"' in (site.job_dir(ours, 0) / ".clusterctl/runs/0001/events.jsonl").read_text()
+    site.wait_for_end(other)
+    assert '"state":"stopped"' in (site.job_dir(other, 0) / ".clusterctl/runs/0001/events.jsonl").read_text()
 
 
 def test_a_step_has_all_that_the_job_has_on_its_node(cgroup_lab: Lab, tmp_path: Path) -> None:
     """Even if the caller is a script whose tasks have a share each."""
-    job = cgroup_lab.allocate("-N2", "--ntasks-per-node=3", "--mem=900")
+    job = cgroup_lab.allocate("-N2", "--ntasks-per-node=3", "--mem=900", "--gres=gpu:2")
     site = SlurmSite(cgroup_lab, tmp_path, job, 2)
     site.environment |= {"SLURM_NTASKS_PER_NODE": "3", "SLURM_CPUS_PER_TASK": "1", "SLURM_MEM_PER_CPU": "100"}
     ours = site.start(SLEEP)
     for step in steps(cgroup_lab, job):
         shown = cgroup_lab.output("scontrol", "show", "step", step)
         assert "TRES=cpu=3,mem=900M,node=1" in shown, shown
+        assert "TresPerNode=gres:gpu:2" in shown, shown
     site.ok("stop", ours)
     assert wait_until(lambda: not steps(cgroup_lab, job))
 

@@ -57,13 +57,13 @@ def assert_none_left(name: str, value: str) -> None:
     assert not left, f"processes left with {name}={value}: {left}"
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 180) -> bool:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 180, every_s: float = 0.02) -> bool:
     """Wait for a condition; return True if it became true in time. On a busy machine, anything may take long."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(every_s)
     return True
 
 

@@ -195,18 +195,18 @@ def resumed(spec: RunSpec | RunSummary) -> dict[str, Any] | None:
     return {**of, "run": resume.run, "tag": resume.tag, "step": resume.step, "pass": resume.pass_}
 
 
-def list_jobs(root: Path) -> list[dict[str, Any]]:
-    """Return all jobs of this node, newest first, each with its runs."""
+def list_jobs(root: Path, *, over: bool = False) -> list[dict[str, Any]]:
+    """Return all jobs of this node, newest first, each with its runs. `over`: as for `run_state`."""
     jobs = []
     for job in find_jobs(root):
-        runs = [_describe_run(job.run(name)) for name in sorted(job.run_names(), key=int)]
+        runs = [_describe_run(job.run(name), over=over) for name in sorted(job.run_names(), key=int)]
         jobs.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
     return jobs
 
 
-def _describe_run(run: RunPaths) -> dict[str, Any]:
+def _describe_run(run: RunPaths, *, over: bool) -> dict[str, Any]:
     spec, state = read_summary(run), read_state(run)
-    now = run_state(run, state)
+    now = run_state(run, state, over=over)
     about = {"run": run.run, "state": now, **(membership(spec) if spec else {})}
     figures = _figures(spec, state, live=now in LIVE) if spec else {}
     figures["warnings"] = (state.get("ended") or {}).get("warnings")

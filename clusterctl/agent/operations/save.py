@@ -33,7 +33,7 @@ def save(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     run = pick_run(job)
     if run is None or not run.spec.is_file():
-        raise _not_running(job.dir.name, "it was never started here")
+        raise AgentError(f"{job.dir.name} was never started here", kind="usage")
     _check_checkpoints(run, need_spec(run))
     limit_s = float(request["limit_s"])
     why = "it is still being made"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from clusterctl.cli.invocation import Invocation, job_ref
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
     from clusterctl.config import Settings
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.record.compare import Comparison, Pair, Range
@@ -36,17 +38,29 @@ def diff(invocation: Invocation, first: str, second: str) -> None:
     from clusterctl.observe.record.history import read_history
     from clusterctl.observe.record.status import unheard
 
-    with invocation.whole_cluster() as cluster:
-        refs = [run_ref(cluster.settings, text) for text in (first, second)]
-        records = [read_history(cluster, job, run=run, buckets=BUCKETS, tail=0) for job, run in refs]
-        contents, trees = read_contents(cluster, records)
+    with contextlib.ExitStack() as stack:
+        clusters: list[Cluster] = []
+        records = []
+        for text in (first, second):
+            if not clusters or invocation.scheduled is not None:  # other jobs of a scheduler have other nodes
+                clusters.append(stack.enter_context(invocation.cluster_of(text, whole=True)))
+            job, run = _run_ref(invocation, clusters[-1], text)
+            records.append(read_history(clusters[-1], job, run=run, buckets=BUCKETS, tail=0))
+        contents, trees = read_contents([(clusters[0], records[0]), (clusters[-1], records[1])])
     compared = compare(records, contents, trees)
     _show(invocation.console, compared)
     for line in _doubts(records, contents):
         invocation.console.warn(line)
     errors = list(_errors(records, contents).values())
     document = {**compared.to_json(), **_changed(contents)}
-    invocation.console.finish(document, unheard(errors, len(cluster.nodes)))
+    invocation.console.finish(document, unheard(errors, max(len(cluster.nodes) for cluster in clusters)))
+
+
+def _run_ref(invocation: Invocation, cluster: Cluster, text: str) -> tuple[str | None, str | None]:
+    if invocation.scheduled is None:
+        return run_ref(cluster.settings, text)
+    named = invocation.run_of(cluster, text)
+    return named.job, named.run
 
 
 def run_ref(settings: Settings, text: str) -> tuple[str | None, str | None]:

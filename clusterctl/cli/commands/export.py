@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import plural
-from clusterctl.cli.invocation import Invocation, run_of
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.export import Exported
@@ -18,8 +18,8 @@ def export(invocation: Invocation, to: str, directory: Path, job: str | None, *,
     from clusterctl.export import export as write
     from clusterctl.observe.record.status import unheard
 
-    with invocation.whole_cluster() as cluster:
-        named = run_of(cluster, job, run)
+    with invocation.cluster_of(job, whole=True) as cluster:
+        named = invocation.run_of(cluster, job, run)
         with invocation.progress.operation("exporting"):
             exported = write(cluster, named.job, to, directory, run=named.run)
         invocation.console.say(_summary(exported))

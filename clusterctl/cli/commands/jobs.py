@@ -31,8 +31,13 @@ def jobs(invocation: Invocation) -> None:
     from clusterctl.observe.record.jobs import jobs as read
     from clusterctl.observe.record.status import unheard
 
-    with invocation.cluster() as cluster:
-        found, errors = read(cluster)
+    cluster, state_of = invocation.cluster_of_all()
+    if cluster is None:
+        invocation.console.document({"jobs": []})
+        invocation.console.say("no jobs; clusterctl submit hands one to Slurm")
+        return
+    with cluster:
+        found, errors = read(cluster, state_of)
         if not found:
             invocation.console.say("no jobs; clusterctl dispatch sends a workspace")
         elif not invocation.console.json:

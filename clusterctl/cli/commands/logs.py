@@ -49,12 +49,15 @@ def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, 
     from clusterctl.observe.in_order import OrderedFollower
     from clusterctl.observe.logs import read_logs
     from clusterctl.observe.record.status import status
+    from clusterctl.schedulers import NoRunError
 
     with invocation.cluster_of(job) as cluster:
         named = invocation.run_of(cluster, job)
         known = status(cluster, named.job, run=named.run)
         ref, members = known.job, known.members
         nodes = _taking_part(ref, members, cluster)
+        if follow and invocation.scheduled is not None and not _has_begun(known, nodes):
+            raise NoRunError(invocation.scheduled.now())
         _check_process(known, wanted["role"], wanted["rank"])
         printer = LinePrinter(invocation.console, cluster)
         if fold and not invocation.console.json:
@@ -71,6 +74,14 @@ def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, 
         with printer:
             for line in read_logs(cluster, nodes, ref, run=named.run, **wanted):
                 printer.line(line, in_order=True)
+
+
+def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
+    """Return False while some of the nodes know nothing of a run that is beginning: they cannot be followed yet."""
+    from clusterctl.observe.record.status import LIVE
+
+    with_processes = {node.id for node in nodes if node.pserver_ranks or node.trainer_ranks}
+    return known.state not in LIVE or with_processes <= {process.node.id for process in known.processes}
 
 
 def _process_counts(known: JobStatus, nodes: Sequence[Node], wanted: dict[str, Any]) -> dict[str, int]:

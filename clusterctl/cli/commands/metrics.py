@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.invocation import Invocation, job_of
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.errors import ClusterctlError
@@ -27,8 +27,8 @@ def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
     wanted = Address.parse(listen)
     need_prometheus_client()
     console.stream()
-    with invocation.cluster() as cluster:
-        reader = Reader(cluster, job_of(cluster, job))
+    with invocation.cluster_of(job) as cluster:
+        reader = Reader(cluster, invocation.job_of(cluster, job))
         address = serve(wanted, reader)
         if not address.is_loopback:
             console.warn(f"warning: {address} has no login: everyone who can reach it sees the metrics")

@@ -36,13 +36,9 @@ def stop(invocation: Invocation, job: str | None) -> None:
 
 
 def _stop(invocation: Invocation, job: str | None) -> None:
-    from clusterctl.observe.record.references import need_newest
-    from clusterctl.schedulers import NoRunError
-
     with invocation.cluster_of(job, whole=True) as cluster:
-        if invocation.scheduled is not None and invocation.scheduled.is_over():
-            raise NoRunError(invocation.scheduled.now())  # its nodes may be those of others by now
-        stop_job(invocation, cluster, need_newest(cluster, invocation.run_of(cluster, job)))
+        invocation.need_nodes()
+        stop_job(invocation, cluster, invocation.job_of(cluster, job))
 
 
 def stop_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ def submit(
     plan: bool,
     for_pods: bool = False,
 ) -> None:
+    from clusterctl.schedulers.slurm.mark import PLANNED
     from clusterctl.schedulers.slurm.script import SAVE_S, Submission, script
 
     if to != "slurm":
@@ -58,7 +60,7 @@ def submit(
         options=settings.sbatch,
     )
     if plan:
-        text = script(submission)
+        text = script(replace(submission, opening=PLANNED))
         invocation.console.document({"to": to, "script": text})
         invocation.console.say(text.rstrip("\n"))
         return
@@ -66,16 +68,18 @@ def submit(
 
 
 def _submit(invocation: Invocation, submission: Submission, settings: Settings, about: dict[str, str]) -> None:
+    from clusterctl.schedulers.slurm.script import RUN_PREFIX
     from clusterctl.schedulers.slurm.submit import submit
 
     console = invocation.console
     done = submit(submission, settings.root_dir, about, invocation.environ)
     for line in done.notes:
         console.warn(line)
-    job = {"id": done.id, "run": f"slurm-{done.id}", "output": done.output}
+    job = {"id": done.id, "run": f"{RUN_PREFIX}{done.id}", "output": done.output}
     console.document({"to": "slurm", **job, "root_dir": settings.root_dir, "script": done.script})
     nodes = f"{submission.nodes} {'node' if submission.nodes == 1 else 'nodes'}" if submission.nodes else ""
-    asked = ", ".join(word for word in (nodes, submission.time) if word)
+    limit = f"time limit {submission.time}" if submission.time else ""
+    asked = ", ".join(word for word in (nodes, limit) if word)
     console.say(style.good(f"submitted: Slurm job {done.id}") + (f"  {asked}" if asked else ""))
     console.say(f"what its script prints: {done.output}")
     console.say(f"next: clusterctl status {done.id}     clusterctl logs -f {done.id}     clusterctl stop {done.id}")

@@ -47,15 +47,15 @@ class Contents:
     errors: tuple[ClusterctlError, ...] = ()
 
 
-def read_contents(cluster: Cluster, records: Sequence[RunRecord]) -> tuple[list[Contents], dict[str, Tree]]:
-    """Return what each run ran, and the trees by name: none if all runs have the same ones."""
-    asked = [_ask(cluster, record) for record in records]
+def read_contents(runs: Sequence[tuple[Cluster, RunRecord]]) -> tuple[list[Contents], dict[str, Tree]]:
+    """Return what each run ran on its nodes, and the trees by name: none if all runs have the same ones."""
+    asked = [_ask(cluster, record) for cluster, record in runs]
     named = [{outcome.get()["digest"] for outcome in outcomes if outcome.ok} for outcomes in asked]
     if all(names == named[0] for names in named):
         return [_contents(outcomes) for outcomes in asked], {}
     trees: dict[str, Tree] = {}
     found = []
-    for record, outcomes in zip(records, asked, strict=True):
+    for (cluster, record), outcomes in zip(runs, asked, strict=True):
         new = {outcome.get()["digest"]: outcome.node for outcome in outcomes if outcome.ok}
         sent = _read_trees(cluster, record.job, {name: node for name, node in new.items() if name not in trees})
         trees |= {name: outcome.get() for name, outcome in sent.items() if outcome.ok}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from clusterctl.cluster import Cluster, failures, raise_failures
 from clusterctl.cluster.answers import own_word
@@ -14,14 +15,18 @@ from clusterctl.inventory import Inventory
 from clusterctl.observe.record.members import members_of
 from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview
 from clusterctl.observe.record.secrets import Secrets
-from clusterctl.observe.record.status import DISPATCHED, UNKNOWN, worst
+from clusterctl.observe.record.status import DISPATCHED, LOST, UNKNOWN, worst
 
 HIGHER_IS_BETTER = re.compile(r"(acc|accuracy|auc|auroc|f1|score|precision|recall|bleu|map|ndcg)s?(?![a-z])")
 LOWER_IS_BETTER = re.compile(r"loss|err(or)?s?(?![a-z])")
+StateOf = Callable[[str | None], str]
 
 
-def jobs(cluster: Cluster) -> tuple[list[JobOverview], list[ClusterctlError]]:
-    """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed."""
+def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOverview], list[ClusterctlError]]:
+    """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed.
+
+    `state_of` tells the state of a run, by its name, that has recorded no end, where that is not for nodes to say.
+    """
     outcomes = cluster.ask({"op": "jobs"})
     if not any(outcome.ok for outcome in outcomes):
         raise_failures(outcomes, "jobs")
@@ -32,7 +37,20 @@ def jobs(cluster: Cluster) -> tuple[list[JobOverview], list[ClusterctlError]]:
     silent = {outcome.node.id for outcome in failures(outcomes)}
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     names = sorted(by_job, key=job_key, reverse=True)
-    return [_job(name, by_job[name], silent, cluster.inventory) for name in names], errors
+    found = [_job(name, by_job[name], silent, cluster.inventory) for name in names]
+    return list(_with_states(found, state_of)) if state_of is not None else found, errors
+
+
+def _with_states(jobs: Iterable[JobOverview], state_of: StateOf) -> Iterator[JobOverview]:
+    """Yield the jobs, newest first. Of runs with one name, the lives of a scheduler's job, only the newest may live."""
+    older: set[str | None] = set()
+    for job in jobs:
+        newest = job.newest
+        if newest is not None and newest.state == LOST and newest.name not in older:
+            state = state_of(newest.name)
+            job = replace(job, runs=(*job.runs[:-1], replace(newest, state=state)), state=state)  # noqa: PLW2901
+        older |= {run.name for run in job.runs if run.name}
+        yield job
 
 
 def higher_is_better(name: str) -> bool:

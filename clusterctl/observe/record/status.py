@@ -14,7 +14,7 @@ from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members, members_of
 from clusterctl.observe.record.model import ProcessRecord
 
-DISPATCHED, UNKNOWN = "dispatched", "unknown"
+DISPATCHED, LOST, UNKNOWN = "dispatched", "lost", "unknown"
 WORST_FIRST = STATES
 LIVE = ("starting", "running")
 

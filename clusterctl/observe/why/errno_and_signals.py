@@ -58,7 +58,10 @@ SPACE = (
     "clusterctl exec -- df -h shows full disks, df -i those with too many files; clusterctl prune removes old jobs; "
     "ROOT_DIR may be on another disk"
 )
-MEMORY = "use less memory (smaller batches, fewer processes per node), or nodes that have more"
+MEMORY = (
+    "use less memory (smaller batches, fewer processes per node), or nodes that have more; "
+    "a Slurm job has what it asks for (--mem)"
+)
 FILES = "raise OPEN_FILES in conf.py, up to the limit of the node (ulimit -Hn)"
 NUMBERS = "lower the learning rate, clip gradients (ps.steps(clip=...)), or check the data of that step"
 DISK = "the disk or its mount has failed: see dmesg on {node}"

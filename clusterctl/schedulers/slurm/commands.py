@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from clusterctl.errors import ClusterctlError, ConfigError, UnreachableError, UsageError
 from clusterctl.schedulers.slurm.jobs import (
+    ALIVE,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     Job,
@@ -61,6 +62,10 @@ class Slurm:
             ids = ", ".join(one.id for one in found)
             raise UsageError(f"Slurm job {job} is an array", hint=f"name one of its jobs: {ids}")
         return chosen
+
+    def alive(self) -> frozenset[str]:
+        """Return the ids of this account's jobs that have nodes."""
+        return frozenset(self._ask("squeue", "-h", "--me", "-t", ",".join(sorted(ALIVE)), "-o", "%A").split())
 
     def _accounted(self, job: str) -> list[Job]:
         try:

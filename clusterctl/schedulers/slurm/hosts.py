@@ -53,10 +53,11 @@ def _nodes(settings: Settings, slurm: Slurm, job: Job) -> tuple[JobNode, ...]:
 
 
 def with_nodes(settings: Settings, job: str, nodes: Sequence[JobNode]) -> Settings:
-    """Return the settings with these nodes of a job as hosts."""
+    """Return the settings with these nodes of a job as hosts, and the job as their source."""
     via = carrier(job)
     hosts = tuple(Host(node.name, trainers=node.trainers, address=node.address, via=via) for node in nodes)
-    return replace(settings, hosts=hosts, root_dir=root_of_nodes(settings.root_dir))
+    root_dir = root_of_nodes(settings.root_dir)
+    return replace(settings, hosts=hosts, hosts_from=SlurmHosts(job), root_dir=root_dir)
 
 
 def root_of_nodes(root_dir: str) -> str:

@@ -6,6 +6,8 @@ import shlex
 
 #: The exit code of the script if a node does not see the mark.
 BLIND = 4
+#: What stands in a plan for what `look` returns.
+PLANNED = "# submit adds lines here that look on each node for a mark that it leaves below ROOT_DIR.\n\n"
 _LOOK = """\
 # All nodes have to see the mark that submit has left below ROOT_DIR: the machine of submit reads there what they write.
 mark={mark}

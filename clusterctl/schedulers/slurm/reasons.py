@@ -106,7 +106,7 @@ _WORDS = (
     (r"DUE TO PREEMPTION", PREEMPTED),
     (r"DUE TO NODE FAILURE|error: Node failure on", NODE_FAILURE),
     (r"exceeded memory limit|Exceeded job memory limit|oom-kill event|task \d+: Out Of Memory", MEMORY),
-    (r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT", CANCELLED),
+    (r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT(?!.* DUE TO JOB REQUEUE)", CANCELLED),
 )
 
 

@@ -10,10 +10,13 @@ from typing import ClassVar
 
 from clusterctl.errors import UsageError
 
+#: The name of a job's run is this and the id of the job.
+RUN_PREFIX = "slurm-"
 #: How long before its time limit a job that may be requeued hears of it.
 NOTICE_S = 120
-#: How long it waits for a checkpoint then. The rest is for Slurm, which looks at limits twice a minute.
-SAVE_S = 60
+#: How long it waits for a checkpoint then, and for the command that asks for it, even if that hangs. The rest is for
+#: Slurm, which looks at limits twice a minute.
+SAVE_S, MOST_S = 60, 75
 #: The shortest time limit with which a life gets further than the one before.
 SHORTEST_S = 600
 #: The options that the script needs for itself.
@@ -29,7 +32,7 @@ _REQUEUED = """\
 # or from the newest one if that is not complete within {save_s} s.
 requeue() {{
   again=yes
-  {save}
+  timeout {most_s} {save}
   if [ "$?" -eq 4 ]; then
     return  # the run is over
   fi
@@ -65,7 +68,7 @@ class Submission:
     `time`. `opening` are the first lines of the script, for sh.
     """
 
-    RUN: ClassVar[str] = "slurm-$SLURM_JOB_ID"
+    RUN: ClassVar[str] = f"{RUN_PREFIX}$SLURM_JOB_ID"
 
     name: str
     directory: str
@@ -90,7 +93,7 @@ def script(submission: Submission) -> str:
         "# Written by clusterctl for sbatch. It ends with the exit code of the run.\n"
         + "".join(f"#SBATCH {_quoted(option)}\n" for option in _options(submission))
         + f"\n{submission.opening}cd {shlex.quote(submission.directory)} || exit\n"
-        + body.format(notice_s=NOTICE_S, save_s=SAVE_S, **commands)
+        + body.format(notice_s=NOTICE_S, save_s=SAVE_S, most_s=MOST_S, **commands)
     )
 
 

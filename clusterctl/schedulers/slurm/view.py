@@ -21,9 +21,10 @@ from clusterctl.schedulers.slurm.jobs import ENDING, Job
 from clusterctl.schedulers.slurm.mark import BLIND
 from clusterctl.schedulers.slurm.reasons import Ending, ending, ending_in, waiting_for
 from clusterctl.schedulers.slurm.records import SHARED, Record, Records
+from clusterctl.schedulers.slurm.script import RUN_PREFIX
 
 NAME = "Slurm"
-JOB_ID = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_[0-9]{1,10})?)")
+JOB_ID = re.compile(rf"(?:{RUN_PREFIX})?([0-9]{{1,10}}(?:_[0-9]{{1,10}})?)")
 JOB_DIRECTORY = re.compile(r"(?:^|/)(JOB[0-9-]+)(?:/([0-9]+))?/?$")
 ENDING_S = 5.0  # a job that is ending may know its outcome after a moment
 POLL_S = 0.5
@@ -47,7 +48,12 @@ def look_at(
     watch = JobWatch(lambda: seen(slurm, job, record))
     now = watch.now()
     if now.stage == RUNNING:
-        return with_hosts(settings, SlurmHosts(job), environ), watch
+        try:
+            return with_hosts(settings, SlurmHosts(job), environ), watch
+        except UnreachableError:
+            now = watch.again()  # it may have ended meanwhile
+            if now.stage == RUNNING:
+                raise
     life = record.life() if record is not None else None
     if life is None:
         raise NoRunError(now)
@@ -164,7 +170,7 @@ def _view(job: str, record: Record | None, stage: str, about: Mapping[str, Any])
         NAME,
         job,
         stage,
-        run=f"slurm-{job}" if record is not None else None,
+        run=f"{RUN_PREFIX}{job}" if record is not None else None,
         output=str(output) if output else None,
         **about,
     )
