@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.cluster.agent_call import AGENT_ENDED, NO_AGENT, REFUSED
 from clusterctl.cluster.cluster import Cluster
 from clusterctl.common.safe_json import is_whole
-from clusterctl.errors import UsageError
+from clusterctl.errors import NodeError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.transport import Command, Raw
 from clusterctl.transport.command import sh_text
@@ -16,15 +17,23 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20  # in a piece
 MOST_CODE = 255
+BEFORE_IT_BEGAN = (NO_AGENT, AGENT_ENDED, REFUSED)
 
 
 def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[bytes, bool], None]) -> int:
     """Run a command to its end, without a deadline. Returns its exit code, 128 + N for signal N.
 
     `take(piece, is_error)` receives the output as it arrives, in the calling thread. Raises UnreachableError if the
-    connection is lost; as with `ssh`, the command may then keep running.
+    connection is lost; as with `ssh`, the command may then keep running. Where no agent can run, as without Python or
+    on a full disk, SSH runs the command without it.
     """
-    with cluster.call(node, {"op": "exec", "script": _script(command)}) as call:
+    try:
+        call = cluster.call(node, {"op": "exec", "script": _script(command)})
+    except NodeError as exc:
+        if node.via == "ssh" and exc.details.get("reason") in BEFORE_IT_BEGAN:
+            return cluster.transport.stream(node, command, take)
+        raise
+    with call:
         while "done" not in (message := call.receive()):
             name, size = next(iter(message.items()), ("", 0))
             if name not in ("stdout", "stderr") or not is_whole(size) or not 0 < size <= MOST_BYTES:
