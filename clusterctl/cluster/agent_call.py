@@ -22,8 +22,7 @@ AGAIN_S = 20.0  # for the sign that an idle agent is there; then another one is 
 MAX_LINE = 32 << 20
 MOST_LINES = 100_000  # before the last one
 AGENT_ENDED = "agent_ended"
-NO_AGENT = "no_agent"  # there is no Python for it
-REFUSED = "node"  # by the agent, with a reason
+NO_AGENT = "no_agent"  # there is no Python for it, or no place
 NO_MODULE = re.compile(r"No module named '(\w+)'")
 #: What an agent does next: it ends; it has answered and stays for another request; or it has started processes that
 #: would end with it, and serves no more.

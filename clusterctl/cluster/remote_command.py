@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
-from clusterctl.cluster.agent_call import AGENT_ENDED, NO_AGENT, REFUSED
+from clusterctl.cluster.agent_call import AGENT_ENDED, NO_AGENT
 from clusterctl.cluster.cluster import Cluster
 from clusterctl.common.safe_json import is_whole
 from clusterctl.errors import NodeError, UsageError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20  # in a piece
 MOST_CODE = 255
-BEFORE_IT_BEGAN = (NO_AGENT, AGENT_ENDED, REFUSED)
 
 
 def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[bytes, bool], None]) -> int:
@@ -27,14 +27,17 @@ def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[
     connection is lost; as with `ssh`, the command may then keep running. Where no agent can run, as without Python or
     on a full disk, SSH runs the command without it.
     """
-    try:
-        call = cluster.call(node, {"op": "exec", "script": _script(command)})
-    except NodeError as exc:
-        if node.via == "ssh" and exc.details.get("reason") in BEFORE_IT_BEGAN:
-            return cluster.transport.stream(node, command, take)
-        raise
-    with call:
-        while "done" not in (message := call.receive()):
+    with contextlib.ExitStack() as stack:
+        certain = (NO_AGENT, AGENT_ENDED)  # signs that the command has not begun
+        try:
+            call = stack.enter_context(cluster.call(node, {"op": "exec", "script": _script(command)}))
+            certain = (NO_AGENT,)
+            message = call.receive()
+        except NodeError as exc:
+            if node.via == "ssh" and exc.details.get("reason") in certain:
+                return cluster.transport.stream(node, command, take)
+            raise
+        while "done" not in message:
             name, size = next(iter(message.items()), ("", 0))
             if name not in ("stdout", "stderr") or not is_whole(size) or not 0 < size <= MOST_BYTES:
                 raise ValueError(f"exec: {name}"[:MOST_CODE])
@@ -42,6 +45,7 @@ def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[
                 piece = call.read(size)
                 size -= len(piece)
                 take(piece, name == "stderr")
+            message = call.receive()
     code = message["done"]["exit_code"]
     if not is_whole(code) or not 0 <= code <= MOST_CODE:
         raise ValueError("exec: exit_code")
