@@ -166,7 +166,8 @@ class AgentCall:
             hint = "Debian's python3-minimal is not enough: install python3, or set PYTHON to a complete Python"
             message = f"the Python on the node is incomplete: it has no module {absent[1]}"
             return NodeError(message, node=self.node.label, hint=hint, details={"reason": NO_AGENT})
-        message = f"the agent exited with code {code}" + (f": {stderr}" if stderr else "")
+        over = "" if self.node.via == "ssh" else f" over {self.node.carrier}"  # it may have been the carrier
+        message = f"the agent exited with code {code}{over}" + (f": {stderr}" if stderr else "")
         return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
 
     def close(self) -> None:

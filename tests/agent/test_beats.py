@@ -32,7 +32,7 @@ from clusterctl.launch import Run, plan, start
 from clusterctl.observe import follow
 from clusterctl.observe.record.status import status
 from clusterctl.transport import Command, command, quote
-from support.processes import wait_until
+from support.processes import is_alive, wait_until
 
 SILENCE_S = 1.0
 
@@ -279,6 +279,24 @@ def test_an_idle_agent_whose_control_machine_vanishes_ends(tmp_path: Path) -> No
         carrier.freeze()
         assert wait_until(lambda: not Path(f"/proc/{pid}/cwd").exists())
         assert carrier.thaw() == 0  # it had nothing left to do
+        assert cluster.ask({"op": "jobs"})[0].get() == {"jobs": []}  # as after a laptop has slept
+        assert len(transport.carriers) == 2
+
+
+def test_a_command_whose_control_machine_was_suspended_says_why_it_failed(tmp_path: Path) -> None:
+    cluster, transport = cluster_of(tmp_path)
+    call = cluster.call(cluster.nodes[0], {"op": "exec", "script": "echo begun; sleep 600"})
+    assert call.receive()["stdout"]
+    assert call.read(100) == b"begun\n"
+    carrier, pid = the_carrier(transport)
+    carrier.freeze()
+    assert wait_until(lambda: not is_alive(pid))
+    os.kill(carrier.popen.pid, signal.SIGCONT)
+    with pytest.raises(NodeError, match="nothing arrived from the control machine for 1 s"):
+        call.receive()
+    call.close()
+    for process in cluster.left():
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def test_one_agent_serves_all_requests_to_a_node_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
@@ -295,6 +313,14 @@ def test_one_agent_serves_all_requests_to_a_node_and_a_dead_one_is_replaced(tmp_
     assert wait_until(lambda: not cluster.left())
 
 
+class Counting(LocalTransport):
+    opened = 0
+
+    def open(self, node: Node, command: Command) -> Pipes:
+        self.opened += 1
+        return super().open(node, command)
+
+
 @pytest.fixture
 def few_files() -> Iterator[None]:
     """Lower the limit of open files of this process to what 8 kept agents need."""
@@ -306,12 +332,12 @@ def few_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_files")
 def test_an_agent_stays_on_each_node_of_a_large_cluster(tmp_path: Path) -> None:
-    cluster = PipeCluster(tmp_path, sys.executable, nodes=12)
-    cluster.transport = transport = CarrierTransport(tmp_path)  # type: ignore[assignment]
+    cluster = PipeCluster(tmp_path, sys.executable, nodes=10)
+    cluster.transport = transport = Counting(tmp_path)  # type: ignore[assignment]
     with cluster:
         for _ in range(3):
-            assert [outcome.get() for outcome in cluster.ask({"op": "jobs"})] == [{"jobs": []}] * 12
-        assert len(transport.carriers) == 12
+            assert [outcome.get() for outcome in cluster.ask({"op": "jobs"})] == [{"jobs": []}] * 10
+        assert transport.opened == 10
     assert wait_until(lambda: not cluster.left())
 
 

@@ -170,7 +170,7 @@ def _await_begin(process: CarrierProcess, node: Node) -> None:
         except ClusterctlError as exc:
             if exc.details.get("reason") != "deadline":
                 raise
-            raise failures.too_slow(process.ending(), node.label, START_S) from exc
+            raise failures.too_slow(process.ending(), node.label, START_S, noise + process.unread()) from exc
         if line.endswith(begun + b"\n"):  # whatever is in front of it had no line end
             return
         if line.rstrip().endswith(begun) and line.endswith(b"\n"):

@@ -230,7 +230,7 @@ def before_it_began(ending: Ending, label: str, noise: bytes = b"") -> Unreachab
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
-    words = ending.last_words or " ".join(noise.decode(errors="replace").split())[:MOST_NOISE]
+    words = _words(ending, noise)
     carrier = ending.carrier
     if ending.code == 0:  # kubectl may cut its output short and report success
         message = f"lost the connection to {ending.host} over {carrier} before the command began"
@@ -238,11 +238,17 @@ def before_it_began(ending: Ending, label: str, noise: bytes = b"") -> Unreachab
         how = "" if ending.code is None else f" (exit code {ending.code})" if ending.code > 0 else " (killed)"
         message = f"{carrier} did not start a command{how}"
     return UnreachableError(
-        message + (f": {words}" if words else ""),
+        message + words,
         node=label,
         hint="try VIA by hand, with the name of the host, and the command true at its end",
         details={"reason": "lost" if ending.code == 0 else "carrier", "carrier": carrier},
     )
+
+
+def _words(ending: Ending, noise: bytes) -> str:
+    """Return what the carrier printed, to follow a message."""
+    words = ending.last_words or " ".join(noise.decode(errors="replace").split())[:MOST_NOISE]
+    return f": {words}" if words else ""
 
 
 def after_it_began(ending: Ending, label: str) -> UnreachableError | None:
@@ -289,14 +295,13 @@ def not_started(program: str, label: str, exc: OSError) -> UnreachableError:
     )
 
 
-def too_slow(ending: Ending, label: str, limit_s: float) -> UnreachableError:
-    """Return the error for a carrier that did not begin the command in time."""
+def too_slow(ending: Ending, label: str, limit_s: float, noise: bytes) -> UnreachableError:
+    """Return the error for a carrier that did not begin the command in time. `noise`: what it printed meanwhile."""
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
-    words = f": {ending.last_words}" if ending.last_words else ""
     return UnreachableError(
-        f"{ending.carrier} did not start a command within {limit_s:g} s{words}",
+        f"{ending.carrier} did not start a command within {limit_s:g} s{_words(ending, noise)}",
         node=label,
         hint="check that the host answers, and that the carrier does not wait for a password or for resources",
         details={"reason": "carrier", "carrier": ending.carrier},

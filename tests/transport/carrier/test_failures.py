@@ -195,6 +195,14 @@ def test_a_carrier_that_hangs_is_named_with_its_words_and_ended(
     assert transport._carriers()._ends
 
 
+def test_a_question_that_nobody_answers_is_shown(
+    transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carriers, "START_S", 1.0)
+    with pytest.raises(UnreachableError, match="carrier did not start a command within 1 s: Welcome Username:$"):
+        transport.run(by(tmp_path, "#!/bin/sh\necho Welcome; printf 'Username: '; exec sleep 100\n"), TRUE)
+
+
 def test_a_carrier_that_floods_standard_error_before_the_command_does_not_block(
     transport: Transport, tmp_path: Path
 ) -> None:
