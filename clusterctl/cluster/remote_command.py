@@ -28,7 +28,7 @@ def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[
     on a full disk, SSH runs the command without it.
     """
     with contextlib.ExitStack() as stack:
-        certain = (NO_AGENT, AGENT_ENDED)  # signs that the command has not begun
+        certain: tuple[str, ...] = (NO_AGENT, AGENT_ENDED)  # signs that the command has not begun
         try:
             call = stack.enter_context(cluster.call(node, {"op": "exec", "script": _script(command)}))
             certain = (NO_AGENT,)

@@ -50,7 +50,8 @@ def test_over_ssh_it_needs_neither_python_nor_a_usable_root(site: Site) -> None:
         site.conf(**settings)
         result = site.run("exec", "--only", "node0", "--json", "--", "echo out; echo err >&2; pwd -P; exit 5")
         node = result.json()["nodes"][0]
-        assert [node["exit_code"], node["stdout"], node["stderr"]] == [5, f"out\n{site.home(0).resolve()}\n", "err\n"], result
+        printed = (f"out\n{site.home(0).resolve()}\n", "err\n")
+        assert (node["exit_code"], (node["stdout"], node["stderr"])) == (5, printed), result
 
 
 @pytest.mark.parametrize("options", [(), ("--no-fold",)])

@@ -22,8 +22,8 @@ MOST_NOISE = 64 * 1024
 BEGUN = "clusterctl: begun"
 #: These lose what a command prints before they have made their streams ready. Input is passed on only after that.
 HASTY = ("kubectl", "oc")
-#: The variables of an SSH command that lead to our own login, not to the node's.
-OF_OUR_LOGIN = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
+#: The variables that lead to our own login, not to the node's; with a display a carrier could still ask for a password.
+OF_OUR_LOGIN = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "DISPLAY", "WAYLAND_DISPLAY")
 #: Variables with which a script would give a step of srun the share of one of its tasks. Ours has all of its node.
 OF_A_TASK = (
     *("SLURM_CPU", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_GPU", "SLURM_GRES", "SLURM_MEM_", "SLURM_NPROCS"),

@@ -199,7 +199,7 @@ def test_a_question_that_nobody_answers_is_shown(
     transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(carriers, "START_S", 1.0)
-    with pytest.raises(UnreachableError, match="carrier did not start a command within 1 s: Welcome Username:$"):
+    with pytest.raises(UnreachableError, match=r"carrier did not start a command within 1 s: Welcome Username:$"):
         transport.run(by(tmp_path, "#!/bin/sh\necho Welcome; printf 'Username: '; exec sleep 100\n"), TRUE)
 
 
@@ -256,11 +256,13 @@ def test_a_carrier_may_not_ask(transport: Transport, tmp_path: Path, monkeypatch
     asking = '#!/bin/sh\n(exec </dev/tty) 2>/dev/null && echo terminal; env | grep ^SSH_; shift; exec "$@"\n'
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")
     monkeypatch.setenv("SSH_ASKPASS", "/bin/false")
+    monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     path = script(tmp_path, asking.replace("; env", f"; env >{tmp_path}/env; true"))
     transport.run(TestNode("node0", None, "box", via=(path, "{host}")), TRUE)
     names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert {"SSH_ASKPASS_REQUIRE"} == {name for name in names if name.startswith("SSH_")} - {"SSH_ASKPASS"}
+    assert "DISPLAY" not in names
 
 
 def test_local_gives_a_command_what_a_login_gives(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
