@@ -80,6 +80,7 @@ def trained(site: Site, workspace: Path, home: str, *args: str) -> dict[str, byt
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_trains_the_same_tensors_over_all_carriers(site: Site) -> None:
     workspace = site.directory / "ngram"
