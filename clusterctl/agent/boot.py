@@ -176,7 +176,7 @@ def writers_of(status, child, ours):
 def refuse(message, hint):
     import json
 
-    print(json.dumps({"error": {"kind": "node", "message": message, "hint": hint}}), flush=True)
+    print(json.dumps({"error": {"kind": "no_agent", "message": message, "hint": hint}}), flush=True)
     sys.exit(1)
 
 

@@ -57,8 +57,9 @@ def main(root: str, request: bytes, umask: int) -> None:
 
                 hold(answer.get("pid"))
             message = _next_request(peer) if stays else None
-    except Gone:
+    except Gone as gone:
         code = 1
+        _note(str(gone))
     except Exception as exc:  # noqa: BLE001 - any error is reported to the control machine
         code = 1
         _report(peer, exc)
@@ -77,6 +78,14 @@ def _next_request(peer: Peer) -> dict[str, Any] | None:
         return None
     peer.send({"again": True})
     return message
+
+
+def _note(words: str) -> None:
+    """Leave words for a control machine that only seemed to have gone: it may have been suspended."""
+    try:
+        os.write(2, words.encode())
+    except OSError:
+        return
 
 
 def _report(peer: Peer, exc: Exception) -> None:

@@ -88,7 +88,7 @@ class Peer:
             if len(self._ahead) < MOST_AHEAD and not self._fill():
                 raise Gone
         elif time.monotonic() - self._arrived > self.silence_s:
-            raise Gone
+            raise self._silent()
 
     def is_gone(self) -> bool:
         """Return True if the control machine has closed the connection, or has been silent for too long."""
@@ -112,7 +112,10 @@ class Peer:
 
     def _await_input(self) -> None:
         if not self._is_readable(max(0.0, self._arrived + self.silence_s - time.monotonic())):
-            raise Gone
+            raise self._silent()
+
+    def _silent(self) -> Gone:
+        return Gone(f"nothing arrived from the control machine for {self.silence_s:g} s")
 
     def _is_readable(self, limit_s: float) -> bool:
         from select import select

@@ -18,9 +18,11 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageErr
 from clusterctl.inventory import Node
 
 ANSWER_S = 60.0
+AGAIN_S = 20.0  # for the sign that an idle agent is there; then another one is started
 MAX_LINE = 32 << 20
 MOST_LINES = 100_000  # before the last one
 AGENT_ENDED = "agent_ended"
+NO_AGENT = "no_agent"  # there is no Python for it, or no place
 NO_MODULE = re.compile(r"No module named '(\w+)'")
 #: What an agent does next: it ends; it has answered and stays for another request; or it has started processes that
 #: would end with it, and serves no more.
@@ -76,7 +78,7 @@ class AgentCall:
         self.op = request["op"]
         with self.bulk():
             self.send(request)
-            self.receive(min(answer_s, ANSWER_S))
+            self.receive(min(answer_s, AGAIN_S))
             if data:
                 self.write(data)
 
@@ -157,13 +159,15 @@ class AgentCall:
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:
             hint = "install python3 (3.9 or later) on the node, or set PYTHON in conf.py to its path"
-            return NodeError(f"python was not found: {stderr}", node=self.node.label, hint=hint)
+            message = f"python was not found: {stderr}"
+            return NodeError(message, node=self.node.label, hint=hint, details={"reason": NO_AGENT})
         absent = NO_MODULE.search(stderr)
         if absent and absent[1] in sys.stdlib_module_names:
             hint = "Debian's python3-minimal is not enough: install python3, or set PYTHON to a complete Python"
             message = f"the Python on the node is incomplete: it has no module {absent[1]}"
-            return NodeError(message, node=self.node.label, hint=hint)
-        message = f"the agent exited with code {code}" + (f": {stderr}" if stderr else "")
+            return NodeError(message, node=self.node.label, hint=hint, details={"reason": NO_AGENT})
+        over = "" if self.node.via == "ssh" else f" over {self.node.carrier}"  # it may have been the carrier
+        message = f"the agent exited with code {code}{over}" + (f": {stderr}" if stderr else "")
         return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
 
     def close(self) -> None:

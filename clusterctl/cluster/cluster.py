@@ -111,20 +111,24 @@ class Cluster:
         An agent is started unless one is idle there. It ends at once if the `expected` job, as (id, owned name of its
         tree), is the newest and unchanged.
         """
+        kept = self._kept
         request = {**request, "silence_s": self._silence_s}
-        request |= {"stay": True} if self._kept is not None else {}
+        request |= {"stay": True} if kept is not None else {}
         python = self.settings.python
         if self.is_over():
             node, request = replace(node, via="local"), {**request, "over": True}
             python = sys.executable  # the other one may be on the nodes alone
         request |= {"hold": True} if node.leaves_nothing else {}
-        idle = self._kept.take(node.id) if self._kept is not None else None
+        idle = kept.take(node.id) if kept is not None else None
         if idle is not None:
             call = AgentCall(node, idle, self._bundle, partial(self._on_close, node))
             try:
                 call.begin_again(request, answer_s, data)
             except ClusterctlError:  # it has ended, so start another
                 call.close()
+            except BaseException:
+                call.close()
+                raise
             else:
                 return call
         agent = AgentInput(self.transport.open(node, self._agent_command(node, python, expected or ())))
@@ -138,8 +142,9 @@ class Cluster:
         return call
 
     def _on_close(self, node: Node, agent: AgentInput, plan: Plan) -> None:
-        if plan == "stays" and self._kept is not None:
-            self._kept.put(node.id, agent)
+        kept = self._kept
+        if plan == "stays" and kept is not None:
+            kept.put(node.id, agent)
             return
         self._beats.remove(agent)
         if plan == "holds":
@@ -188,13 +193,13 @@ class Cluster:
             return self.transport.map(chosen, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
-        self._kept = KeptAgents(self._beats)
+        self._kept = KeptAgents(self._beats, len(self.nodes))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._kept is not None:
-            self._kept.close()
-        self._kept = None
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
         self.transport.close()

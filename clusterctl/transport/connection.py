@@ -177,10 +177,13 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
 
 
 def run_in(channel: Channel, command: bytes, timeout_s: float, *, kind: str = "exec") -> None:
-    """Make the server run a command, or a "subsystem", in a new channel.
+    """Make the server run a command, or a "subsystem", in a new channel. Raises as `await_begin` does."""
+    ask_to_run(channel, command, kind=kind)
+    await_begin(channel, timeout_s)
 
-    Raises TimeoutError, where paramiko would wait forever.
-    """
+
+def ask_to_run(channel: Channel, command: bytes, *, kind: str = "exec") -> None:
+    """Send the request. Input for the command may follow at once, which saves a round trip; `ssh` does it too."""
     message = paramiko.Message()
     message.add_byte(common.cMSG_CHANNEL_REQUEST)
     message.add_int(channel.remote_chanid)
@@ -189,6 +192,10 @@ def run_in(channel: Channel, command: bytes, timeout_s: float, *, kind: str = "e
     message.add_string(command)
     channel._event_pending()
     channel.transport._send_user_message(message)
+
+
+def await_begin(channel: Channel, timeout_s: float) -> None:
+    """Wait until the server has started the command. Raises TimeoutError, where paramiko would wait forever."""
     if not channel.event.wait(timeout_s):
         raise TimeoutError(f"no answer within {timeout_s:g} s")
     if not channel.event_ready:

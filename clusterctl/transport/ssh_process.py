@@ -24,17 +24,36 @@ class SshProcess(RemoteProcess):
     """A running command in a channel.
 
     With `drain_stderr` standard error is read as it arrives, so that neither side blocks on it; otherwise `finish` and
-    `stream` read it.
+    `stream` read it. Until something is read, it is not known that the server has started the command.
     """
 
     def __init__(
-        self, channel: Channel, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
+        self,
+        connection: Connection,
+        channel: Channel,
+        *,
+        label: str,
+        where: str,
+        what: str,
+        stderr_limit: int,
+        drain_stderr: bool,
     ) -> None:
         super().__init__(label=label, where=where, what=what, stderr_limit=stderr_limit)
+        self._connection = connection
         self._channel = channel
+        self._has_begun = False
         channel.settimeout(SLICE_S)  # paramiko has one timeout for both directions
         if drain_stderr:
             channel.take_errors = self._stderr.add
+
+    def await_begin(self) -> None:
+        """Wait until the server has started the command. Raises UnreachableError or NodeError."""
+        from clusterctl.transport.connection import await_begin
+
+        if not self._has_begun:
+            with translated(self._connection, self._label, self._where, self._what):
+                await_begin(self._channel, OPEN_CHANNEL_S)
+            self._has_begun = True
 
     def close_stdin(self) -> None:
         try:
@@ -71,6 +90,7 @@ class SshProcess(RemoteProcess):
         return sent
 
     def _receive(self, size: int) -> bytes | None:
+        self.await_begin()
         try:
             with speaking(self._channel):
                 piece: bytes = self._channel.recv(size)
@@ -142,17 +162,28 @@ def _ended_by_peer(channel: Channel) -> bool:
 def start(
     connection: Connection, command: bytes, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
 ) -> SshProcess:
-    """Run a quoted command in a new channel of a connection. Raises UnreachableError or NodeError."""
-    from clusterctl.transport.connection import run_in
+    """Run a quoted command in a new channel of a connection. Raises UnreachableError or NodeError.
+
+    With `drain_stderr` a command that the server refuses is an error of the first `read`.
+    """
+    from clusterctl.transport.connection import ask_to_run
 
     channel = None
     try:
         with translated(connection, label, where, what):
             channel = connection.open_session(timeout=OPEN_CHANNEL_S)
             process = SshProcess(
-                channel, label=label, where=where, what=what, stderr_limit=stderr_limit, drain_stderr=drain_stderr
+                connection,
+                channel,
+                label=label,
+                where=where,
+                what=what,
+                stderr_limit=stderr_limit,
+                drain_stderr=drain_stderr,
             )
-            run_in(channel, command, OPEN_CHANNEL_S)
+            ask_to_run(channel, command)
+        if not drain_stderr:
+            process.await_begin()
     except ClusterctlError:
         if channel is not None:
             with contextlib.suppress(*paramiko_loader.errors()):

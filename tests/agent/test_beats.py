@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -19,9 +20,10 @@ from agent.frozen import Carrier, CarrierTransport, assert_ends
 from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
 from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
-from clusterctl.cluster import FIRST_LINE, AgentCall
+from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
 from clusterctl.cluster.beats import AgentInput, Beats
 from clusterctl.cluster.bundle import boot_code
+from clusterctl.cluster.kept_agents import FILES_EACH, OTHER_FILES, KeptAgents
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.common.errors import Gone
 from clusterctl.errors import NodeError, UnreachableError
@@ -30,7 +32,7 @@ from clusterctl.launch import Run, plan, start
 from clusterctl.observe import follow
 from clusterctl.observe.record.status import status
 from clusterctl.transport import Command, command, quote
-from support.processes import wait_until
+from support.processes import is_alive, wait_until
 
 SILENCE_S = 1.0
 
@@ -277,6 +279,24 @@ def test_an_idle_agent_whose_control_machine_vanishes_ends(tmp_path: Path) -> No
         carrier.freeze()
         assert wait_until(lambda: not Path(f"/proc/{pid}/cwd").exists())
         assert carrier.thaw() == 0  # it had nothing left to do
+        assert cluster.ask({"op": "jobs"})[0].get() == {"jobs": []}  # as after a laptop has slept
+        assert len(transport.carriers) == 2
+
+
+def test_a_command_whose_control_machine_was_suspended_says_why_it_failed(tmp_path: Path) -> None:
+    cluster, transport = cluster_of(tmp_path)
+    call = cluster.call(cluster.nodes[0], {"op": "exec", "script": "echo begun; sleep 600"})
+    assert call.receive()["stdout"]
+    assert call.read(100) == b"begun\n"
+    carrier, pid = the_carrier(transport)
+    carrier.freeze()
+    assert wait_until(lambda: not is_alive(pid))
+    os.kill(carrier.popen.pid, signal.SIGCONT)
+    with pytest.raises(NodeError, match="nothing arrived from the control machine for 1 s"):
+        call.receive()
+    call.close()
+    for process in cluster.left():
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def test_one_agent_serves_all_requests_to_a_node_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
@@ -291,6 +311,52 @@ def test_one_agent_serves_all_requests_to_a_node_and_a_dead_one_is_replaced(tmp_
         assert cluster.ask({"op": "jobs"})[0].get() == {"jobs": []}
         assert len(transport.carriers) == 2
     assert wait_until(lambda: not cluster.left())
+
+
+class Counting(LocalTransport):
+    opened = 0
+
+    def open(self, node: Node, command: Command) -> Pipes:
+        self.opened += 1
+        return super().open(node, command)
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Lower the limit of open files of this process to what 8 kept agents need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OTHER_FILES + 8 * FILES_EACH, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_an_agent_stays_on_each_node_of_a_large_cluster(tmp_path: Path) -> None:
+    cluster = PipeCluster(tmp_path, sys.executable, nodes=10)
+    cluster.transport = transport = Counting(tmp_path)  # type: ignore[assignment]
+    with cluster:
+        for _ in range(3):
+            assert [outcome.get() for outcome in cluster.ask({"op": "jobs"})] == [{"jobs": []}] * 10
+        assert transport.opened == 10
+    assert wait_until(lambda: not cluster.left())
+
+
+def test_where_not_all_agents_can_stay_most_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked in the order of the nodes, again and again, an agent that replaced another would never be met."""
+    monkeypatch.setattr(kept_agents, "_room", lambda nodes: 8)
+    kept, started = KeptAgents(Beats(60), 12), 0
+    for _ in range(3):
+        for node in range(12):
+            agent_input = kept.take(node)
+            started += agent_input is None
+            kept.put(node, agent_input or AgentInput(_Closed()))  # type: ignore[arg-type]
+    assert started == 12 + 4 + 4
+    kept.close()
+
+
+class _Closed:
+    def close(self) -> None:
+        pass
 
 
 class Truncating(LocalTransport):

@@ -15,6 +15,7 @@ import pytest
 from clusterctl.runtime import load_model
 from clusterctl.templates import copy_workspace
 from e2e.programs import REGRESSION, SLEEP
+from e2e.test_agent_starts import FOLLOWED, release
 from support.processes import processes_below, wait_until
 from support.site import Site
 
@@ -79,6 +80,7 @@ def trained(site: Site, workspace: Path, home: str, *args: str) -> dict[str, byt
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_trains_the_same_tensors_over_all_carriers(site: Site) -> None:
     workspace = site.directory / "ngram"
@@ -179,6 +181,40 @@ def test_no_secret_is_on_the_command_line_of_a_carrier(site: Site) -> None:
     assert "TOKEN" not in lines
     assert "a-secret-value" not in lines
     assert "PRIVATE KEY" not in lines
+
+
+def test_a_command_starts_few_carriers_on_a_node_however_long_it_lasts(site: Site) -> None:
+    counting = CLEAN.replace("shift\n", f'echo >>"{site.directory}/starts-$1"\nshift\n')
+    nodes = {"HOSTS": ["node0", "node1"], "PYTHON": sys.executable, "ENGINE": "none"}
+    site.conf(**nodes, VIA=(carrier(site, "counting", counting), "{host}"))
+
+    def starts() -> int:
+        files = list(site.directory.glob("starts-*"))
+        most = max(len(file.read_text()) for file in files)
+        for file in files:
+            file.unlink()
+        return most
+
+    with site.popen("start", str(site.workspace(FOLLOWED))) as starting:
+        assert starting.stdout is not None
+        job = next(line for line in starting.stdout if "supervisors are up" in line).split()[0].rpartition("/")[2]
+        next(line for line in starting.stdout if "begun" in line)
+        assert starts() <= 2
+        with site.popen("status", "--watch", "--json", job) as watching:
+            assert watching.stdout is not None
+            for _ in range(4):
+                assert watching.stdout.readline()
+            release(site, job)
+            watching.communicate(timeout=60)
+        assert starts() == 1
+        starting.communicate(timeout=60)
+    assert not list(site.directory.glob("starts-*"))
+    for words in (["status"], ["logs", "-f"], ["why"], ["stop"], ["collect", "-o", "home"]):
+        site.ok(*words, job)
+        assert starts() == 1, words
+    site.ok("exec", "--", "true")
+    assert starts() == 1
+    assert not processes_below(site.directory)
 
 
 def test_an_agent_that_ends_well_without_its_last_line_is_a_lost_connection(site: Site) -> None:

@@ -62,6 +62,17 @@ def test_json_has_each_exit_code_and_separate_streams(site: Site) -> None:
     assert document["error"]["details"]["nodes"][0]["node"] == "node2"
 
 
+def test_over_ssh_it_needs_neither_python_nor_a_usable_root(site: Site) -> None:
+    """It is how people install Python, or make room on a disk."""
+    (site.home(0) / "file").write_text("")
+    for settings in ({"PYTHON": "/no/such/python3"}, {"PYTHON": "false"}, {"ROOT_DIR": "~/file/root"}):
+        site.conf(**settings)
+        result = site.run("exec", "--only", "node0", "--json", "--", "echo out; echo err >&2; pwd -P; exit 5")
+        node = result.json()["nodes"][0]
+        printed = (f"out\n{site.home(0).resolve()}\n", "err\n")
+        assert (node["exit_code"], (node["stdout"], node["stderr"])) == (5, printed), result
+
+
 @pytest.mark.parametrize("options", [(), ("--no-fold",)])
 def test_a_long_command_shows_its_lines_as_they_come(site: Site, options: tuple[str, ...]) -> None:
     script = f"echo begun; {wait_for(gate(site))}; printf 'half'; exit 1"

@@ -1,4 +1,4 @@
-"""An SSH server that replies to no command."""
+"""An SSH server that replies to no command, or refuses every command."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import paramiko
 
 
 class Mute(paramiko.ServerInterface):
-    """Accepts every login, opens channels, and never replies to requests in them."""
+    """Accepts every login, opens channels, and never replies to requests in them, or refuses them."""
 
-    def __init__(self, end: threading.Event) -> None:
+    def __init__(self, end: threading.Event, *, refuses: bool) -> None:
         self._end = end
+        self._refuses = refuses
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         return paramiko.AUTH_SUCCESSFUL
@@ -23,12 +24,13 @@ class Mute(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        self._end.wait(180)
+        if not self._refuses:
+            self._end.wait(180)
         return False
 
 
 @contextlib.contextmanager
-def mute_server() -> Iterator[int]:
+def mute_server(*, refuses: bool = False) -> Iterator[int]:
     end = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -36,7 +38,7 @@ def mute_server() -> Iterator[int]:
             sock, _ = server.accept()
             transport = paramiko.Transport(sock)
             transport.add_server_key(paramiko.ECDSAKey.generate())
-            transport.start_server(server=Mute(end))
+            transport.start_server(server=Mute(end, refuses=refuses))
             end.wait(180)
             transport.close()
 

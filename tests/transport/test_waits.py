@@ -130,6 +130,28 @@ def test_a_server_that_never_replies_to_a_command_is_reported(
         transport.run(TestNode("node7", port), TRUE)
 
 
+@pytest.mark.parametrize(
+    ("refuses", "words"), [(False, r"no answer within 0\.3 s"), (True, "(the request was refused|Channel closed)")]
+)
+def test_so_is_one_that_gets_its_input_before_the_server_has_replied(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, refuses: bool, words: str
+) -> None:
+    from clusterctl.transport import ssh_process as process
+
+    monkeypatch.setattr(process, "OPEN_CHANNEL_S", 0.3 if not refuses else 20)
+    settings = replace(cluster.settings, strict_host_keys=False)
+    with (
+        mute_server(refuses=refuses) as port,
+        Transport(settings) as transport,
+        transport.open(TestNode("node7", port), TRUE) as running,
+    ):
+        with contextlib.suppress(NodeError):  # the channel may be closed already
+            running.write(b"input")
+        for _ in range(2):
+            with pytest.raises(NodeError, match=f"did not start the command: {words}"):
+                running.read(deadline_s=20)
+
+
 def test_an_ssh_agent_that_hangs_is_skipped(
     cluster: Cluster, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,8 @@ MOST_NOISE = 64 * 1024
 BEGUN = "clusterctl: begun"
 #: These lose what a command prints before they have made their streams ready. Input is passed on only after that.
 HASTY = ("kubectl", "oc")
-#: The variables of an SSH command that lead to our own login, not to the node's.
-OF_OUR_LOGIN = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
+#: The variables that lead to our own login, not to the node's; with a display a carrier could still ask for a password.
+OF_OUR_LOGIN = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "DISPLAY", "WAYLAND_DISPLAY")
 #: Variables with which a script would give a step of srun the share of one of its tasks. Ours has all of its node.
 OF_A_TASK = (
     *("SLURM_CPU", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_GPU", "SLURM_GRES", "SLURM_MEM_", "SLURM_NPROCS"),
@@ -86,13 +86,13 @@ class Carriers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(node.carrier),
+                env=_environment(node),
                 start_new_session=True,  # Ctrl-C is for us, and it finds no terminal to ask for a password
                 # One that outlives this program has warnings to print, and nobody to read them.
                 restore_signals=not node.leaves_nothing,
             )
         except OSError as exc:
-            raise failures.not_started(node.carrier, node.label, exc) from exc
+            raise failures.not_started(words[0], node.label, exc) from exc
         process = CarrierProcess(
             popen,
             carrier=node.carrier,
@@ -131,7 +131,7 @@ class Carriers:
 
 def where(node: Node) -> str:
     """Return the node's place for messages."""
-    return "this machine" if node.carrier == "local" else f"{node.ssh_host} over {node.carrier}"
+    return "this machine" if node.via == "local" else f"{node.ssh_host} over {node.carrier}"
 
 
 def carrier_words(node: Node, command: Command) -> list[str]:
@@ -148,13 +148,13 @@ def carrier_words(node: Node, command: Command) -> list[str]:
     return [*words, "/bin/sh", "-c", script]
 
 
-def _environment(carrier: str) -> dict[str, str]:
+def _environment(node: Node) -> dict[str, str]:
     """Return the environment of a carrier. The one that is no program gives a command what a login over SSH has."""
     from clusterctl.common.process_environment import as_at_login
 
-    if carrier == "local":
+    if node.via == "local":
         return as_at_login(os.environ)
-    unwanted = OF_A_TASK if carrier == "srun" else ()
+    unwanted = OF_A_TASK if node.carrier == "srun" else ()
     kept = {n: value for n, value in os.environ.items() if n not in OF_OUR_LOGIN and not n.startswith(unwanted)}
     return {**kept, "SSH_ASKPASS_REQUIRE": "never"}
 
@@ -170,10 +170,10 @@ def _await_begin(process: CarrierProcess, node: Node) -> None:
         except ClusterctlError as exc:
             if exc.details.get("reason") != "deadline":
                 raise
-            raise failures.too_slow(process.ending(), node.label, START_S) from exc
-        if line == begun + b"\n":
+            raise failures.too_slow(process.ending(), node.label, START_S, noise + process.unread()) from exc
+        if line.endswith(begun + b"\n"):  # whatever is in front of it had no line end
             return
-        if line.strip() == begun:
+        if line.rstrip().endswith(begun) and line.endswith(b"\n"):
             raise failures.on_a_terminal(node.carrier, node.label)
         noise += line
         if not line:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import shlex
 from typing import NamedTuple
 
 from clusterctl.errors import NodeError, UnreachableError
@@ -237,19 +236,25 @@ def before_it_began(ending: Ending, label: str, noise: bytes = b"") -> Unreachab
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
-    words = ending.last_words or " ".join(noise.decode(errors="replace").split())[:MOST_NOISE]
-    carrier, host = ending.carrier, ending.host
+    words = _words(ending, noise)
+    carrier = ending.carrier
     if ending.code == 0:  # kubectl may cut its output short and report success
-        message = f"lost the connection to {host} over {carrier} before the command began"
-    else:
+        message = f"lost the connection to {ending.host} over {carrier} before the command began"
+    else:  # a wrong VIA fails in the same words on all nodes, if no host is named
         how = "" if ending.code is None else f" (exit code {ending.code})" if ending.code > 0 else " (killed)"
-        message = f"{carrier} did not start a command on {host}{how}"
+        message = f"{carrier} did not start a command{how}"
     return UnreachableError(
-        message + (f": {words}" if words else ""),
+        message + words,
         node=label,
-        hint=f"try VIA by hand, with {shlex.quote(host)} and the command true at its end",
+        hint="try VIA by hand, with the name of the host, and the command true at its end",
         details={"reason": "lost" if ending.code == 0 else "carrier", "carrier": carrier},
     )
+
+
+def _words(ending: Ending, noise: bytes) -> str:
+    """Return what the carrier printed, to follow a message."""
+    words = ending.last_words or " ".join(noise.decode(errors="replace").split())[:MOST_NOISE]
+    return f": {words}" if words else ""
 
 
 def after_it_began(ending: Ending, label: str) -> UnreachableError | None:
@@ -279,31 +284,32 @@ def _is_of(carrier: str, line: str) -> bool:
     return line.startswith(marks.get(carrier, (f"{carrier}:", "Error", "error:", "Unable to connect", "PRTE", "ORTE")))
 
 
-def not_started(carrier: str, label: str, exc: OSError) -> UnreachableError:
+def not_started(program: str, label: str, exc: OSError) -> UnreachableError:
     """Return the error for a carrier that this machine cannot run."""
-    hint = f"install {carrier} on this machine, or write its full path in VIA"
+    hint = f"install {program} on this machine, or write its full path in VIA"
+    if "/" in program:
+        hint = "correct VIA: a path in it begins at the directory of conf.py, and names a program"
     if exc.errno in (errno.EMFILE, errno.ENFILE):
         hint = "raise the limit in this shell and try again: ulimit -n 4096"
     elif exc.errno in (errno.EAGAIN, errno.ENOMEM):
         hint = "this machine is short of processes or memory: see ulimit -u, and free"
     return UnreachableError(
-        f"cannot run {carrier}, the carrier in VIA: {exc.strerror or exc}",
+        f"cannot run {program}, the carrier in VIA: {exc.strerror or exc}",
         node=label,
         hint=hint,
-        details={"reason": "carrier", "carrier": carrier},
+        details={"reason": "carrier", "carrier": program.rpartition("/")[2]},
     )
 
 
-def too_slow(ending: Ending, label: str, limit_s: float) -> UnreachableError:
-    """Return the error for a carrier that did not begin the command in time."""
+def too_slow(ending: Ending, label: str, limit_s: float, noise: bytes) -> UnreachableError:
+    """Return the error for a carrier that did not begin the command in time. `noise`: what it printed meanwhile."""
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
-    words = f": {ending.last_words}" if ending.last_words else ""
     return UnreachableError(
-        f"{ending.carrier} did not start a command on {ending.host} within {limit_s:g} s{words}",
+        f"{ending.carrier} did not start a command within {limit_s:g} s{_words(ending, noise)}",
         node=label,
-        hint=f"check that {ending.host} answers, and that the carrier does not wait for a password or for resources",
+        hint="check that the host answers, and that the carrier does not wait for a password or for resources",
         details={"reason": "carrier", "carrier": ending.carrier},
     )
 

@@ -109,6 +109,10 @@ class CarrierProcess(RemoteProcess):
             with contextlib.suppress(OSError):  # what is left of its group
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
+    def unread(self) -> bytes:
+        """Return the part of a line that has arrived, and stays to be read."""
+        return bytes(self._buffer)
+
     def ending(self) -> Ending:
         """Return how the carrier ended, or that it goes on: its exit code and its last words."""
         with self._reading:

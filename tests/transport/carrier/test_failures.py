@@ -52,7 +52,7 @@ def test_a_carrier_that_is_not_found_is_named_with_the_fix(transport: Transport)
 
 def test_a_carrier_that_may_not_be_executed_is_named(transport: Transport, tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
-    with pytest.raises(UnreachableError, match="cannot run plain, the carrier in VIA: Permission denied"):
+    with pytest.raises(UnreachableError, match=r"cannot run .*/plain, the carrier in VIA: Permission denied"):
         transport.run(TestNode("node0", None, "n1", via=(str(tmp_path / "plain"), "{host}")), TRUE)
 
 
@@ -149,7 +149,7 @@ def test_a_failure_before_the_command_begins_is_named_with_a_fix(
 def test_unknown_words_are_passed_on(transport: Transport, tmp_path: Path, name: str) -> None:
     with pytest.raises(UnreachableError) as caught:
         transport.run(saying(tmp_path, name, "the moon is\nfull", 125), TRUE)
-    assert caught.value.message == f"{name} did not start a command on n1 (exit code 125): the moon is full"
+    assert caught.value.message == f"{name} did not start a command (exit code 125): the moon is full"
 
 
 LATE = [
@@ -197,8 +197,16 @@ def test_a_carrier_that_hangs_is_named_with_its_words_and_ended(
     node = by(tmp_path, "#!/bin/sh\necho waiting for resources >&2\nexec sleep 100\n")
     with pytest.raises(UnreachableError) as caught:
         transport.run(node, TRUE)
-    assert caught.value.message == "carrier did not start a command on box within 0.5 s: waiting for resources"
+    assert caught.value.message == "carrier did not start a command within 0.5 s: waiting for resources"
     assert transport._carriers()._ends
+
+
+def test_a_question_that_nobody_answers_is_shown(
+    transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carriers, "START_S", 1.0)
+    with pytest.raises(UnreachableError, match=r"carrier did not start a command within 1 s: Welcome Username:$"):
+        transport.run(by(tmp_path, "#!/bin/sh\necho Welcome; printf 'Username: '; exec sleep 100\n"), TRUE)
 
 
 def test_a_carrier_that_floods_standard_error_before_the_command_does_not_block(
@@ -209,13 +217,14 @@ def test_a_carrier_that_floods_standard_error_before_the_command_does_not_block(
 
 
 def test_a_carrier_that_prints_something_else_for_ever_is_an_error(transport: Transport, tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match="carrier did not start a command on box: y y y"):
+    with pytest.raises(UnreachableError, match="carrier did not start a command: y y y"):
         transport.run(by(tmp_path, "#!/bin/sh\nexec yes\n"), TRUE)
 
 
 def test_what_is_printed_before_the_command_is_not_its_output(transport: Transport, tmp_path: Path) -> None:
-    node = by(tmp_path, '#!/bin/sh\nshift; echo Welcome; exec "$@"\n')
-    assert transport.run(node, command("echo", "x")).stdout == b"x\n"
+    for banner in ("echo Welcome", "printf 'Welcome> '", "printf 'a\\r\\n\\r\\n'", "head -c 9000 /dev/zero"):
+        node = by(tmp_path, f'#!/bin/sh\nshift; {banner}; exec "$@"\n')
+        assert transport.run(node, command("echo", "x")).stdout == b"x\n"
 
 
 def test_a_carrier_with_a_terminal_is_refused(transport: Transport, tmp_path: Path) -> None:
@@ -253,11 +262,13 @@ def test_a_carrier_may_not_ask(transport: Transport, tmp_path: Path, monkeypatch
     asking = '#!/bin/sh\n(exec </dev/tty) 2>/dev/null && echo terminal; env | grep ^SSH_; shift; exec "$@"\n'
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")
     monkeypatch.setenv("SSH_ASKPASS", "/bin/false")
+    monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     path = script(tmp_path, asking.replace("; env", f"; env >{tmp_path}/env; true"))
     transport.run(TestNode("node0", None, "box", via=(path, "{host}")), TRUE)
     names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert {"SSH_ASKPASS_REQUIRE"} == {name for name in names if name.startswith("SSH_")} - {"SSH_ASKPASS"}
+    assert "DISPLAY" not in names
 
 
 def test_local_gives_a_command_what_a_login_gives(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
