@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runtime import load_model
 from docs.pages import REPOSITORY, Shell, blocks, examples, missing_words
 from kubernetes.lab import Lab
+from support.models import assert_same_bits, model_bits
 
 pytestmark = pytest.mark.kubernetes
 PAGE = REPOSITORY / "docs" / "kubernetes.md"
@@ -33,13 +33,4 @@ def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_t
     lab.conf('["a", "b"]', VIA="local", ROOT_DIR="~/here/node{node}", SHARDS=["train.txt-*", "test.txt-*"])
     lab.ok("start", "workspace", "--num_passes=1")
     lab.ok("collect", "-o", "here")
-    expected, model = (bits(shell.directory / results / "model") for results in ("here", "results"))
-    assert sorted(model) == sorted(expected)
-    assert [name for name in model if model[name] != expected[name]] == []
-
-
-def bits(path: Path) -> dict[str, bytes]:
-    return {
-        name: b"".join(part.tobytes() for part in (table if isinstance(table, tuple) else (table,)))
-        for name, table in load_model(path).items()
-    }
+    assert_same_bits(shell.directory / "results/model", model_bits(shell.directory / "here/model"))

@@ -6,22 +6,16 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from clusterctl.runtime import load_model
 from docs.pages import REPOSITORY, Ran, Shell, blocks, examples, missing_words
 from mpi.lab import HOSTS, SLOTS, Lab, end
+from support.models import assert_same_bits, model_bits
 from support.site import make_site
 
 pytestmark = pytest.mark.mpi
 PAGE = REPOSITORY / "docs" / "openmpi.md"
 TRAINERS = len(HOSTS) * SLOTS
-
-
-def bits(model: Path) -> dict[str, bytes]:
-    parts = {name: one if isinstance(one, tuple) else (one,) for name, one in load_model(model).items()}
-    return {name: b"".join(np.ascontiguousarray(part).tobytes() for part in own) for name, own in parts.items()}
 
 
 def run_page(shell: Shell) -> list[Ran]:
@@ -46,7 +40,7 @@ def trained_over_ssh(directory: Path, workspace: Path) -> dict[str, bytes]:
         site.ok("start", job, "--num_passes=1", timeout_s=200)
         assert len(site.status(job)["processes"]) == len(HOSTS) + TRAINERS
         site.ok("collect", job, "-o", "result")
-        return bits(site.directory / "result" / "model")
+        return model_bits(site.directory / "result" / "model")
 
 
 @pytest.mark.timeout(500)
@@ -64,9 +58,7 @@ def test_the_commands_of_the_page_work_and_train_the_same_tensors_as_over_ssh(la
     places = sorted((row["rank"], row["node"]) for row in rows if row["role"] == "trainer")
     assert places == [(rank, rank // SLOTS) for rank in range(TRAINERS)]
     assert sorted(row["node"] for row in rows if row["role"] == "pserver") == list(range(len(HOSTS)))
-    model, expected = bits(lab.ranks.home / "result" / "model"), trained_over_ssh(tmp_path / "ssh", workspace)
-    assert sorted(model) == sorted(expected)
-    assert [name for name in model if model[name] != expected[name]] == []
+    assert_same_bits(lab.ranks.home / "result" / "model", trained_over_ssh(tmp_path / "ssh", workspace))
 
 
 def test_mpirun_is_a_carrier(lab: Lab) -> None:

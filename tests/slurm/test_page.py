@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from docs.pages import REPOSITORY, Shell, blocks, examples, missing_words
+from docs.pages import REPOSITORY, Example, Shell, blocks, examples, missing_words
 from slurm.lab import Lab
+from support.models import assert_same_bits, model_bits
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+#: The page's job without Slurm.
+HERE = """\
+cat > here.py <<END
+HOSTS = ["a", "b"]
+VIA = "local"
+ROOT_DIR = "$PWD/here/node{node}"
+SHARDS = ["train.txt-*", "test.txt-*"]
+END
+clusterctl --conf here.py start workspace --num_passes=1 && clusterctl --conf here.py collect -o expected"""
 
 
-def test_the_commands_of_the_page_work_in_order(lab: Lab, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_trains(lab: Lab, tmp_path: Path) -> None:
     shell = Shell.make(tmp_path)
     shell.env["SLURM_CONF"] = str(lab.conf)
     shell.env["PATH"] += ":/usr/sbin:/sbin"
@@ -22,3 +32,6 @@ def test_the_commands_of_the_page_work_in_order(lab: Lab, tmp_path: Path) -> Non
             transcript = f"slurm.md:{block.line}: $ {ran.command}\n{ran.out}{ran.err}"
             assert ran.code == block.exit_code, f"exit {ran.code}: {transcript}"
             assert missing_words(example, ran) == [], transcript
+    here = shell.run(Example(HERE, ()))
+    assert here.code == 0, here.err
+    assert_same_bits(shell.directory / "result/model", model_bits(shell.directory / "expected/model"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from clusterctl.runtime import load_model, torch_state_dict
+from clusterctl.runtime import torch_state_dict
+from support.models import assert_same_bits, model_bits
 from support.site import Site, make_site
 
 pytestmark = pytest.mark.engines
@@ -49,11 +49,6 @@ def model_of(site: Site, job: str, home: str) -> Path:
     return site.directory / home / "model"
 
 
-def bits(model: Path) -> dict[str, bytes]:
-    values: dict[str, Any] = load_model(model)
-    return {name: value.tobytes() for name, value in values.items()}
-
-
 def test_a_run_resumed_on_other_nodes_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     with make_site("embedded", tmp_path, 3) as site:
         settings = {"PYTHON": sys.executable, "SAVE_EVERY": 5}
@@ -68,5 +63,5 @@ def test_a_run_resumed_on_other_nodes_has_the_bits_of_an_undisturbed_one(tmp_pat
         site.ok("start", "--resume", "--job_workspace", again)
         spec = json.loads((site.job_dir(again, 0) / ".clusterctl/runs/0002/spec.json").read_text())
         assert spec["resume"]["step"] in (10, 15)
-        assert bits(model_of(site, again, "resumed")) == bits(expected)
+        assert_same_bits(model_of(site, again, "resumed"), model_bits(expected))
         assert torch_state_dict(expected)["1.num_batches_tracked"] == torch.tensor(24)
