@@ -50,7 +50,10 @@ with connect() as ps:
 
 
 class KilledRun:
-    """Pserver and trainer processes with a lead that kills `victim` at the order `phase` of the cut KILLED_AT_CUT."""
+    """Pserver and trainer processes with a lead that kills `victim` at the order `phase` of the cut KILLED_AT_CUT.
+
+    Cuts that are dropped, because nothing was pushed since the one before, do not count.
+    """
 
     def __init__(self, root: Path, stack: contextlib.ExitStack, victim: str = "", phase: str = "") -> None:
         self.root = root
@@ -92,7 +95,7 @@ class KilledRun:
 
     def _order(self, rank: int, order: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            if rank == 1 and (order["order"], order["cut"]) == (self._phase, KILLED_AT_CUT):
+            if rank == 1 and order["order"] == self._phase and len(self.complete) == KILLED_AT_CUT - 1:
                 self._kill()
             self.servers[rank].send(order.pop("cmd"), **order)
 
