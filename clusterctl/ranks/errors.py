@@ -1,4 +1,4 @@
-"""What keeps a rank from its work, before there is a run; and what a rank says itself."""
+"""Errors of a rank before there is a run, and the messages that it prints itself."""
 
 from __future__ import annotations
 

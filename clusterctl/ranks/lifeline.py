@@ -1,4 +1,4 @@
-"""What ends the run on a node if its first rank is killed: as a shell that waits, since Python needs more memory."""
+"""Ends the run on a node if its first rank is killed: a waiting shell, which needs less memory than Python."""
 
 from __future__ import annotations
 

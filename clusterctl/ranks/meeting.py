@@ -41,7 +41,7 @@ RUN_IT = "mpirun -np 8 clusterctl-rank python train.py"
 
 
 class World(NamedTuple):
-    """What mpirun tells a rank. `namespace` is the same for all ranks of one mpirun."""
+    """What mpirun tells a rank. All ranks of one mpirun have the same `namespace`."""
 
     rank: int
     size: int

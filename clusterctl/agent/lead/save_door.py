@@ -23,7 +23,7 @@ MOST_WAITING = 16
 
 
 class SaveDoor:
-    """Calls `on_request` with a number for each request; `answer` answers it. Without the socket there are none."""
+    """Calls `on_request` with a number for each request; reply with `answer`. Without a socket, no requests arrive."""
 
     def __init__(self, loop: EventLoop, run: RunPaths, on_request: Callable[[int], None]) -> None:
         self._loop = loop
@@ -38,7 +38,7 @@ class SaveDoor:
             loop.watch(self._listener, self._accept)
 
     def answer(self, number: int, answer: SaveAnswer) -> None:
-        """Answer a request, unless whoever asked has left."""
+        """Answer a request if the client is still connected."""
         sock = self._waiting.get(number)
         if sock is not None:
             with contextlib.suppress(OSError):

@@ -96,7 +96,7 @@ def _not_running(name: str, why: str) -> AgentError:
 
 
 def _ask(run: RunPaths, peer: Peer, deadline: float) -> dict[str, Any] | None:
-    """Return the lead's answer to a request. None if no lead listens, it ends meanwhile, or there is none in time."""
+    """Return the lead's answer to a request; None if no lead listens, it ends before answering, or time runs out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.connect(run.door)

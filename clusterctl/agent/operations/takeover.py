@@ -3,7 +3,7 @@
 ROOT_DIR may be on a disk that machines share, and a node of a job may move: Slurm queues a job again and gives it other
 machines. Processes of the former life may live on where Slurm does not reach them. They end on their own, at the latest
 NODE_GRACE_S after they have lost their lead. Until then their supervisor rewrites state.json every second: that is its
-sign of life for another machine. The lock is none: on some file systems flock does not reach across machines, and on
+sign of life for another machine. A lock is not one: on some file systems flock does not reach across machines, and on
 others it outlives the machine that held it.
 """
 

@@ -114,8 +114,8 @@ class ChildMessages:
     def ended(self, child: Child, then: Callable[[], None]) -> None:
         """Report the exit of a process, and call `then`.
 
-        If TERM ended it and we did not send it, this takes a moment: whoever ends everything on a machine, such as a
-        scheduler or a shutdown, sends us TERM too, and then the run is stopped rather than failed.
+        If TERM ended it and we did not send it, this takes a moment. A scheduler or a shutdown that ends everything on
+        a machine sends us TERM, too; then the run is stopped rather than failed.
         """
 
         def report() -> None:

@@ -10,7 +10,7 @@ MARGIN_S = 60.0  # for the answer of a node that swaps
 
 
 def save(invocation: Invocation, job: str | None, *, timeout_s: float) -> None:
-    """Ask the lead for a checkpoint, and return once it is complete. Raises if there is none within `timeout_s`."""
+    """Ask the lead for a checkpoint and wait until it is complete. Raises if that takes longer than `timeout_s`."""
     from clusterctl.cluster import raise_failures
     from clusterctl.errors import UsageError
     from clusterctl.observe.record.status import find

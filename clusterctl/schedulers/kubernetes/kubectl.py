@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError
+from clusterctl.schedulers.programs import run
 
 REQUEST_S = 20
 DEADLINE_S = 60.0  # for all requests of a command together
@@ -85,17 +86,7 @@ class Kubectl:
         options = ["-n", self.namespace] if self.namespace else []
         command = ["kubectl", *argv, *options, f"--request-timeout={REQUEST_S}s"]
         try:
-            done = subprocess.run(
-                command,
-                input=text,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=self._deadline_s,
-                check=False,
-                env=self._environ,
-                start_new_session=True,  # Ctrl-C is for this program
-            )
+            done = run(command, self._environ, text=text, deadline_s=self._deadline_s)
         except OSError as exc:
             raise ConfigError(
                 f"cannot run kubectl: {exc.strerror or exc}",

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 from clusterctl.errors import ClusterctlError, ConfigError, UnreachableError, UsageError
+from clusterctl.schedulers.programs import run
 from clusterctl.schedulers.slurm.jobs import (
     ALIVE,
     SACCT_FORMAT,
@@ -116,18 +117,9 @@ class Slurm:
 
     def _run(self, *argv: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command with `text` as its input. Raises the error that its words stand for if it fails."""
+        environ = self._exported if argv[0] == "sbatch" else self._environ  # which the job gets
         try:
-            done = subprocess.run(
-                argv,
-                input=text,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=self._deadline_s,
-                check=False,
-                env=self._exported if argv[0] == "sbatch" else self._environ,  # which the job gets
-                start_new_session=True,  # Ctrl-C is for this program
-            )
+            done = run(argv, environ, text=text, deadline_s=self._deadline_s)
         except OSError as exc:
             raise ConfigError(
                 f"cannot run {argv[0]}: Slurm's commands are not installed on this machine, or not in PATH",

@@ -111,7 +111,7 @@ class CheckpointTracker:
         return self._retention.newest is not None or not self._retention.resumed
 
     def discard_newest(self) -> bool:
-        """Discard the newest checkpoint as `discard` does. Return False as well if there is none."""
+        """Discard the newest checkpoint as `discard` does; also return False if there is none."""
         newest = self._retention.newest
         return newest is not None and self.discard(newest.tag)
 

@@ -113,7 +113,7 @@ class CutReport(_CutFacts):
 
 
 class SaveAnswer(TypedDict, total=False):
-    """Checkpoint `tag` of `step` is complete; or `why` there is none, and if a later request may find one (`again`)."""
+    """Either `tag` and `step` of a complete checkpoint, or `why` there is none; `again`: asking again may help."""
 
     tag: str
     step: int
