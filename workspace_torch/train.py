@@ -45,9 +45,8 @@ def train(ps, options):
     model = Transformer(options.context, options.width, options.depth, options.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     outer = None
-    if (
-        options.outer
-    ):  # each trainer takes steps of its own; after every `outer` of them the trainers' models are merged
+    if options.outer:
+        # Each trainer takes steps of its own; after every `outer` of them the trainers' models are merged.
         outer = ps.outer(model, optimizer, every=options.outer)
     else:  # all trainers take each step together
         model, optimizer = ps.distribute(model, optimizer)

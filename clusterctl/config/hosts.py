@@ -153,7 +153,8 @@ def _ssh_only(host: Host, via: str | tuple[str, ...]) -> list[str]:
     if via == "ssh" or not used:
         return []
     instead = "leave it out" if isinstance(via, str) else "write it into the words of VIA"
-    return [f'{" and ".join(used)} needs VIA = "ssh", but this host is reached by {carrier_name(via)}; {instead}']
+    need = f"{' and '.join(used)} {'needs' if len(used) == 1 else 'need'}"
+    return [f'{need} VIA = "ssh", but this host is reached by {carrier_name(via)}; {instead}']
 
 
 def _entry(entry: object) -> str:

@@ -61,6 +61,16 @@ def resolve_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Setting
     return resolve(settings, environ), None
 
 
+def queued(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]:
+    """Return the jobs that were submitted and wait for nodes; outside an allocation of Slurm there may be some."""
+    source = settings.hosts_from
+    if isinstance(source, SlurmHosts):
+        from clusterctl.schedulers.slurm import view
+
+        return view.queued(settings, environ)
+    return []
+
+
 def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) -> ScheduledJob:
     """Cancel a scheduler's job; one that was queued only if it still is. Return what the scheduler says after that."""
     from clusterctl.schedulers.slurm import view

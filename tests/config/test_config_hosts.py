@@ -255,11 +255,16 @@ def test_a_bad_carrier_of_a_host_is_reported_there() -> None:
 
 @pytest.mark.parametrize(
     ("host", "parts"),
-    [("me@a", "a user"), ("a:2222", "a port"), ("me@a:22", "a user and a port"), (Host("a", identity="k"), "identity")],
+    [
+        ("me@a", "a user needs"),
+        ("a:2222", "a port needs"),
+        ("me@a:22", "a user and a port need"),
+        (Host("a", identity="k"), "identity needs"),
+    ],
 )
 def test_parts_that_only_ssh_uses_are_refused_with_another_carrier(host: object, parts: str) -> None:
     message = problem(HOSTS=[host], VIA="local")
-    assert f'{parts} needs VIA = "ssh", but this host is reached by local; leave it out' in message
+    assert f'{parts} VIA = "ssh", but this host is reached by local; leave it out' in message
     message = problem(HOSTS=[host], VIA=("docker", "exec", "-i", "{host}"))
     assert "is reached by docker; write it into the words of VIA" in message
 

@@ -86,6 +86,22 @@ def test_push_belongs_in_steps_and_once_per_batch(ps: Session) -> None:
         ps.push({}, samples=1)
 
 
+@pytest.mark.parametrize("in_on_pass", [False, True], ids=["at a batch", "in on_pass"])
+def test_a_loop_inside_another_one_is_refused(ps: Session, in_on_pass: bool) -> None:
+    def evaluate(pass_: int) -> None:
+        assert [*ps.steps(lambda pass_, rng: range(2), passes=1)] == [0, 1]
+
+    def train() -> None:
+        for batch in ps.steps(lambda pass_, rng: range(3), passes=1, on_pass=evaluate if in_on_pass else None):
+            ps.push({}, samples=1)
+            assert ps.step <= 3
+            if batch == 1 and not in_on_pass:
+                evaluate(0)
+
+    with pytest.raises(UseError, match=r"ps.loader began inside another one, or in on_pass; read other data"):
+        train()
+
+
 def test_a_refused_push_can_be_corrected(ps: Session) -> None:
     w = ps.dense("w", 2, SGD(1.0))
     for _ in ps.steps(lambda pass_, rng: range(1), passes=1):

@@ -213,7 +213,7 @@ def test_stop_cancels_a_queued_job(slurm: Played) -> None:
     assert slurm.output("stop", "12") == "cancelled: Slurm job 12, which was queued"
     assert (slurm.directory / "scancel").read_text() == "--state=PENDING 12\n"
     assert "nothing to stop: Slurm job 12 has ended: it was cancelled" in slurm.output("stop")
-    assert "it was cancelled" in slurm.output("status")
+    assert slurm.output("status") == "Slurm job 12 has ended: it was cancelled (scancel)"  # its script printed nothing
 
 
 def test_a_job_that_has_begun_has_no_run_at_first(slurm: Played) -> None:
@@ -288,6 +288,17 @@ def test_jobs_before_any_job_has_begun(slurm: Played) -> None:
     assert slurm.output("jobs") == "no jobs; clusterctl submit hands one to Slurm"
     assert slurm.json("jobs")["jobs"] == []
     assert not (slurm.directory / "root").exists()
+
+
+def test_jobs_lists_what_waits_in_the_queue(slurm: Played) -> None:
+    slurm.submit()
+    foreign = in_queue("PENDING", "Priority", nodes="").replace("12|", "11|", 1)
+    slurm.says("\n".join([foreign, in_queue("PENDING", "Resources", nodes="")]))
+    assert slurm.output("jobs") == "Slurm job 12 is queued: waiting for free nodes (Resources)"
+    document = slurm.json("jobs")
+    assert (document["jobs"], [job["id"] for job in document["queued"]]) == ([], ["12"])
+    slurm.says("slurm_load_jobs error: Unable to contact slurm controller")
+    assert slurm.output("jobs") == "no jobs; clusterctl submit hands one to Slurm"
 
 
 def test_slurm_and_not_a_pid_says_whether_an_ended_job_lives(ended: Played) -> None:

@@ -104,6 +104,7 @@ def test_a_job_waits_runs_and_ends(login: Login) -> None:
     assert wait_until(lambda: "waiting for free nodes (Resources)" in login.output("status"))
     assert login.status(job)["state"] == "queued"
     assert "waiting for free nodes" in login.output("why")
+    assert f"Slurm job {job} is queued: waiting for free nodes" in login.output("jobs")
     assert "waiting for free nodes" in login.output("logs", code=3)
     with login.popen("logs", "-f") as logs:  # from the queue to the end
         assert logs.stderr is not None

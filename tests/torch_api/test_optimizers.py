@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
+from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
 
 from torch_api.programs import DATASET, PASSES, SIZE, STEPS, cluster_of, fit, furthest, mlp, plain_batches, values
 
@@ -51,6 +53,32 @@ def test_fifty_steps_give_the_parameters_of_torch(tmp_path: Path, make: Make) ->
         [model] = cluster.train(program)
     assert furthest(model, own) < 1e-5
     assert furthest(own, mlp()) > 0.01
+
+
+def test_a_transformer_has_the_losses_of_torch(tmp_path: Path) -> None:
+    """Within 1% at each step; the fused and the plain Adam of torch itself drift 0.4% apart."""
+    text = torch.randint(0, 50, (32, 9), generator=torch.Generator().manual_seed(6)).repeat(10, 1)
+
+    def losses(distribute: Callable[[Any, Any], Any], batches: Any) -> list[float]:
+        torch.manual_seed(7)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        model = nn.Sequential(nn.Embedding(50, 16), layer, nn.LayerNorm(16), nn.Linear(16, 50))
+        optimizer = optim.AdamW(model.parameters(), lr=0.01)
+        distribute(model, optimizer)
+        found = []
+        for (batch,) in batches:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+        return found
+
+    expected = losses(lambda model, optimizer: None, [(part,) for _ in range(6) for part in text.split(32)])
+    with cluster_of(tmp_path, 2, 1) as cluster:
+        [found] = cluster.train(lambda ps: losses(ps.distribute, ps.loader(TensorDataset(text), 32, passes=6)))
+    assert found == pytest.approx(expected, rel=0.01)
+    assert expected[-1] < 0.5 * expected[0]
 
 
 def test_each_group_has_its_own_numbers(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def explain(invocation: Invocation, job: ScheduledJob) -> None:
 
 def _tell(invocation: Invocation, job: ScheduledJob) -> None:
     invocation.console.say(_coloured(job))
-    if job.output and job.stage != "queued":
+    if job.output and Path(job.output).exists():  # it does not if the job was cancelled in the queue
         invocation.console.say(f"what its script printed: {job.output}")
 
 

@@ -62,6 +62,15 @@ def unpushed(context: StepContext | None) -> StepContext:
     return context
 
 
+def check_alone(is_alone: bool) -> None:
+    """Raise UseError for a loop over passes, unless it is the only one that has gone on since its last batch."""
+    if not is_alone:
+        raise UseError(
+            "a loop over ps.steps or ps.loader began inside another one, or in on_pass",
+            remedy="read other data, such as for an evaluation, without ps",
+        )
+
+
 class ReaderCursor:
     """`ps.cursor`: where the reader is, in its own terms. The reader sets it; it belongs to the batch yielded next.
 

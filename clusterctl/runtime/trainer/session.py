@@ -25,6 +25,7 @@ from clusterctl.runtime.trainer.batches import (
     ReaderCursor,
     Source,
     StepContext,
+    check_alone,
     checked_loss,
     checked_reader,
     checked_samples,
@@ -272,6 +273,7 @@ class Session:
             self._progress.end_pass(self.step)
             if on_pass is not None:
                 on_pass(pass_)
+            check_alone(self._open_pass == pass_)
             self._save_pass()
         self._first_pass = self._next_pass = self._next_pass if after is None else after
 
@@ -281,8 +283,8 @@ class Session:
             self._guard.check("ps.steps")
             self._context = context
             yield batch
+            check_alone(self._context is context)
             self._states.take(context.pass_, context.batch + 1)
-        self._context = None
         self._finish_pass(flagged=context is not None and context.last and context.pushed)
 
     def _finish_pass(self, flagged: bool) -> None:
@@ -332,8 +334,7 @@ class Session:
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
         gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
-        if alone:
-            gradient = self._clipped(gradient)
+        gradient = self._clipped(gradient) if alone else gradient
         if count and not self._nan_policy.admits(self.step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
         context.pushed = True

@@ -68,6 +68,11 @@ class Slurm:
         """Return the ids of this account's jobs that have nodes."""
         return frozenset(self._ask("squeue", "-h", "--me", "-t", ",".join(sorted(ALIVE)), "-o", "%A").split())
 
+    def queued(self) -> list[Job]:
+        """Return this account's jobs that wait for nodes."""
+        found = parse_squeue(self._ask("squeue", "-h", "--me", "-t", "PENDING", "-O", SQUEUE_FORMAT))
+        return [job for job in found if job.is_queued]
+
     def _accounted(self, job: str) -> list[Job]:
         try:
             return parse_sacct(self._ask("sacct", "-X", "-n", "-P", "-j", job, "-o", SACCT_FORMAT))

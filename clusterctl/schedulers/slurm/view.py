@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from clusterctl.common.files import read_json
 from clusterctl.common.paths import find_jobs
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import SlurmHosts
-from clusterctl.errors import UnreachableError, UsageError
+from clusterctl.errors import ClusterctlError, UnreachableError, UsageError
 from clusterctl.schedulers.scheduled import ENDED, QUEUED, RUNNING, JobWatch, NoRunError, ScheduledJob
 from clusterctl.schedulers.slurm.commands import Slurm, UnknownSlurmJob
 from clusterctl.schedulers.slurm.hosts import INSIDE, outside, root_of_nodes, with_hosts, with_nodes
@@ -106,8 +108,7 @@ def seen(slurm: Slurm, job: str, record: Record | None) -> ScheduledJob:
             raise
         return _view(job, record, ENDED, _remembered(record))
     if known.is_queued:
-        when = f"squeue --start -j {job} shows when it may start"
-        return _view(job, record, QUEUED, {"text": waiting_for(known), "hint": when, "state": known.state})
+        return _waiting(replace(known, id=job), record)
     if known.state == "CONFIGURING":
         return _view(job, record, QUEUED, {"text": "its nodes are being set up", "state": known.state})
     if known.state in ENDING:
@@ -121,6 +122,22 @@ def seen(slurm: Slurm, job: str, record: Record | None) -> ScheduledJob:
     if known.state in ("SUSPENDED", "STOPPED"):
         raise UnreachableError(f"Slurm job {job} is suspended", hint=f"scontrol resume {job}")
     return _view(job, record, RUNNING, {"state": known.state})
+
+
+def queued(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]:
+    """Return the jobs that were submitted and wait for nodes; none if Slurm does not answer."""
+    records = Records(settings.root_dir)
+    if records.last() is None:
+        return []
+    with contextlib.suppress(ClusterctlError, ValueError):
+        known = [(job, records.find(job.id)) for job in Slurm(environ).queued()]
+        return [_waiting(job, record) for job, record in known if record is not None]
+    return []
+
+
+def _waiting(job: Job, record: Record | None) -> ScheduledJob:
+    when = f"squeue --start -j {job.id} shows when it may start"
+    return _view(job.id, record, QUEUED, {"text": waiting_for(job), "hint": when, "state": job.state})
 
 
 def _settled(slurm: Slurm, job: str) -> Job:

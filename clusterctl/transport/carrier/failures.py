@@ -141,7 +141,7 @@ TABLE: tuple[Words, ...] = (
     Words(
         SRUN,
         r"Unable to confirm allocation for job (?P<job>\d+)|Invalid job id|Job/step already completing or completed"
-        r"|has expired|Expired or invalid job|is no longer valid",
+        r"|has expired|Expired or invalid job|is no longer valid|Job credential revoked",
         "there is no allocation: the Slurm job{job} is not running",
         "see squeue --me; start it again, or correct --jobid",
     ),

@@ -108,6 +108,7 @@ EARLY = [
         "srun: error: Unable to create step for job 77: Job/step already completing or completed",
         "no allocat",
     ),
+    ("srun", 168, "srun: error: Task launch for StepId=2.5 failed on node n1: Job credential revoked", "no allocation"),
     (
         "srun",
         1,
