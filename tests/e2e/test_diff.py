@@ -29,7 +29,7 @@ def jobs(site: Site, made: list[str]) -> list[str]:
         site.conf(ENV={"API": SECRET + "!"}, SEED=7)
         changed = REGRESSION.replace('print("done with", rest)', 'print("all done with", rest)')
         second = site.workspace(changed, "second", **{"new.txt": "longer", "same.txt": "y"})
-        site.ok("start", "--job_dispatch_package", str(second), "--", "--num_passes=3", "--token", "of-the-second")
+        site.ok("start", "--job_dispatch_package", str(second), "--name=b", "--", "--num_passes=3", "--token", "of-the-second")
         made.append(site.ok("status", "--json").json()["job"])
     return made
 
@@ -57,6 +57,11 @@ def test_two_runs_differ_in_what_was_changed(site: Site, jobs: list[str]) -> Non
     a, b = by_name(found, "metrics")["loss"]
     assert b["final"] < a["final"]
     assert "score" not in by_name(found, "metrics")
+
+
+def test_a_run_may_be_named_by_its_name(site: Site, jobs: list[str]) -> None:
+    found = site.ok("diff", jobs[0], "b", "--json").json()
+    assert [(found[side]["job"], found[side]["run"]) for side in ("a", "b")] == [(job, "0001") for job in jobs]
 
 
 @pytest.mark.slow
