@@ -13,7 +13,7 @@ from clusterctl.cli.screen.table import ORDERS, ordered
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.record.live import LiveRecord
-from clusterctl.observe.record.model import TimedLine
+from clusterctl.observe.record.model import ProcessRecord, TimedLine
 from security.liars import EVIL
 
 T = 1.7e9
@@ -253,3 +253,10 @@ def test_it_shows_whom_all_wait_for_and_what_was_not_saved_until_that_is_over() 
     assert "no model this time" in text
     made.take({"t": T + 33, "event": "saved", "node": 0, "tag": "at-step-9", "complete": True})
     assert "no model this time" not in "\n".join(screen(made).lines(80, 24))
+
+
+def test_it_has_the_processes_that_a_node_reports_and_not_those_that_conf_py_plans_there() -> None:
+    nodes = build(from_values({"HOSTS": ["a", "b", "c"]})).nodes
+    made = LiveRecord(nodes)
+    made.begin_from([ProcessRecord(nodes[0], "trainer", 0), ProcessRecord(nodes[1], "pserver", 1)], "running", [])
+    assert sorted(made.processes) == [("pserver", 1), ("pserver", 2), ("trainer", 0), ("trainer", 2)]
