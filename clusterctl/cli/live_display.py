@@ -56,7 +56,7 @@ PassFormat = Callable[[PassNumbers], str]
 
 
 def default_pass_line(numbers: PassNumbers) -> str:
-    values = ", ".join(f"{name} {value:.4g}" for name, value in numbers.values.items())
+    values = ", ".join(f"{clean(name)} {value:.4g}" for name, value in numbers.values.items())
     return f"pass {numbers.pass_}: {values}"
 
 

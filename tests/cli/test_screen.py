@@ -13,7 +13,7 @@ from clusterctl.cli.screen.table import ORDERS, ordered
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.record.live import LiveRecord
-from clusterctl.observe.record.model import TimedLine
+from clusterctl.observe.record.model import ProcessRecord, TimedLine
 from security.liars import EVIL
 
 T = 1.7e9
@@ -52,8 +52,8 @@ def events(nodes: int) -> Iterator[dict[str, Any]]:
     }
 
 
-def screen(of: LiveRecord) -> Screen:
-    return Screen(of, "JOB20261121-081530 run 1 · sync", HINT, lambda: T + 50, T)
+def screen(of: LiveRecord, title: str = "JOB20261121-081530 run 1 · sync") -> Screen:
+    return Screen(of, title, HINT, lambda: T + 50, T)
 
 
 def select(shown: Screen, process: str) -> None:
@@ -91,6 +91,22 @@ def test_the_time_left_follows_from_the_last_whole_pass() -> None:
     assert "2 min 30 s left" in screen(made).lines(120, 24)[0]
     made.take({"event": "pass", "t": T, "node": 0, "role": "trainer", "rank": 0, "seconds": float("nan")})
     assert made.time_left_s(T + 50) == 150.0
+
+
+def test_a_narrow_terminal_shows_the_time_left_of_a_run_with_a_name_and_not_its_step_and_mode() -> None:
+    shown = screen(record(), "JOB20261121-081530 run 1 (lr-0.1) · sync")
+    assert shown.lines(80, 24)[0] == "JOB20261121-081530 run 1 (lr-0.1) · 2/5 passes · 00:00:50 · 2 min 30 s left"
+    assert "· sync ·" in shown.lines(120, 24)[0]
+
+
+def test_metrics_with_long_names_are_told_apart() -> None:
+    made = record()
+    names = ("held_out_nll", "held_out_accuracy_of_rare_words", "held_out_accuracy_of_all_words")
+    values = dict.fromkeys(names, 0.25)
+    made.take({"t": T, "event": "log", "node": 0, "role": "trainer", "rank": 0, "pass": 2, "values": values})
+    lines = screen(made).lines(200, 24)
+    [headings] = [line.split() for line in lines if "samples/s" in line.split() and "state" in line.split()]
+    assert headings[-3:] == ["held_out_nll", "held_out…re_words", "held_out…ll_words"]
 
 
 def test_the_odd_ones_stand_first() -> None:
@@ -237,3 +253,10 @@ def test_it_shows_whom_all_wait_for_and_what_was_not_saved_until_that_is_over() 
     assert "no model this time" in text
     made.take({"t": T + 33, "event": "saved", "node": 0, "tag": "at-step-9", "complete": True})
     assert "no model this time" not in "\n".join(screen(made).lines(80, 24))
+
+
+def test_it_has_the_processes_that_a_node_reports_and_not_those_that_conf_py_plans_there() -> None:
+    nodes = build(from_values({"HOSTS": ["a", "b", "c"]})).nodes
+    made = LiveRecord(nodes)
+    made.begin_from([ProcessRecord(nodes[0], "trainer", 0), ProcessRecord(nodes[1], "pserver", 1)], "running", [])
+    assert sorted(made.processes) == [("pserver", 1), ("pserver", 2), ("trainer", 0), ("trainer", 2)]

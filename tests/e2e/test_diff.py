@@ -24,7 +24,7 @@ def jobs(site: Site, made: list[str]) -> list[str]:
     if not made:
         site.conf(ENV={"API": SECRET, "ONLY_A": "1"})
         first = site.workspace(REGRESSION, "first", **{"gone.txt": "x", "same.txt": "y"})
-        site.ok("start", "--job_dispatch_package", str(first), "--", "--num_passes=2", "--token", "of-the-first")
+        site.ok("start", "--name=a", str(first), "--", "--num_passes=2", "--token", "of-the-first")
         made.append(site.ok("status", "--json").json()["job"])
         site.conf(ENV={"API": SECRET + "!"}, SEED=7)
         changed = REGRESSION.replace('print("done with", rest)', 'print("all done with", rest)')
@@ -57,6 +57,11 @@ def test_two_runs_differ_in_what_was_changed(site: Site, jobs: list[str]) -> Non
     a, b = by_name(found, "metrics")["loss"]
     assert b["final"] < a["final"]
     assert "score" not in by_name(found, "metrics")
+
+
+def test_a_run_may_be_named_by_its_name(site: Site, jobs: list[str]) -> None:
+    found = site.ok("diff", "a", jobs[1], "--json").json()
+    assert [(found[side]["job"], found[side]["run"]) for side in ("a", "b")] == [(job, "0001") for job in jobs]
 
 
 @pytest.mark.slow

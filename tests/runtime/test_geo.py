@@ -14,6 +14,7 @@ import pytest
 from clusterctl.runtime import Adagrad, constant
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 from tests.runtime.oracle import Lazy
@@ -112,6 +113,26 @@ def test_geo_follows_its_definition(tmp_path: Path, every: int) -> None:
     assert sorted(held) == sorted(servers.rows)
     for key, row in held.items():
         np.testing.assert_allclose(row, servers.rows[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "pushes"), [("geo(4)", [0, 0, 0, 1, 1, 2]), ("async", [None] * 6)])
+def test_what_a_trainer_logs_has_the_exchanges_that_checkpoints_count(
+    tmp_path: Path, mode: str, pushes: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(SupervisorSocket, "send", lambda _, event, **fields: sent.append({"event": event, **fields}))
+
+    def program(ps: Session) -> None:
+        w = ps.dense("w", 4, Adagrad(0.1))
+        for number in ps.steps(lambda pass_, rng: range(6), passes=1):
+            ps.push({w: np.ones(4, np.float32)}, samples=1)
+            ps.log(**{f"auc{number}": 0.5})  # a name of its own, so that each is an event
+
+    with thread_cluster(tmp_path, 1, 1, mode=mode) as cluster:
+        cluster.train(program)
+    logged = [event for event in sent if event["event"] == "log"]
+    assert [event["step"] for event in logged] == [1, 2, 3, 4, 5, 6]
+    assert [event.get("pushes") for event in logged] == pushes
 
 
 def test_geo_with_one_trainer_and_an_exchange_at_each_step_is_plain_training(tmp_path: Path) -> None:

@@ -76,3 +76,19 @@ def test_the_display_of_a_run_is_harmless_whatever_its_events_contain(
         assert is_harmless(captured.out + captured.err), junk
         assert view.ended is not None  # the valid events in between were accepted
         assert view.processes["trainer", 0].figures["step"] == 5
+
+
+def test_the_line_of_a_pass_is_one_line_whatever_the_metrics_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = build(from_values({"HOSTS": ["a"]})).nodes
+    view = LiveRecord(nodes)
+    events = (
+        {"event": "spawned", "role": "trainer", "rank": 0},
+        {"event": "log", "role": "trainer", "rank": 0, "pass": 0, "values": {"a\n12:00:00 saved pass-00009": 0.5}},
+        {"event": "exited", "role": "trainer", "rank": 0, "exit_code": 0, "stopping": False},
+    )
+    with Display(Console(GlobalOptions()), view, "title") as display:
+        for event in events:
+            display.news(News(nodes[0], events=({"t": 1.7e9, "node": 0, **event},)))
+    printed = capsys.readouterr()
+    [line] = [line for line in (printed.out + printed.err).splitlines() if "pass-00009" in line]
+    assert "all trainers  pass 0: a\u240a12:00:00 saved pass-00009 0.5" in line

@@ -141,7 +141,7 @@ class CheckpointKeeper:
                 "do": "logged",
                 "rank": child.rank,
                 "value": float(event["values"][best.name]),
-                "step": int(event["step"]),
+                "step": int(event.get("pushes", event["step"])),  # the steps of checkpoints are those of the pservers
                 "weight": float(event.get("weight", 1)),
             }
             self._context.send(report)

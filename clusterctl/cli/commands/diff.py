@@ -57,7 +57,7 @@ def diff(invocation: Invocation, first: str, second: str) -> None:
 
 
 def _run_ref(invocation: Invocation, cluster: Cluster, text: str) -> tuple[str | None, str | None]:
-    if invocation.scheduled is None:
+    if invocation.scheduled is None and "/" in text:
         return run_ref(cluster.settings, text)
     named = invocation.run_of(cluster, text)
     return named.job, named.run

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +57,18 @@ class Hooks:
             yield follow
             return
         ended: list[bool] = []
+        until_followed = contextlib.ExitStack()
 
         def followed(invocation: Invocation, cluster: Cluster, run: Run) -> Any:
+            until_followed.close()
             view = follow(invocation, cluster, run)
             ended.append(view.ended is not None)
             return view
 
         try:
-            yield followed
+            with until_followed:
+                until_followed.enter_context(self._warned_by_term())
+                yield followed
         except JobFailedError as exc:
             self._end(str(exc.details.get("state", "failed")), exc.exit_code)
             raise
@@ -76,6 +83,25 @@ class Hooks:
             self._end("succeeded", 0)
         else:  # detached by a key
             self._invocation.console.warn(NOT_SEEN)
+
+    @contextlib.contextmanager
+    def _warned_by_term(self) -> Iterator[None]:
+        """Before TERM ends this program, warn if there is a run. Only the main thread can receive it."""
+
+        def warn(number: int, frame: object) -> None:
+            signal.signal(number, before)
+            if self.started:
+                self._invocation.console.warn(NOT_SEEN)
+            os.kill(os.getpid(), number)
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, warn)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def _end(self, state: str, exit_code: int) -> None:
         for run in self.started:

@@ -12,7 +12,7 @@ from clusterctl.cli.console import human_time
 from clusterctl.cli.invocation import Invocation, job_name
 from clusterctl.cli.pserver_counts import count_lines
 from clusterctl.cli.screen.notes import note_lines
-from clusterctl.cli.screen.table import METRIC_CHARS, MOST_METRICS, figure_cells, metric_cells, metric_names
+from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells, metric_headings, metric_names
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -133,7 +133,7 @@ def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear
     explained = tell_end(invocation)
     if current.processes:
         names = metric_names(current.processes, MOST_METRICS)
-        own = [name[:METRIC_CHARS] for name in names]
+        own = metric_headings(names)
         rows = [[*_cells(process), *metric_cells(process.figures, names)] for process in current.processes]
         console.table((*HEADINGS, *own), rows, (*NUMERIC, *own), (*own[:0:-1], *DROPPED_FIRST, *own[:1]))
     for line in (*count_lines(current.processes), *left_out_lines(current.members)):

@@ -30,7 +30,7 @@ def report(
 @command(app, "diff", "clusterctl diff JOB20261121-081530/1 JOB20261121-081530/2")
 def diff(
     context: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="JOB, or JOB/N for its run N. Default: its newest run.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="JOB (its newest run), JOB/N for its run N, or a name.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")],
 ) -> None:
     """Compare two runs: settings, arguments, ENV, packages, files, metrics. Only differences are shown."""

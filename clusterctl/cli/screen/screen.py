@@ -14,11 +14,11 @@ from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import (
     DROPPED_FIRST,
     HEADINGS,
-    METRIC_CHARS,
     MOST_METRICS,
     NUMERIC,
     ORDERS,
     cells,
+    metric_headings,
     metric_names,
     ordered,
     slowest,
@@ -31,6 +31,7 @@ BARS = "▁▂▃▄▅▆▇█"
 STARTING = {"gathering": "starting", "pservers": "starting pservers", "trainers": "starting trainers"}
 HIGH = 32  # lines of a terminal that has room for charts
 CHART_LINES = 6
+SEPARATOR = " · "
 MOST_NOTICES = 2
 LOG_LINES = 500
 WARNINGS = (
@@ -125,12 +126,11 @@ class Screen:
         record = self.record
         loss = [f"loss {record.loss:.4g}"] if record.loss is not None else []
         rate = [f"{human_count(record.samples_per_s)} samples/s"] if record.samples_per_s else []
-        return " · ".join([self._title, *self._progress(), *loss, *rate])
+        return SEPARATOR.join([self._title, *self._progress(), *loss, *rate])
 
     def _top(self, width: int, height: int) -> list[str]:
         record = self.record
-        progress = self._progress()
-        first = fitted([self._title, *progress], width)
+        first = self._headline(width)
         if record.loss is None and not record.samples_per_s:
             return [first]
         if height >= HIGH:
@@ -138,6 +138,14 @@ class Screen:
         loss = "" if record.loss is None else f"loss {record.loss:.4g} {sparkline(record.curve, 20)}   "
         rate = f"{human_count(record.samples_per_s)} samples/s {sparkline(record.rates, 12)}"
         return [first, f"{loss}{rate}", *self._shares(width)]
+
+    def _headline(self, width: int) -> str:
+        """Return the first line. In a narrow terminal the step is left out, then the mode, the end of the title."""
+        progress = self._progress()
+        whole = [self._title, *progress]
+        if len(SEPARATOR.join(whole[:-1])) > width:
+            whole[0] = SEPARATOR.join(self._title.split(SEPARATOR)[:-1]) or self._title
+        return fitted(whole, width)
 
     def _progress(self) -> list[str]:
         record = self.record
@@ -181,7 +189,7 @@ class Screen:
         selected = self._place(rows)
         begin = min(max(selected - visible + 1, 0), max(len(rows) - visible, 0))
         shown = rows[begin : begin + visible]
-        own = [name[:METRIC_CHARS] for name in metrics]
+        own = metric_headings(metrics)
         body = [
             [">" if begin + at == selected else " ", *cells(process, metrics, is_slowest=process is slow)]
             for at, process in enumerate(shown)
@@ -232,7 +240,7 @@ def _without_empty(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tu
     return [headings[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
-def fitted(parts: Sequence[str], width: int, separator: str = " · ") -> str:
+def fitted(parts: Sequence[str], width: int, separator: str = SEPARATOR) -> str:
     """Join as many of the parts as fit into the width; the first one always."""
     line = parts[0]
     for part in parts[1:]:

@@ -11,7 +11,7 @@ from clusterctl.observe.record.model import Figures, ProcessRecord
 #: States in which a process needs attention, the worst first.
 TROUBLE = ("failed", "lost", "stalled", "restarting", "unknown", "stopped")
 CLEARLY = 0.2  # the share of its time by which the slowest trainer waits less than the others
-METRIC_CHARS = 10
+METRIC_CHARS = 17
 MOST_METRICS = 4
 HEADINGS = (
     *("process", "node", "state", "pass", "step", "loss", "samples/s", "compute", "wait", "wire", "stale"),
@@ -62,6 +62,12 @@ def metric_names(processes: Sequence[ProcessRecord], most: int) -> list[str]:
     for process in processes:
         names.update(dict.fromkeys(process.figures.get("values") or ()))
     return list(names)[:most]
+
+
+def metric_headings(names: Sequence[str]) -> list[str]:
+    """Return the names of metrics as headings. Long ones lose their middle: their ends tell them apart."""
+    half = METRIC_CHARS // 2
+    return [name if len(name) <= METRIC_CHARS else f"{name[:half]}\u2026{name[-half:]}" for name in names]
 
 
 def cells(process: ProcessRecord, metrics: Sequence[str], *, is_slowest: bool) -> list[str]:

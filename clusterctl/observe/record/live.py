@@ -87,9 +87,15 @@ class LiveRecord:
         curves: Sequence[Curve],
         cut_dropped: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take the present state of a run that is followed from now on: its processes and their curves until now."""
+        """Take the present state of a run that is followed from now on: its processes and their curves until now.
+
+        A node that has processes has no others, whatever the conf.py of now plans for it.
+        """
         self.cut_dropped = cut_dropped
-        self.processes.update({(process.role, process.rank): process for process in processes})
+        present = {(process.role, process.rank): process for process in processes}
+        known = {process.node.id for process in present.values()}
+        planned = {key: process for key, process in self.processes.items() if process.node.id not in known}
+        self.processes = {**planned, **present}
         self.phase = phase or self.phase
         kept = [curve for curve in curves if not curve.undone and curve.role == "trainer"]
         losses = merged((curve for curve in kept if curve.name == "loss"), by="step")

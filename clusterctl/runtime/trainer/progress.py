@@ -50,7 +50,7 @@ class Progress:
         self._pass = 0
         self._passes: int | None = None
         self._alive_s = float("-inf")
-        self._step = 0
+        self._at = {"step": 0}
         self._pushed = False
         self._logbook = Logbook(self._send_log)
         now = clock()
@@ -136,13 +136,16 @@ class Progress:
             self._alive_s = now
             self._supervisor.send("waiting")
 
-    def log(self, step: int, numbers: Mapping[str, Any], weight: Any) -> None:
-        """Record named numbers; they are sent as weighted means, at most once a second for each set of names."""
+    def log(self, step: int, pushes: int, numbers: Mapping[str, Any], weight: Any) -> None:
+        """Record named numbers; they are sent as weighted means, at most once a second for each set of names.
+
+        `pushes` are those made until now: in geo mode, fewer than steps.
+        """
         try:
             values, share = {name: float(number) for name, number in numbers.items()}, float(weight)
         except (TypeError, ValueError) as exc:
             raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc
-        self._step = step
+        self._at = {"step": step} if pushes == step else {"step": step, "pushes": pushes}
         self._logbook.add(values, share, self._clock())
 
     def done(self, pushes: int) -> None:
@@ -161,7 +164,7 @@ class Progress:
         self._logbook.flush(self._clock())
 
     def _send_log(self, values: dict[str, float], weight: float) -> None:
-        self._supervisor.send("log", **{"pass": self._pass}, step=self._step, values=values, weight=weight)
+        self._supervisor.send("log", **{"pass": self._pass}, **self._at, values=values, weight=weight)
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:

@@ -397,4 +397,4 @@ class Session:
 
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
-        self._progress.log(self.step, numbers, weight)
+        self._progress.log(self.step, self._client.step, numbers, weight)

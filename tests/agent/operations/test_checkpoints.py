@@ -309,4 +309,7 @@ def test_the_lead_receives_only_the_metric_that_keep_best_uses(job: JobPaths) ->
     child: Any = type("Child", (), {"role": "trainer", "rank": 3})
     for values in ({"auc": 0.5, "loss": 1.0}, {"loss": 1.0}):
         saves.log(child, {"event": "log", "step": 7, "values": values, "weight": 2})
-    assert sent == [{"do": "logged", "rank": 3, "value": 0.5, "step": 7, "weight": 2.0}]
+    logged = {"do": "logged", "rank": 3, "value": 0.5, "step": 7, "weight": 2.0}
+    assert sent == [logged]
+    saves.log(child, {"event": "log", "step": 100, "pushes": 20, "values": {"auc": 0.5}, "weight": 2})
+    assert sent[1:] == [{**logged, "step": 20}], "in geo mode, checkpoints count exchanges"
