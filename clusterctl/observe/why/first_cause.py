@@ -22,6 +22,7 @@ LATE_S = 5.0  # a peer may notice a dead process before its supervisor does: the
 NAMED_LATE_S = 60.0  # a peer that is named is to blame even if its failure was recorded later
 CONTRIBUTE = ("stalled", "nan", "left")  # not failures in themselves
 NODES = ("node_lost",)
+NOT_OF_NUMBERS = ("KeyError", "AttributeError", "NameError", "TypeError")  # exceptions that no value of a number causes
 ENVIRONMENT = (
     "import_error",
     "missing_library",
@@ -168,9 +169,14 @@ def _leads_to(one: Incident, other: Incident) -> bool:
 
 
 def _is_of_numbers(one: Incident, other: Incident) -> bool:
-    """Return True if a process ended because of numbers that are not finite: it reports them, or ended right after."""
-    soon = other.t - one.onset < LATE_S and not other.diagnosis.signal
-    return other.kind == "exit" and (other.diagnosis.kind == "not_finite" or soon)
+    """Return True if a process ended because of numbers that are not finite: it reports them, or ended right after.
+
+    An exception that has another reason of its own, such as a missing file, is not blamed on them.
+    """
+    known, error = other.diagnosis, (other.diagnosis.error or "").partition(":")[0]
+    soon = other.t - one.onset < LATE_S and not known.signal
+    unclear = not known.error or (known.kind == "exception" and error not in NOT_OF_NUMBERS)
+    return other.kind == "exit" and (known.kind == "not_finite" or (soon and unclear))
 
 
 def _is_blamed(one: Incident, other: Incident) -> bool:

@@ -219,6 +219,26 @@ def test_a_non_finite_warning_in_one_trainer_is_not_blamed_for_the_crash_of_anot
     assert_cause(explanation, "trainer3", "exception")
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        ("KeyError: 'label'", "exit", "exception"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'x'", "exit", "missing_file"),
+        ("ModuleNotFoundError: No module named 'x'", "exit", "import_error"),
+        ("IndexError: index 9223372036854775808 is out of bounds", "nan", "not_finite"),
+    ],
+)
+def test_a_non_finite_warning_is_blamed_for_a_crash_right_after_it_only_if_numbers_may_be_the_reason(
+    error: str, kind: str, reason: str
+) -> None:
+    history = History()
+    history.note(6.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
+    explanation = history.fail(6.2, history.exit(6.1, "trainer1", 1, traceback(error))).explain()
+    assert_cause(explanation, "trainer1", reason)
+    assert explanation.cause is not None
+    assert explanation.cause.kind == kind
+
+
 def test_an_old_non_finite_warning_is_not_blamed_for_another_failure_of_the_same_trainer() -> None:
     history = History()
     history.note(4.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
