@@ -29,7 +29,7 @@ def give_ssh_config(home: Path, machines: OpenSshCluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     shell = Shell.make(tmp_path)
     with openssh_cluster(tmp_path / "machines", len(MACHINES)) as machines:
