@@ -123,7 +123,14 @@ def demo(given: argparse.Namespace) -> None:
         cells = [*bench.spread(short)[:1], *bench.spread(long), *bench.spread(rest)[:1], *bench.spread(each)[:1]]
         rows.append([one.name, *cells, *ratios, f"{perplexities[one.name]:.1f}"])
     passes = f"{few} passes, s", f"{many} passes, s"
-    headings = ["", *passes, "range", "all but passes, s", "a pass, s", *(f"{n} passes / one process" for n in (few, many))]
+    headings = [
+        "",
+        *passes,
+        "range",
+        "all but passes, s",
+        "a pass, s",
+        *(f"{n} passes / one process" for n in (few, many)),
+    ]
     print(f"{os.cpu_count()} cores, {given.rounds} rounds")
     bench.show([*headings, "perplexity"], rows)
 
@@ -178,7 +185,9 @@ def steps(given: argparse.Namespace) -> None:
     for megabytes in numbers(given.megabytes):
         works = [0.0, *numbers(given.work_ms)]
         contenders = {
-            (machines, work): partial(step_ms, machines, given.steps, megabytes=megabytes, work_ms=work, work=given.work)
+            (machines, work): partial(
+                step_ms, machines, given.steps, megabytes=megabytes, work_ms=work, work=given.work
+            )
             for machines in (1, 2)
             for work in works
         }

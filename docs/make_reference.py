@@ -132,16 +132,15 @@ def settings() -> str:
 
 
 def setting(one: Setting) -> str:
-    default = "required" if one.name == "HOSTS" else f"`{written(one.default)}`"
     notes = {
+        f"Default: `{written(one.default)}`.": one.name != "HOSTS",
         f"Old name: `{one.old}`.": bool(one.old),
         "Messages never show its value.": one.secret,
         "`start --resume` takes it from conf.py, not from the run before.": one.name in NOT_KEPT,
         "Nodes do not learn it.": one.name in NOT_RECORDED,
     }
     meaning = one.doc[0].upper() + one.doc[1:] + "."
-    body = [f":default: {default}", "", meaning, " ".join(note for note, holds in notes.items() if holds)]
-    return directive("confval", one.name, "\n".join(body).rstrip())
+    return directive("confval", one.name, " ".join([meaning, *(note for note, holds in notes.items() if holds)]))
 
 
 def written(default: object) -> str:
@@ -233,7 +232,9 @@ def recorded_events() -> str:
 def event_name(node: ast.ClassDef) -> str | None:
     for field in node.body:
         if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == "event":
-            return str(ast.literal_eval(field.annotation.slice)) if isinstance(field.annotation, ast.Subscript) else None
+            return (
+                str(ast.literal_eval(field.annotation.slice)) if isinstance(field.annotation, ast.Subscript) else None
+            )
     return None
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import posixpath
 import re
-import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,39 +38,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, default=ROOT / "build" / "site", help="default: build/site")
     target = parser.parse_args().directory
-    sources = target.with_name(f"{target.name}-source")
-    write(sources)
-    code = build(sources, target)
+    with tempfile.TemporaryDirectory(prefix="site-") as sources:
+        write(Path(sources))
+        code = build(Path(sources), target)
     if code == 0:
         links = external_links()
         (target / "external-links.txt").write_text("".join(f"{link}\n" for link in links), encoding="utf-8")
-        print(f"{len(links)} links to other sites, not fetched: {target / 'external-links.txt'}")
-        print(f"open {target / 'index.html'}")
+        sys.stdout.write(f"{len(links)} links to other sites, not fetched: {target / 'external-links.txt'}\n")
+        sys.stdout.write(f"open {target / 'index.html'}\n")
     raise SystemExit(code)
 
 
+def write(directory: Path) -> None:
+    """Write the sources of the site into an empty directory."""
+    files = {name: text.encode() for name, text in pages().items()}
+    files |= {site_name(path): (ROOT / path).read_bytes() for path in linked_files()}
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
 def build(sources: Path, target: Path) -> int:
-    """Run Sphinx, and return its exit code. Warnings are errors."""
+    """Run Sphinx, and return its exit code. Warnings are errors. All pages are written, since all have the contents."""
     try:
         from sphinx.cmd.build import main as sphinx
     except ModuleNotFoundError as exc:
         raise SystemExit(f"{exc.name} is not installed; run `make site`, or pip install -e '.[docs]'") from exc
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet"]
-    return sphinx([*strict, "--conf-dir", str(DOCS / "site"), str(sources), str(target)])
-
-
-def write(directory: Path) -> None:
-    """Write the sources of the site. Files that stay the same keep their times, so that Sphinx skips them."""
-    files = {name: text.encode() for name, text in pages().items()}
-    files |= {site_name(path): (ROOT / path).read_bytes() for path in linked_files()}
-    for stale in [one for one in directory.rglob("*") if one.is_file()]:
-        if stale.relative_to(directory).as_posix() not in files:
-            stale.unlink()
-    for name, data in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_bytes() != data:
-            path.write_bytes(data)
+    with tempfile.TemporaryDirectory(prefix="site-") as parsed:
+        places = ["--conf-dir", str(DOCS / "site"), "--doctree-dir", parsed]
+        return sphinx([*strict, *places, "--write-all", str(sources), str(target)])
 
 
 def pages() -> dict[str, str]:

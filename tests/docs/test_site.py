@@ -70,7 +70,9 @@ def test_the_generated_reference_has_every_setting_event_and_public_name() -> No
     settings, events = pages["reference/settings"], pages["reference/events"]
     assert re.findall(r"\{confval\} (\w+)", settings) == [setting.name for setting in TABLE]
     tree = ast.parse((REPOSITORY / "clusterctl/common/events.py").read_text(encoding="utf-8"))
-    marked = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "event"]
+    marked = [
+        node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "event"
+    ]
     names = {ast.literal_eval(node.annotation.slice) for node in marked if isinstance(node.annotation, ast.Subscript)}
     assert len(names) > 20
     assert names <= set(re.findall(r"^## (\w+)$", events, re.MULTILINE))
@@ -167,7 +169,9 @@ def results(chromium: Browser) -> list[str]:
 @NEEDS_CHROMIUM
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["index.html", "commands.html", "reference/settings.html", "reference/python/runtime.html"])
+@pytest.mark.parametrize(
+    "name", ["index.html", "commands.html", "reference/settings.html", "reference/python/runtime.html"]
+)
 def test_a_page_fits_a_phone_and_asks_for_nothing(name: str, dark: bool, built: Path, chromium: Browser) -> None:
     chromium.open(built / name, width=390, dark=dark)
     assert chromium.evaluate("document.documentElement.scrollWidth") == 390
