@@ -3,9 +3,9 @@
     python benchmarks/one_or_many.py
     python benchmarks/one_or_many.py demo --rounds 3
 
-`demo`: the language model of `clusterctl demo`, trained by `python train.py` alone, and by `clusterctl start` on 2 and 4
-fake nodes, with the same text and the same number of passes. A run of few passes and one of many give the seconds of a
-pass and those of everything else: start, dispatch, saves. Alone, numpy may use all cores.
+`demo`: the language model of `clusterctl demo`, trained by `python train.py` alone, and by `clusterctl start` on 2 and
+4 fake nodes, with the same text and the same number of passes. A run of few passes and one of many give the seconds of
+a pass and those of everything else: start, dispatch, saves. Alone, numpy may use all cores.
 
 `steps`: a sync step of a model of so many megabytes, with work that takes a given time in one process and is divided
 among the trainers. Alone, the server is in the trainer's process; two machines are 2 trainers and 2 pservers over TCP

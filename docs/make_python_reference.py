@@ -24,7 +24,7 @@ PACKAGES = {
     ),
     "clusterctl.torch": ("Torch models on the parameter servers: see [Torch models](../../torch.md).", ()),
     "clusterctl.fabric": (
-        "Fabric over the connections of clusterctl: see [In programs of your own](../../commands.md#in-programs-of-your-own).",
+        "Fabric over clusterctl's connections: see [tasks](../../commands.md#in-programs-of-your-own).",
         (),
     ),
 }
@@ -96,7 +96,7 @@ class Entry:
 
 
 def described(node: Definition, package: str, *, is_made: bool = True) -> str:
-    """Return the directive of a definition. Without `is_made` users do not call the class: others return its objects."""
+    """Return the directive of a definition. Without `is_made`, users get objects of the class but do not make them."""
     entry = class_entry(node, is_made) if isinstance(node, ast.ClassDef) else function_entry(node, "function")
     return "\n".join(entry.lines(package))
 
@@ -130,9 +130,9 @@ def methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
 def declared(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
     """Return the public fields of a dataclass."""
     for one in node.body:
-        if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation):
-            if not ast.unparse(one.target).startswith("_"):
-                yield one
+        field = isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)
+        if field and not ast.unparse(one.target).startswith("_"):
+            yield one
 
 
 def is_data(node: ast.ClassDef) -> bool:

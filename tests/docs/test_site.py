@@ -173,7 +173,7 @@ def results(chromium: Browser) -> list[str]:
     "name", ["index.html", "commands.html", "reference/settings.html", "reference/python/runtime.html"]
 )
 def test_a_page_fits_a_phone_and_asks_for_nothing(name: str, dark: bool, built: Path, chromium: Browser) -> None:
-    chromium.open(built / name, width=390, dark=dark)
+    chromium.open(built / f"{name}.html", width=390, dark=dark)
     assert chromium.evaluate("document.documentElement.scrollWidth") == 390
     assert chromium.complaints == []
     assert [one for one in chromium.requests if not one.startswith(("file:", "data:"))] == []
