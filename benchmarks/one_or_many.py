@@ -5,7 +5,8 @@
 
 `demo`: the language model of `clusterctl demo`, trained by `python train.py` alone, and by `clusterctl start` on 2 and
 4 fake nodes, with the same text and the same number of passes. A run of few passes and one of many give the seconds of
-a pass and those of everything else: start, dispatch, saves. Alone, numpy may use all cores.
+a pass and those of everything else: start, dispatch, saves. Alone, numpy may use all cores. CPU time is that of all
+processes on all nodes, and of the command; it also counts on a busy machine.
 
 `steps`: a sync step of a model of so many megabytes, with work that takes a given time in one process and is divided
 among the trainers. Alone, the server is in the trainer's process; two machines are 2 trainers and 2 pservers over TCP
@@ -20,10 +21,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import itertools
 import json
 import os
 import re
+import resource
 import signal
 import statistics
 import subprocess
@@ -42,10 +45,20 @@ import ps_common as bench
 
 NODES = (2, 4)
 RATE = 2.0**-20
+PROGRAM = (sys.executable, "-m", "clusterctl")
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 PERPLEXITY = re.compile(r"held-out perplexity ([\d.]+)")
 
 
 # The demo's model
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The wall time of a training, from the command to its end, and its CPU time on all nodes."""
+
+    seconds: float
+    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -59,15 +72,30 @@ class Site:
     def name(self) -> str:
         return f"{self.nodes} fake nodes" if self.nodes else "one process"
 
-    def train(self, passes: int) -> float:
-        """Return the seconds from the command to the end of the training."""
-        began = time.perf_counter()
+    def train(self, passes: int) -> Spent:
+        began, cpu_s = time.perf_counter(), self.cpu_s()
         given = f"--num_passes={passes}"
         if self.nodes:
             self.run(*PROGRAM, "start", "workspace", "--quiet", "--", given)
         else:
             self.run(sys.executable, "workspace/train.py", given)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return Spent(seconds, self.cpu_s() - cpu_s)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of all children so far, and of the fake cluster with its children.
+
+        Supervisors become children of this process, which is a reaper, when the agent that started them has ended.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ticks = 0
+        if self.nodes:
+            server = json.loads(self.run(*PROGRAM, "fake", "status", "--json"))["pid"]
+            ticks = sum(map(int, Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[11:15]))
+        return used.ru_utime + used.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
 
     def run(self, *argv: str) -> str:
         env = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
@@ -87,9 +115,6 @@ class Site:
         return statistics.geometric_mean(map(float, PERPLEXITY.findall(logs)))
 
 
-PROGRAM = (sys.executable, "-m", "clusterctl")
-
-
 @contextlib.contextmanager
 def site(top: Path, nodes: int) -> Iterator[Site]:
     made = Site(top / f"nodes{nodes}", nodes)
@@ -107,32 +132,28 @@ def site(top: Path, nodes: int) -> Iterator[Site]:
 
 def demo(given: argparse.Namespace) -> None:
     few, many = given.few, given.many
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with contextlib.ExitStack() as stack:
         top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-bench-")))
         sites = [stack.enter_context(site(top, nodes)) for nodes in (0, *NODES)]
         contenders = {(one.name, passes): partial(one.train, passes) for one in sites for passes in (few, many)}
-        seconds = bench.contest(contenders, given.rounds)
+        spent = bench.contest(contenders, given.rounds)
         perplexities = {one.name: one.perplexity(many) for one in sites}
-    alone = sites[0].name
+    seconds = {key: [one.seconds for one in figures] for key, figures in spent.items()}
+    cpu = {key: [one.cpu_s for one in figures] for key, figures in spent.items()}
     rows = []
-    for one in sites:
-        short, long = seconds[one.name, few], seconds[one.name, many]
-        each = [(b - a) / (many - few) for a, b in zip(short, long, strict=True)]
-        rest = [a - few * of_pass for a, of_pass in zip(short, each, strict=True)]
-        ratios = [f"{bench.ratio(seconds[one.name, n], seconds[alone, n]):.2f}" for n in (few, many)]
-        cells = [*bench.spread(short)[:1], *bench.spread(long), *bench.spread(rest)[:1], *bench.spread(each)[:1]]
-        rows.append([one.name, *cells, *ratios, f"{perplexities[one.name]:.1f}"])
-    passes = f"{few} passes, s", f"{many} passes, s"
-    headings = [
-        "",
-        *passes,
-        "range",
-        "all but passes, s",
-        "a pass, s",
-        *(f"{n} passes / one process" for n in (few, many)),
-    ]
+    for name, perplexity in perplexities.items():
+        each = [(b - a) / (many - few) for a, b in zip(seconds[name, few], seconds[name, many], strict=True)]
+        rest = [a - few * of_pass for a, of_pass in zip(seconds[name, few], each, strict=True)]
+        cells = [*bench.spread(seconds[name, many]), bench.spread(each)[0], bench.spread(rest)[0]]
+        for figures in (seconds, cpu):
+            cells.append(f"{bench.ratio(figures[name, many], figures[sites[0].name, many]):.2f}")
+        cells.insert(-1, bench.spread(cpu[name, many])[0])
+        rows.append([name, *cells, f"{perplexity:.1f}"])
+    relative = "relative to one process"
+    headings = ["", f"{many} passes, s", "range", "a pass, s", "the rest, s", relative, "CPU s", relative, "perplexity"]
     print(f"{os.cpu_count()} cores, {given.rounds} rounds")
-    bench.show([*headings, "perplexity"], rows)
+    bench.show(headings, rows)
 
 
 # Steps
