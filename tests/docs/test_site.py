@@ -91,7 +91,7 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
 def test_the_site_loads_nothing_from_elsewhere(built: Path) -> None:
     files = [path for path in built.rglob("*") if path.suffix in (".html", ".css")]
     assert len(files) > 40
-    found = {(path.name, "".join(match).strip("'")) for path in files for match in LOADED.findall(path.read_text())}
+    found = {(path.name, "".join(match).strip("'\"")) for path in files for match in LOADED.findall(path.read_text())}
     assert [one for one in sorted(found) if "//" in one[1] and not one[1].startswith("data:")] == []
     scripts = "".join(path.read_text(encoding="utf-8") for path in (built / "_static").rglob("*.js"))
     assert "importScripts" not in scripts
