@@ -33,7 +33,9 @@ INTERNAL = {
     *("checked", "create_session", "id_batch", "leave_at_exit", "load_rows", "load_wire_state", "packed", "pair"),
     *("pull_distinct", "refresh", "shared_out", "slot_shares", "to_json", "wire_state"),
 }
-Definition = ast.FunctionDef | ast.ClassDef
+#: Classes that only `connect` makes.
+RETURNED = {"Session"}
+Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
 def pages() -> dict[str, str]:
@@ -44,10 +46,10 @@ def pages() -> dict[str, str]:
 def page(package: str) -> str:
     about, more = PACKAGES[package]
     parts = [f"# {package}", f"This page is generated from the code. {about}", f"```{{py:module}} {package}\n```"]
-    parts += [f"## {name}\n\n{described(find(package, name), package)}" for name in exported(package)]
+    parts += [f"## {name}\n\n{described(*find(package, name), package)}" for name in exported(package)]
     for path in more:
         module, _, name = f"{package}.{path}".rpartition(".")
-        parts.append(f"## {name}\n\n{described(find(module, name), package, is_made=False)}")
+        parts.append(f"## {name}\n\n{described(*find(module, name), package, is_made=False)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,14 +71,20 @@ def exported(package: str) -> list[str]:
     raise LookupError(f"{package} has no __all__")
 
 
-def find(module: str, name: str) -> Definition:
-    """Return the definition that a module has or imports. Raises LookupError if there is none."""
+def find(module: str, name: str) -> tuple[str, Definition]:
+    """Return the definition that a module has or imports, and its module. Raises LookupError if there is none."""
     for node in ast.walk(tree(module)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
-            return node
+            return module, node
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and name in assigned(node):
+            return module, node
         if isinstance(node, ast.ImportFrom) and node.module and name in [alias.name for alias in node.names]:
             return find(node.module, name)
     raise LookupError(f"{module} neither defines nor imports {name}")
+
+
+def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    return [ast.unparse(one) for one in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
 @dataclass(frozen=True)
@@ -87,63 +95,83 @@ class Entry:
     signature: str
     text: str
     members: tuple[Entry, ...] = ()
+    option: str = ""
 
     def lines(self, package: str = "") -> list[str]:
         fence = "`" * (5 if self.members else 4)
         inside = [line for member in self.members for line in ("", *member.lines())]
-        module = [f":module: {package}"] if package else []
-        return [f"{fence}{{py:{self.kind}}} {self.signature}", *module, "", self.text, *inside, fence]
+        options = [*([f":module: {package}"] if package else []), *([self.option] if self.option else [])]
+        return [f"{fence}{{py:{self.kind}}} {self.signature}", *options, "", self.text, *inside, fence]
 
 
-def described(node: Definition, package: str, *, is_made: bool = True) -> str:
+def described(module: str, node: Definition, package: str, *, is_made: bool = True) -> str:
     """Return the directive of a definition. Without `is_made`, users get objects of the class but do not make them."""
-    entry = class_entry(node, is_made) if isinstance(node, ast.ClassDef) else function_entry(node, "function")
+    if isinstance(node, ast.ClassDef):
+        entry = class_entry(module, node, is_made)
+    elif isinstance(node, ast.FunctionDef):
+        entry = function_entry(node, "function")
+    else:
+        entry = Entry("data", assigned(node)[0], f"`{ast.unparse(node)}`")
     return "\n".join(entry.lines(package))
 
 
 def function_entry(node: ast.FunctionDef, kind: str) -> Entry:
     text = ast.get_docstring(node) or ""
-    if "property" in decorators(node):
+    if is_property(node):
         return Entry("property", f"{node.name}{returned(node)}", text)
-    return Entry(kind, f"{node.name}({parameters(node, kind == 'method')}){returned(node)}", text)
+    option = next((f":{word}:" for word in decorators(node) if word in ("classmethod", "staticmethod")), "")
+    return Entry(kind, f"{node.name}({parameters(node, kind == 'method')}){returned(node)}", text, option=option)
 
 
-def class_entry(node: ast.ClassDef, is_made: bool) -> Entry:
-    head = f"({constructor(node)})" if is_made and constructor(node) else ""
+def class_entry(module: str, node: ast.ClassDef, is_made: bool) -> Entry:
+    given = constructor(module, node) if is_made and node.name not in RETURNED else ""
     public = [one for one in methods(node) if not one.name.startswith("_") and one.name not in INTERNAL]
     shown = [function_entry(one, "method") for one in public if ast.get_docstring(one) and not sets(one)]
-    return Entry("class", f"{node.name}{head}", ast.get_docstring(node) or "", tuple(shown))
+    signature = f"{node.name}({given})" if given else node.name
+    return Entry("class", signature, ast.get_docstring(node) or "", tuple(shown))
 
 
-def constructor(node: ast.ClassDef) -> str:
+def constructor(module: str, node: ast.ClassDef) -> str:
     """Return the parameters of `__init__`, or the fields of a dataclass."""
     for one in methods(node):
         if one.name == "__init__":
             return parameters(one, True)
-    return ", ".join(map(ast.unparse, declared(node))) if is_data(node) else ""
+    return ", ".join(declared(module, node).values()) if is_data(node) else ""
 
 
 def methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
     return (one for one in node.body if isinstance(one, ast.FunctionDef))
 
 
-def declared(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
-    """Return the public fields of a dataclass."""
+def declared(module: str, node: ast.ClassDef) -> dict[str, str]:
+    """Return the public fields of a dataclass as written, those that it inherits first."""
+    found: dict[str, str] = {}
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in [one.name for one in classes(module)]:
+            found |= declared(*find(module, base.id))
     for one in node.body:
-        field = isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)
-        if field and not ast.unparse(one.target).startswith("_"):
-            yield one
+        if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation):
+            found[ast.unparse(one.target)] = ast.unparse(one)
+    return {name: field for name, field in found.items() if not name.startswith("_")}
+
+
+def classes(module: str) -> Iterator[ast.ClassDef]:
+    return (one for one in tree(module).body if isinstance(one, ast.ClassDef))
 
 
 def is_data(node: ast.ClassDef) -> bool:
     return any("dataclass" in word for word in decorators(node))
 
 
+def is_property(node: ast.FunctionDef) -> bool:
+    return any(word.endswith("property") for word in decorators(node))
+
+
 def sets(node: ast.FunctionDef) -> bool:
     return any(word.endswith(".setter") for word in decorators(node))
 
 
-def decorators(node: Definition) -> list[str]:
+def decorators(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
     return [ast.unparse(one) for one in node.decorator_list]
 
 
@@ -157,7 +185,7 @@ def parameters(node: ast.FunctionDef, bound: bool) -> str:
 
 def returned(node: ast.FunctionDef) -> str:
     kind = ast.unparse(node.returns) if node.returns else "None"
-    return "" if kind == "None" else f"{': ' if 'property' in decorators(node) else ' -> '}{kind}"
+    return "" if kind == "None" else f"{': ' if is_property(node) else ' -> '}{kind}"
 
 
 if __name__ == "__main__":
