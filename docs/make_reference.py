@@ -157,8 +157,8 @@ def environment() -> str:
     found = variables("clusterctl")
     parts = [
         f"{NOTE} It shows the variables of trainer 1 and of pserver 1 on the second of two nodes, 10.0.0.10 and "
-        "10.0.0.11. [The runtime](../runtime.md#what-a-process-finds-in-its-environment) says what they mean, and "
-        "[engines](../engines.md) which programs read those of their engine.",
+        "10.0.0.11. [The runtime](../runtime.md#what-a-process-finds-in-its-environment) explains them, and "
+        "[engines](../engines.md) those of other engines.",
         "## Of every process",
         *found.values(),
     ]
@@ -195,7 +195,9 @@ def exit_codes() -> str:
     lines = ["| code | kind | when |", "|---|---|---|", "| 0 | | success |"]
     ours = [kind for kind in kinds if issubclass(kind, errors.ClusterctlError)]
     lines += [f"| {kind.exit_code} | `{kind.kind}` | {rows[kind.__name__]} |" for kind in ours]
-    about = "`kind` is a field of the error in `--json`. [Commands](../commands.md) says which command uses which code."
+    about = (
+        "`kind` is a field of the error in `--json`. [Commands](../commands.md) lists which command uses which code."
+    )
     return page("All exit codes", NOTE, "\n".join(lines), about)
 
 
