@@ -2,6 +2,7 @@
 # make test     from a fresh clone to a tested program, in a few minutes
 # make slow     the tests that take longer: most runs of whole jobs, and everything in more variants
 # make check    run the linter, the type checker and the tests
+# make site     build the documentation as a site, build/site/index.html; downloads packages
 # make docker   build and test the images of docker/; needs a Docker daemon
 # make faults   inject faults into machines made of kernel namespaces; needs root
 # make soak     inject random faults for SECONDS (60), drawn from SEED; a failure prints how to repeat it; needs root
@@ -27,7 +28,7 @@ IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/
 # Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint slow docker engines faults kubernetes mpi slurm upgrade soak clean
+.PHONY: demo test check lint slow site docker engines faults kubernetes mpi slurm upgrade soak clean
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +39,10 @@ $(VENV)/dev.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fake,dev]'
 	touch $@ $(VENV)/demo.stamp
+
+$(VENV)/site.stamp: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 $(VENV)/docker.stamp: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docker]'
@@ -60,9 +65,12 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(SEPARATE))"
 
-slow: $(VENV)/dev.stamp
+slow: $(VENV)/site.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not docker and not engines and not upgrade"
 	$(IN_MEMORY) CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q -n 2 tests/runtime/test_hostile.py
+
+site: $(VENV)/site.stamp
+	$(BIN)/python docs/make_site.py
 
 docker: $(VENV)/docker.stamp
 	.ci/docker

@@ -19,7 +19,7 @@ from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, ex
 from support.processes import processes_with_environment
 
 LONG = ("README.md", "commands.md")
-ELSEWHERE = ("kubernetes.md", "slurm.md")  # run by tests/kubernetes and tests/slurm
+ELSEWHERE = ("kubernetes.md", "slurm.md", "tutorial.md")  # run by tests/kubernetes, tests/slurm and test_tutorial.py
 
 
 def named(pages: list[Path]) -> list[object]:

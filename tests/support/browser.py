@@ -90,6 +90,7 @@ class Browser:
         dark: bool = False,
         media: str = "",
         scripts: bool = True,
+        query: str = "",
     ) -> None:
         """Load a page and forget what the page before it said and asked for."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -97,13 +98,13 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.complaints, self.requests, loads = [], [], self._loads
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=file.as_uri() + (f"?{query}" if query else ""))
         while self._loads == loads:
             self._receive()
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression on the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of a JavaScript expression on the page, or what it promises."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 

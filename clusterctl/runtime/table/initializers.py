@@ -126,10 +126,12 @@ def normal(std: float, mean: float = 0.0) -> Initial:
 
 
 def zeros() -> Initial:
+    """Zero everywhere."""
     return Initial("constant", 0.0)
 
 
 def constant(value: float) -> Initial:
+    """The same number everywhere."""
     return Initial("constant", value)
 
 

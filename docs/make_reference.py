@@ -1,0 +1,290 @@
+"""The reference pages of the site, generated from the code: commands, settings, variables, exit codes, events.
+
+The pages are Markdown with the directives of Sphinx, so that the search finds each option and setting by its name.
+make_site.py adds them to the hand-written pages. Printed by
+
+    python docs/make_reference.py
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from clusterctl import config, errors
+from clusterctl.agent.supervisor import child_messages
+from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.declarations import app
+from clusterctl.common import events
+from clusterctl.common.engines import ENGINES
+from clusterctl.config.declarations import NOT_KEPT, NOT_RECORDED, TABLE, Setting
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+
+ROOT = Path(__file__).parents[1]
+NOTE = "This page is generated from the code."
+JOB = "JOB20261121-081530"
+#: The variables that every command reads, beside those of SSH and of the terminal's size.
+READ_BY_COMMANDS = {
+    "CLUSTERCTL_CONF": "The conf.py, unless `--conf` names one. Default: `conf.py` in the current directory.",
+    "NO_COLOR": "Any value: no colours.",
+    "FORCE_COLOR": "Any value but `0`: colours, also without a terminal.",
+    "TERM": "`dumb`: plain lines without colours, and nothing redraws itself.",
+    "XDG_CACHE_HOME": "The directory of caches, such as that of `failed@last`. Default: `~/.cache`.",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return each page by its path on the site, without the ending."""
+    return {
+        "reference/commands": commands(),
+        "reference/settings": settings(),
+        "reference/environment": environment(),
+        "reference/exit-codes": exit_codes(),
+        "reference/events": recorded_events(),
+    }
+
+
+def page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", *(part for part in parts if part)]) + "\n"
+
+
+def directive(kind: str, argument: str, body: str, fence: str = "```") -> str:
+    return f"{fence}{{{kind}}} {argument}\n{body}\n{fence}"
+
+
+# Commands
+
+
+def commands() -> str:
+    group: Any = typer.main.get_command(app)
+    own = [directive("option", spelled(option), described(option)) for option in group.params if is_global(option)]
+    sections = [section(name, command) for name, command in leaves(group)]
+    about = f"{NOTE} [Commands](../commands.md) shows what each of them prints, and the fields of `--json`."
+    head = ["## Global options", program(""), "They work before and after the command.", *own]
+    return page("All commands and options", about, *head, *sections)
+
+
+def is_global(option: Any) -> bool:
+    return option.name in vars(GlobalOptions()) or option.name == "version"
+
+
+def leaves(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for word, command in group.commands.items():
+        name = f"{path} {word}".strip()
+        if hasattr(command, "commands"):
+            yield from leaves(command, name)
+        else:
+            yield name, command
+
+
+def section(name: str, command: Any) -> str:
+    example = re.search(r"^Example: (.+)$", command.epilog, re.MULTILINE)
+    assert example, name
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    usage = " ".join(["clusterctl", name, "[OPTIONS]", *(metavar(one) for one in arguments)])
+    parts = [
+        f"## {name}",
+        program(name),
+        inspect.cleandoc(command.help),
+        f"```text\n{usage}\n```",
+        *(f"`{one.metavar}`\n: {described(one)}" for one in arguments),
+        *(directive("option", spelled(one), described(one)) for one in command.params if one not in arguments),
+        f"```console\n$ {example[1]}\n```",
+        f"More: [{name}](../commands.md#{name.replace(' ', '-')}).",
+    ]
+    return "\n\n".join(parts)
+
+
+def program(name: str) -> str:
+    return directive("program", f"clusterctl {name}".strip(), "")
+
+
+def metavar(argument: Any) -> str:
+    shown = f"{argument.metavar}..." if argument.nargs == -1 else str(argument.metavar)
+    return shown if argument.required else f"[{shown}]"
+
+
+def spelled(option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
+    return ", ".join(f"{word}{value}" for word in (*option.opts, *option.secondary_opts))
+
+
+def described(parameter: Any) -> str:
+    told = (parameter.help or "").removesuffix(".")
+    shows = parameter.default not in (None, False, ()) and not callable(parameter.default) and "efault" not in told
+    ends = [f"Default: `{parameter.default}`"] if shows else []
+    return ". ".join([*([told] if told else []), *ends, ""]).strip()
+
+
+# Settings
+
+
+def settings() -> str:
+    about = f"{NOTE} [conf.py](../configuration.md) explains the settings by subject, with examples."
+    return page("All settings", about, *(setting(one) for one in TABLE))
+
+
+def setting(one: Setting) -> str:
+    notes = {
+        f"Default: `{written(one.default)}`.": one.name != "HOSTS",
+        f"Old name: `{one.old}`.": bool(one.old),
+        "Messages never show its value.": one.secret,
+        "`start --resume` takes it from conf.py, not from the run before.": one.name in NOT_KEPT,
+        "Nodes do not learn it.": one.name in NOT_RECORDED,
+    }
+    meaning = one.doc[0].upper() + one.doc[1:] + "."
+    return directive("confval", one.name, " ".join([meaning, *(note for note, holds in notes.items() if holds)]))
+
+
+def written(default: object) -> str:
+    """Return a default as conf.py has it."""
+    if isinstance(default, tuple):
+        default = list(default)
+    return f'"{default}"' if isinstance(default, str) else repr(default)
+
+
+# Variables
+
+
+def environment() -> str:
+    found = variables("clusterctl")
+    parts = [
+        f"{NOTE} It shows the variables of trainer 1 and of pserver 1 on the second of two nodes, 10.0.0.10 and "
+        "10.0.0.11. [The runtime](../runtime.md#what-a-process-finds-in-its-environment) explains them, and "
+        "[engines](../engines.md) those of other engines.",
+        "## Of every process",
+        *found.values(),
+    ]
+    for engine in ENGINES:
+        more = {name: shown for name, shown in variables(engine).items() if name not in found}
+        parts += [f'## With `ENGINE = "{engine}"`', *more.values()] if more else []
+        found |= more
+    ours = [directive("envvar", name, meaning) for name, meaning in READ_BY_COMMANDS.items()]
+    return page("All environment variables", *parts, "## Read by commands", *ours)
+
+
+def variables(engine: str) -> dict[str, str]:
+    """Return the directive of each variable that a process of this engine gets."""
+    values = {"HOSTS": ["10.0.0.10", "10.0.0.11"], "ROOT_DIR": "/data", "ENGINE": engine, "LD_LIBRARY_PATH": "/opt/lib"}
+    made = config.from_values(values)
+    given = {one["role"]: one["env"] for one in plan(made, build(made), ()).describe(JOB) if one["rank"] == 1}
+    names = dict.fromkeys(name for env in given.values() for name in env)
+    return {name: directive("envvar", name, examples(name, given)) for name in names}
+
+
+def examples(name: str, given: dict[str, dict[str, str]]) -> str:
+    values = {role: env[name] for role, env in given.items() if name in env}
+    if len(set(values.values())) == 1 and len(values) == len(given):
+        return f"`{next(iter(values.values()))}`"
+    return "; ".join(f"{role}: `{value}`" if value else f"{role}: empty" for role, value in sorted(values.items()))
+
+
+# Exit codes
+
+
+def exit_codes() -> str:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind is not errors.ClusterctlError]
+    rows = dict(re.findall(r"^\| `(\w+)`.*\| (\S.*?) +\|$", errors.__doc__ or "", re.MULTILINE))
+    lines = ["| code | kind | when |", "|---|---|---|", "| 0 | | success |"]
+    ours = [kind for kind in kinds if issubclass(kind, errors.ClusterctlError)]
+    lines += [f"| {kind.exit_code} | `{kind.kind}` | {rows[kind.__name__]} |" for kind in ours]
+    about = (
+        "`kind` is a field of the error in `--json`. [Commands](../commands.md) lists which command uses which code."
+    )
+    return page("All exit codes", NOTE, "\n".join(lines), about)
+
+
+# Events
+
+JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "None": "null"}
+Classes = dict[str, ast.ClassDef]
+Fields = dict[str, tuple[str, bool]]
+
+
+def recorded_events() -> str:
+    tree = ast.parse(inspect.getsource(events))
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    kinds: dict[str, list[ast.ClassDef]] = {}
+    for node in classes.values():
+        if name := event_name(node):
+            kinds.setdefault(name, []).append(node)
+    used = {word for node in classes.values() for kind, _ in members(node, classes).values() for word in words(kind)}
+    free = [name for name in child_messages.FROM_PROCESSES if name not in kinds]
+    parts = [
+        f"{NOTE} Each node keeps the events of a run in `.clusterctl/runs/RUN/events.jsonl` of the job directory, one "
+        "JSON object per line; an attached `start --json` prints them as they come.",
+        "Every event has `v`, `t` (seconds since 1970), `seq`, `node` and `event`, its name. One that is about a "
+        "process also has `role`, `rank` and `attempt`. Readers must accept unknown events and fields, and missing "
+        "ones: fields may change between versions. Fields in italics are left out where they do not apply.",
+        *(f"## {name}\n\n{described_event(kinds[name], classes)}" for name in sorted(kinds)),
+        f"## Events of processes\n\nProcesses report {listed(free)} themselves. In `step` and `pass`, "
+        f"{listed(child_messages.FIGURES)} are numbers.",
+        *(f"## {name}\n\n{described_event([classes[name]], classes)}" for name in classes if name in used),
+    ]
+    return page("All events", *parts)
+
+
+def event_name(node: ast.ClassDef) -> str | None:
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == "event":
+            return (
+                str(ast.literal_eval(field.annotation.slice)) if isinstance(field.annotation, ast.Subscript) else None
+            )
+    return None
+
+
+def described_event(nodes: list[ast.ClassDef], classes: Classes) -> str:
+    """Return what is said about an event, and a table of its fields. `nodes` are its forms."""
+    said = [text for node in nodes for one in lineage(node, classes) if (text := ast.get_docstring(one))]
+    forms = [members(node, classes) for node in nodes]
+    rows = []
+    for name in dict.fromkeys(name for form in forms for name in form if name != "event"):
+        kinds, needed = zip(*(form[name] for form in forms if name in form), strict=True)
+        shown = f"`{name}`" if all(needed) and len(needed) == len(forms) else f"*`{name}`*"
+        rows.append(f"| {shown} | {json_type(kinds[0])} |")
+    return "\n\n".join([*dict.fromkeys(said), "\n".join(["| field | type |", "|---|---|", *rows])])
+
+
+def lineage(node: ast.ClassDef, classes: Classes) -> list[ast.ClassDef]:
+    """Return a class and those that it inherits from."""
+    bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
+    return [node, *(above for base in bases for above in lineage(base, classes))]
+
+
+def members(node: ast.ClassDef, classes: Classes) -> Fields:
+    """Return the type of each field, and True if it is always there."""
+    found: Fields = {}
+    for one in reversed(lineage(node, classes)):
+        needed = not any(word.arg == "total" for word in one.keywords)
+        own = [field for field in one.body if isinstance(field, ast.AnnAssign)]
+        found |= {ast.unparse(field.target): (ast.unparse(field.annotation), needed) for field in own}
+    return found
+
+
+def words(kind: str) -> list[str]:
+    return re.findall(r"\w+", kind)
+
+
+def json_type(kind: str) -> str:
+    """Return a type as readers of JSON know it: `Sequence[int] | None` is "array of integer or null"."""
+    if inner := re.fullmatch(r"Sequence\[(.+)\]", kind):
+        return f"array of {json_type(inner[1])}"
+    return " or ".join(JSON_TYPES.get(one) or f"[{one}](#{one.lower()})" for one in kind.split(" | "))
+
+
+def listed(names: Any) -> str:
+    *most, last = [f"`{name}`" for name in names]
+    return f"{', '.join(most)} and {last}"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write("\n".join(pages().values()))
