@@ -14,7 +14,7 @@ from clusterctl.inventory import Node
 
 LOOK_S = 600.0  # many files on a slow disk
 LIVE, NEWEST, YOUNG = "runs", "newest", "young"
-KINDS = ("agent", "environment", "wheel", "leftover")  # environments are decided before the wheels that they need
+KINDS = ("agent", "environment", "wheel", "uv", "leftover")  # environments are decided before the wheels that they need
 
 
 class JobOnNode(TypedDict):
@@ -30,7 +30,10 @@ class JobOnNode(TypedDict):
 
 
 class ContentOnNode(TypedDict):
-    """An agent, an environment, a wheel or a leftover on one node. `needed_by`: names of jobs or environments."""
+    """An agent, an environment, a wheel, uv or its cache, or a leftover on one node.
+
+    `needed_by`: names of jobs or environments.
+    """
 
     kind: str
     name: str

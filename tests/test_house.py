@@ -112,6 +112,8 @@ THIRD_PARTY = {
     "torch": ("torch",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
     "cryptography": ("certificates",),
+    "packaging": ("setup.locks",),
+    "tomli": ("setup.locks.lock_file",),
     "tensorboardX": ("export.tensorboard",),
     "prometheus_client": ("export.families", "export.scraped"),
 }

@@ -43,6 +43,7 @@ from clusterctl.cluster.shapes import (
     truth,
     up_to,
 )
+from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.safe_json import is_whole
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
@@ -237,6 +238,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "free_inodes": maybe(count),
         "python": maybe(text),
         "requirements": maybe(list_of(text)),
+        "requirements_file": maybe(one_of(FILE, *LOCKS)),
         "environment": maybe(text),
         "spec": maybe(record()),
         "versions": maybe(each_value(text)),

@@ -4,6 +4,7 @@ ROOT_DIR/
   .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
   .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ maps requirements to them
   .clusterctl/wheels/DIGEST/     the wheels they were made from
+  .clusterctl/uv/                uvs that `setup` sent, by their wheel's DIGEST, and the cache of uv
   .clusterctl/interpreter.json   the versions in the interpreter of the newest start
   .clusterctl/incoming/NONCE/    a dispatch in progress, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/; or under another name a

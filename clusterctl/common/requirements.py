@@ -1,4 +1,7 @@
-"""The requirements of a workspace's requirements.txt, identical on the control machine and on the nodes."""
+"""The requirements of a workspace, identical on the control machine and on the nodes.
+
+A lock file counts as one requirement: its name and hash. Nodes do not parse it, because Python 3.9 cannot read TOML.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import re
 from pathlib import Path
 
 FILE = "requirements.txt"
+LOCKS = ("pylock.toml", "uv.lock")  # either of them replaces requirements.txt
 RUNTIME = ("numpy", "pyzmq")  # imported by our runtime
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 PROJECT = re.compile(rf"({NAME.pattern})\s*(?:\[[^\]]*\]\s*)?(?:$|[@;<>=!~(])")
 OTHER_FILES = ("-r", "--requirement", "-e", "--editable")
+IN_LOCK = re.compile(r'^name = "([^"/]+)"$', re.MULTILINE)
+ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
 def normal(name: str) -> str:
@@ -45,6 +51,51 @@ def effective(text: str | None, runtime: bool) -> list[str]:
     if runtime or text is None:
         lines += [name for name in RUNTIME if name not in named]
     return lines
+
+
+def lock_of(directory: Path) -> str | None:
+    """Return the name of the lock file in a workspace or job, if there is one."""
+    return next((name for name in LOCKS if (directory / name).is_file()), None)
+
+
+def of_lock(name: str, data: bytes, runtime: bool) -> list[str]:
+    """Return the requirements that stand for a lock file and, if our runtime takes part, what it imports."""
+    return [f"{name} sha256:{hashlib.sha256(data).hexdigest()}", *(RUNTIME if runtime else ())]
+
+
+def of_directory(directory: Path, runtime: bool) -> list[str]:
+    """Return the requirements of a workspace or job: those of its lock file, else of its requirements.txt.
+
+    Raises UnicodeDecodeError, OSError.
+    """
+    lock = lock_of(directory)
+    if lock is not None:
+        return of_lock(lock, (directory / lock).read_bytes(), runtime)
+    return effective(read_text(directory), runtime)
+
+
+def file_of(directory: Path) -> str | None:
+    """Return the name of the file that says what a job requires. None if there is none, or it requires nothing."""
+    try:
+        return lock_of(directory) or (FILE if logical_lines(read_text(directory) or "") else None)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def names_in(directory: Path) -> list[str] | None:
+    """Return the names of a job's required projects; for a lock file, of all projects that it mentions.
+
+    None if there is no such file, or if it does not name all of them.
+    """
+    try:
+        lock = lock_of(directory)
+        if lock is not None:
+            found = IN_LOCK.findall((directory / lock).read_text(encoding="utf-8"))
+            return [normal(name) for name in found if not name.endswith(ARCHIVES)]
+        text = read_text(directory)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if text is None else project_names(text)
 
 
 def project_names(text: str) -> list[str] | None:

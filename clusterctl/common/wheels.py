@@ -38,6 +38,13 @@ class Wheel(NamedTuple):
         return self.file.split("-")[1]
 
 
+class WrongContentsError(AgentError):
+    """The bytes of a wheel are not those of its hash."""
+
+    def __init__(self, file: str = "a wheel") -> None:
+        super().__init__(f"{file} does not have the announced contents")
+
+
 def decode_lock(rows: Any) -> list[Wheel]:
     """Return the wheels of a received lock. Raises `AgentError` if a name is not a plain wheel name."""
     wheels = [Wheel(str(file), str(digest), int(size)) for file, digest, size in rows]
@@ -113,5 +120,5 @@ class WheelStore:
                     f.write(data)
                     left -= len(data)
             if describe(beside) != wheel:
-                raise AgentError(f"{wheel.file} does not have the announced contents")
+                raise WrongContentsError(wheel.file)
             self.adopt(beside)

@@ -35,6 +35,7 @@ from clusterctl.cluster import (
     raise_failures,
     who_asks,
 )
+from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
@@ -58,14 +59,14 @@ FindOrigin = Callable[[str, Sequence[Node], LaunchPlan], Origin]
 class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, NamedNode, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
-    `requirements`: the job has a requirements.txt. `machine` is equal for nodes that share their cores. `other_jobs`
-    are those that run there.
+    `requirements`: the file with the job's requirements, if any. `machine` is equal for nodes that share their cores.
+    `other_jobs` are those that run there.
     """
 
     dir: str
     newest_run: str
     environment: str | None
-    requirements: bool
+    requirements: str | None
 
 
 @dataclass(frozen=True)
@@ -299,18 +300,20 @@ def _check_addresses(looks: Mapping[int, ReadyNode]) -> None:
 
 
 def _check_environments(looks: Mapping[int, ReadyNode]) -> list[Finding]:
-    """Return a warning if the job has a requirements.txt and no node an environment for it.
+    """Return a warning if the job has requirements and no node an environment for them.
 
     Refuse a mix of nodes with and without one: they would train with different packages.
     """
     without = [node for node, facts in looks.items() if facts["environment"] is None]
+    named = [facts.get("requirements") for facts in looks.values()]
+    file = next((name for name in LOCKS if name in named), FILE)
     if without and len(without) < len(looks):
         raise RefusedError(
-            f"no environment for requirements.txt on {nodeset(without)}, unlike the other nodes",
+            f"no environment for {file} on {nodeset(without)}, unlike the other nodes",
             hint="to create the missing ones: clusterctl setup WORKSPACE",
         )
     required = tuple(node for node in without if looks[node].get("requirements"))
-    message = "no environment for requirements.txt: the job uses the packages that PYTHON has"
+    message = f"no environment for {file}: the job uses the packages that PYTHON has"
     return [Finding("environment", WARNS, required, message, "clusterctl setup WORKSPACE")] if required else []
 
 

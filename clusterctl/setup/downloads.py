@@ -6,15 +6,17 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.common.pip import OPTIONS, Pip, lent_by
+from clusterctl.common.errors import AgentError
+from clusterctl.common.pip import EXACT, OPTIONS, Pip, fetch_all, lent_by
 from clusterctl.common.wheels import Wheel, WheelStore, pinned
-from clusterctl.errors import ConfigError, NodeError
+from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.setup.platforms import Platform
 
 NO_NETWORK = (
@@ -29,6 +31,7 @@ NO_NETWORK = (
     "SSLError",
     "Failed to fetch",  # uv
 )
+OTHER_HASH = "DO NOT MATCH THE HASHES"
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate")
 TAIL_CHARS = 400
 
@@ -40,11 +43,14 @@ class Downloads:
         self._directory = directory
         self.store = WheelStore(self._directory / "wheels")
 
-    def resolve(self, requirements: Sequence[str], platform: Platform, *, cached: bool) -> list[Wheel]:
+    def resolve(
+        self, requirements: Sequence[str], platform: Platform, *, cached: bool, exact: bool = False
+    ) -> list[Wheel]:
         """Let pip on this machine choose the wheels for the platform.
 
-        With `cached`, returns the wheels chosen last time, if all of them are still there. Raises ConfigError for
-        requirements that cannot be met, NodeError without a network or pip.
+        With `cached`, returns the wheels chosen last time, if all of them are still there. With `exact`, all
+        requirements have hashes, and nothing else is needed. Raises ConfigError for requirements that cannot be met,
+        NodeError without a network or pip.
         """
         lock_path = self._lock_path(requirements, platform)
         if cached and (known := self._read(lock_path)):
@@ -52,7 +58,8 @@ class Downloads:
         with self.store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join(requirements) + "\n")
-            _pip_download(workplace, platform, ["--requirement", str(listed)], requirements)
+            arguments = [*(EXACT if exact else ()), "--requirement", str(listed)]
+            _pip_download(workplace, platform, arguments, requirements)
             lock = sorted(self.store.adopt(path) for path in Path(workplace).glob("*.whl"))
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         temporary = lock_path.with_suffix(f".{os.getpid()}")
@@ -60,13 +67,24 @@ class Downloads:
         temporary.replace(lock_path)
         return lock
 
-    def fetch(self, wheels: Sequence[Wheel], options: Sequence[str], platform: Platform) -> None:
-        """Download wheels of a lock into the cache. `options` are for pip, such as --index-url. Raises as `resolve`."""
+    def fetch(
+        self, wheels: Sequence[Wheel], options: Sequence[str], platform: Platform, urls: Mapping[str, str]
+    ) -> None:
+        """Download wheels of a lock into the cache, from their `urls`, by sha256, else with pip.
+
+        `options` are for pip, such as --index-url. Raises as `resolve`; RefusedError for a file with another hash.
+        """
+        try:
+            fetch_all(wheels, urls, self.store)
+        except AgentError as exc:
+            raise RefusedError(str(exc), hint=exc.hint) from exc
+        left = [wheel for wheel in wheels if not self.store.has(wheel)]
+        if not left:
+            return
         with self.store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
-            listed.write_text("\n".join([*options, *pinned(wheels)]) + "\n")
-            exact = ["--no-deps", "--require-hashes", "--requirement", str(listed)]
-            _pip_download(workplace, platform, exact, options)
+            listed.write_text("\n".join([*options, *pinned(left)]) + "\n")
+            _pip_download(workplace, platform, [*EXACT, "--requirement", str(listed)], options)
             for path in Path(workplace).glob("*.whl"):
                 self.store.adopt(path)
 
@@ -114,7 +132,7 @@ def _pip_download(directory: str, platform: Platform, arguments: Sequence[str], 
         raise explain(done.stdout + done.stderr, f"for {platform.kind}")
 
 
-def explain(output: str, scope: str) -> ConfigError | NodeError:
+def explain(output: str, scope: str) -> ConfigError | NodeError | RefusedError:
     """Return the error for a failed pip, from its output. `scope` ends the message: `on node0`, `for python 3.11`."""
     errors = [line.removeprefix("ERROR: ").strip() for line in output.splitlines() if line.startswith("ERROR: ")]
     missing = [line for line in errors if line.startswith("No matching distribution found")]
@@ -124,6 +142,11 @@ def explain(output: str, scope: str) -> ConfigError | NodeError:
     if any(text in output for text in NO_NETWORK):
         hint = "set the index or the proxy in pip's own configuration; new requirements cannot be installed without one"
         return NodeError(f"pip could not reach a package index {scope}", hint=hint)
+    if OTHER_HASH in output:
+        named = re.search(r"^\s+(\S+.*?) from (\S+)", output.partition(OTHER_HASH)[2], re.MULTILINE)
+        what = f"{named[1]} from {named[2].partition('#')[0]}" if named else "a package"
+        hint = "lock the project again if the package index has replaced it; otherwise do not trust that index"
+        return RefusedError(f"{what} does not match its hash {scope}", hint=hint)
     if "No space left on device" in output:
         return NodeError(f"no space left on device while pip ran {scope}", hint="free some space, then run setup again")
     text = (missing or errors or [output.strip()[-TAIL_CHARS:] or "no output"])[0]

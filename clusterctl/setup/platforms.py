@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 OLDEST_MANYLINUX = 5
 NEWEST_GLIBC = 1000  # for the major and the minor number
+VERSION = re.compile(r"\d+\.\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]{1,40}")
 ALIASES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 MUSL = ("musllinux_1_2", "musllinux_1_1")
@@ -17,8 +18,9 @@ MUSL = ("musllinux_1_2", "musllinux_1_1")
 class SetupFacts(TypedDict):
     """The facts that a node reports about itself for a setup.
 
-    `glibc`: major and minor version; None for another C library. `pip`: the tool, if there is one. `environment`: the
-    one built for these requirements, if any, and `lock`: its wheels.
+    `glibc`: major and minor version; None for another C library. `pip`: the tool, if there is one. `uv`: the version of
+    its uv, if it has one that can build. `environment`: the one built for these requirements, if any, and `lock`: its
+    wheels.
     """
 
     implementation: str
@@ -26,6 +28,7 @@ class SetupFacts(TypedDict):
     machine: str
     glibc: list[int] | None
     pip: str | None
+    uv: str | None
     environment: str | None
     lock: list[list[Any]] | None
 
@@ -45,10 +48,14 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Platform:
-    """A kind of node, with the oldest glibc among its nodes, such as (2, 36); None for another C library."""
+    """A kind of node, with the oldest glibc among its nodes, such as (2, 36); None for another C library.
+
+    `python` is the oldest full version among them, such as 3.11.2.
+    """
 
     kind: Kind
     glibc: tuple[int, int] | None
+    python: str
 
     def tags(self) -> list[str]:
         """Return the platform tags of wheels that run here, the newest first."""
@@ -67,7 +74,9 @@ def kind_of(facts: SetupFacts) -> Kind:
     """Return the kind of a node. Raises ValueError for malformed facts, which would become arguments of pip."""
     minor = ".".join(facts["python"].split(".")[:2])
     kind = Kind(facts["implementation"], minor, facts["machine"], facts["glibc"] is not None)
-    if not all(WORD.fullmatch(word) for word in kind[:3]) or max(facts["glibc"] or (0,)) > NEWEST_GLIBC:
+    words = (*kind[:3], facts.get("uv") or "0")
+    is_valid = all(WORD.fullmatch(word) for word in words) and VERSION.match(facts["python"])
+    if not is_valid or max(facts["glibc"] or (0,)) > NEWEST_GLIBC:
         raise ValueError(f"{kind} is not a platform")
     return kind
 
@@ -76,4 +85,5 @@ def platform_of(all_facts: Iterable[SetupFacts]) -> Platform:
     """Return the platform that nodes of one kind have in common."""
     facts = list(all_facts)
     glibc = [(one["glibc"][0], one["glibc"][1]) for one in facts if one["glibc"]]
-    return Platform(kind_of(facts[0]), min(glibc, default=None))
+    pythons = {tuple(map(int, re.findall(r"\d+", one["python"])[:3])): one["python"] for one in facts}
+    return Platform(kind_of(facts[0]), min(glibc, default=None), pythons[min(pythons)])

@@ -1,4 +1,4 @@
-"""requirements.txt, read and validated before any node is contacted."""
+"""The requirements of a workspace, read and validated before any node is contacted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.common.requirements import FILE, NAME, effective, logical_lines, read_text
+from clusterctl.common.requirements import FILE, LOCKS, NAME, effective, logical_lines, of_lock, read_text
 from clusterctl.errors import ConfigError
+from clusterctl.setup.locks import LockFile, read_lock
 
 ELSEWHERE = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
 VERSION = r"(?:===?|~=|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+"
@@ -19,13 +20,21 @@ REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Requirements:
-    """The requirements of a workspace: `lines` for pip, and their `source` for messages."""
+    """The requirements of a workspace, and their `source` for messages.
+
+    `lines` stand for them on the nodes. Without a `lock`, they are what pip reads; with one, its name and hash, and the
+    projects that our runtime imports. `ignored` is a file that the lock file replaces.
+    """
 
     source: str
     lines: tuple[str, ...]
+    lock: LockFile | None = None
+    ignored: str | None = None
 
     @property
     def packages(self) -> list[str]:
+        if self.lock:
+            return self.lock.names
         return [line for line in self.lines if not line.startswith("--")]
 
     @property
@@ -37,10 +46,28 @@ class Requirements:
 def read_requirements(workspace: Path, *, runtime: bool) -> Requirements:
     """Read the requirements of the workspace, adding numpy and pyzmq for our `runtime` or if there is no file.
 
-    Raises ConfigError that names the invalid line.
+    Raises ConfigError that names the invalid line, or two lock files of which none can be preferred.
     """
     if not workspace.is_dir():
         raise ConfigError(f"the workspace {workspace} does not exist", hint="clusterctl init creates one")
+    locks = [name for name in LOCKS if (workspace / name).is_file()]
+    if len(locks) > 1:
+        raise ConfigError(f"{workspace} has two lock files, {' and '.join(locks)}", hint="delete one of them")
+    return _from_lock(workspace, locks[0], runtime) if locks else _from_text(workspace, runtime)
+
+
+def _from_lock(workspace: Path, name: str, runtime: bool) -> Requirements:
+    path = workspace / name
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    lines = tuple(of_lock(name, data, runtime))
+    ignored = FILE if (workspace / FILE).exists() else None
+    return Requirements(str(path), lines, read_lock(path, data), ignored)
+
+
+def _from_text(workspace: Path, runtime: bool) -> Requirements:
     path = workspace / FILE
     try:
         text = read_text(workspace)

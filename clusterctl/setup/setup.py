@@ -16,6 +16,7 @@ from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
+from clusterctl.setup.locks import LockFile, Picked
 from clusterctl.setup.platforms import Kind, Platform, SetupFacts, kind_of, platform_of
 from clusterctl.setup.requirements import Requirements
 from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
@@ -25,16 +26,24 @@ T = TypeVar("T")
 OnStep = Callable[[Node | None, str], None]
 #: The steps that an agent reports, in our words; the package follows.
 STEPS = {"choose": "resolving", "fetch": "fetching", "install": "installing"}
+REQUIRED_UV = "uv>=0.5"
+WORTH_UV_BYTES = 50_000_000  # of wheels: uv itself takes 20 MB
+MOST_CHARS = 500
 WORK_S = 3600.0  # packages may have to be downloaded, and built from source
 
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """A node that is ready: `environment` is the name of its environment; `built` is True if that is new."""
+    """A node that is ready: `environment` is the name of its environment; `built` is True if that is new.
+
+    `builder` is what built it now: "clusterctl", or "uv" and its version. `problem` is why uv could not.
+    """
 
     environment: str
     built: bool
     bytes_sent: int
+    builder: str | None = None
+    problem: str | None = None
 
 
 @dataclass
@@ -42,7 +51,8 @@ class Group:
     """Nodes of one kind, which get exactly the same wheels.
 
     `chosen_by` is the machine that chose them in this setup, if any. `online` is False once the package index is known
-    to be unreachable from the nodes. `relayed` is True if nodes forwarded wheels to each other.
+    to be unreachable from the nodes. `relayed` is True if nodes forwarded wheels to each other. `urls` has places of
+    wheels by sha256, and `options` are for pip. `uv` is the wheel of uv that nodes without it get.
     """
 
     platform: Platform
@@ -51,6 +61,9 @@ class Group:
     chosen_by: str | None = None
     online: bool = True
     relayed: bool = False
+    urls: dict[str, str] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
+    uv: Wheel | None = None
 
     @property
     def kind(self) -> Kind:
@@ -69,10 +82,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Wishes:
-    """The options of a setup. `offline`: nodes use no network. `upgrade`: choose new versions for all nodes."""
+    """The options of a setup. `offline`: nodes use no network. `upgrade`: choose new versions for all nodes.
+
+    `uv`: build with uv, and send it to every node that lacks it (True), only if that pays off (None), or never (False).
+    """
 
     offline: bool = False
     upgrade: bool = False
+    uv: bool | None = None
 
 
 def prepare(
@@ -109,6 +126,7 @@ class _Setup:
         self._cluster = cluster
         self._requirements = list(requirements.lines)
         self._options = requirements.options
+        self._lock = requirements.lock
         self._wishes = wishes
         self._report = report
         self._downloads = downloads
@@ -125,12 +143,13 @@ class _Setup:
         groups = self._groups()
         for group in groups:
             self._guard(group, self._choose)
+            self._provide_uv(group)
         members = {node.id: group for group in groups for node in group.nodes}
         self._on(self._able(groups), lambda node: self._offer(node, members[node.id]))
         for group in groups:
             self._guard(group, self._gather)
             self._relay(group)
-        finished = self._on(self._able(groups), lambda node: self._finish(node, members[node.id].lock))
+        finished = self._on(self._able(groups), lambda node: self._finish(node, members[node.id]))
         return Prepared([self._outcome(node, finished) for node in self._cluster.nodes], groups)
 
     def _on(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> dict[int, T]:
@@ -175,36 +194,70 @@ class _Setup:
         return [Group(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
 
     def _choose(self, group: Group) -> None:
-        """Choose the wheels that a node of the kind already has, or let pip choose, on a node or here."""
+        """Choose the wheels that a node of the kind already has, else those of the lock file or of pip."""
+        picked = self._lock.pick(group.platform, self._downloads.store) if self._lock else None
+        group.options = [*self._options, *(picked.indexes if picked else ())]
+        group.urls = picked.urls if picked else {}
         known = self._known_lock(group)
-        if known:
+        if known and (picked is None or picked.allows(known, self._requirements[1:])):
             group.lock = known
             return
-        self._report(f"{group.kind}  choosing versions")
-        failed = None if self._wishes.offline else self._choose_on_node(group)
-        if not group.lock:
-            self._on_step(None, "choosing versions on this machine")
-            try:
-                cached = self._wishes.offline and not self._wishes.upgrade
-                group.lock = self._downloads.resolve(self._requirements, group.platform, cached=cached)
-                group.chosen_by = "this machine"
-            except ClusterctlError as exc:
-                raise (failed if isinstance(failed, ConfigError) else exc) from None
+        if picked and self._lock:
+            self._use_lock_file(group, picked, self._lock)
+        else:
+            self._report(f"{group.kind}  choosing versions")
+            group.lock = self._by_pip(group, self._requirements)
         self._report(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
 
-    def _choose_on_node(self, group: Group) -> ClusterctlError | None:
-        """Let pip choose on a node of the group. Reports why this machine must do it instead, and returns the error."""
+    def _use_lock_file(self, group: Group, picked: Picked, lock: LockFile) -> None:
+        """Take the files that the lock file names. pip builds those without wheels, and adds what the runtime needs."""
+        self._report(f"{group.kind}  versions of {lock.name}")
+        wheels = list(picked.wheels)
+        if picked.pinned:
+            wheels += self._by_pip(group, [*group.options, *picked.pinned], exact=True)
+        picked.verify(wheels, lock.name)
+        absent = picked.absent(self._requirements[1:])
+        if absent:
+            self._report(f"{lock.name} lacks {', '.join(absent)}, which the clusterctl runtime needs")
+            wheels += self._by_pip(group, absent)
+        group.lock = sorted(wheels)
+        group.chosen_by = lock.name
+
+    def _by_pip(self, group: Group, lines: Sequence[str], *, exact: bool = False) -> list[Wheel]:
+        """Let pip choose, on a node or here. `exact`: all lines have hashes, and nothing else is needed."""
+        wheels: list[Wheel] | None = None
+        failed: ClusterctlError | None = None
+        if group.online and not self._wishes.offline:
+            wheels, failed = self._choose_on_node(group, lines, exact)
+        if wheels is not None:
+            return wheels
+        self._on_step(None, "choosing versions on this machine")
+        try:
+            cached = self._wishes.offline and not self._wishes.upgrade
+            wheels = self._downloads.resolve(lines, group.platform, cached=cached, exact=exact)
+        except ClusterctlError as exc:
+            raise (failed if isinstance(failed, ConfigError) else exc) from None
+        group.chosen_by = "this machine"
+        return wheels
+
+    def _choose_on_node(
+        self, group: Group, lines: Sequence[str], exact: bool
+    ) -> tuple[list[Wheel] | None, ClusterctlError | None]:
+        """Let pip choose on a node of the group. Report why this machine must do it instead, and return the error."""
         bare = [node.id for node in self._able([group]) if not self._facts[node.id]["pip"]]
         if bare:
             self._report(f"{nodeset(bare)}  no pip or uv: using packages from this machine")
         node = self._resolver(group)
         if node is None:
-            return None
-        failed = self._resolve_on(node, group)
-        if failed is not None:
+            return None, None
+        try:
+            wheels = self._resolve_on(node, lines, exact)
+        except ClusterctlError as failed:
             group.online = isinstance(failed, ConfigError)  # otherwise the other nodes would also wait for the index
             self._report(f"{failed.message}; trying on this machine")
-        return failed
+            return None, failed
+        group.chosen_by = node.label
+        return wheels, None
 
     def _known_lock(self, group: Group) -> list[Wheel] | None:
         """Return the lock that the nodes of the group have in common; None if they have none or differ."""
@@ -218,37 +271,49 @@ class _Setup:
         able = [node for node in self._able([group]) if self._facts[node.id]["pip"]]
         return min(able, key=lambda node: (self._facts[node.id]["glibc"] or [], node.id), default=None)
 
-    def _resolve_on(self, node: Node, group: Group) -> ClusterctlError | None:
+    def _resolve_on(self, node: Node, lines: Sequence[str], exact: bool) -> list[Wheel]:
         call = self.calls[node.id]
         self._on_step(node, STEPS["choose"])
         try:
-            call.send({"do": "resolve", "requirements": self._requirements})
+            call.send({"do": "resolve", "requirements": lines, "exact": exact})
             answer = call.receive(WORK_S)
+            wheels = None if "failed" in answer else _decode(node, answer["lock"])
         except ClusterctlError as exc:
             self._errors[node.id] = exc
-            return exc
-        if "failed" in answer:
-            return explain(answer["failed"], f"on {node.label}")
-        try:
-            group.lock = _decode(node, answer["lock"])
-        except NodeError as exc:
-            self._errors[node.id] = exc
-            return exc
-        group.chosen_by = node.label
-        return None
+            raise
+        if wheels is None:
+            raise explain(answer["failed"], f"on {node.label}")
+        return wheels
 
     def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
         return self._facts[node.id]["lock"] == [list(wheel) for wheel in lock]
 
+    def _provide_uv(self, group: Group) -> None:
+        """Choose the wheel of uv for nodes without it, if they build enough for that to pay off."""
+        nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
+        bare = [node for node in nodes if not self._facts[node.id]["uv"]]
+        total = sum(wheel.size for wheel in group.lock)
+        if not bare or self._wishes.uv is False or (self._wishes.uv is None and total < WORTH_UV_BYTES):
+            return
+        self._on_step(None, "fetching uv to this machine")
+        try:
+            lines = [*group.options, REQUIRED_UV]
+            [group.uv] = self._downloads.resolve(lines, group.platform, cached=not self._wishes.upgrade)
+        except (ClusterctlError, ValueError) as exc:
+            self._report(f"{nodeset(node.id for node in bare)}  building without uv: {exc}")
+
     def _offer(self, node: Node, group: Group) -> None:
-        """Let a node with pip fetch all wheels that it can; record the rest as missing."""
+        """Let a node fetch all wheels that it can; record the rest as missing."""
         self._missing[node.id] = []
         if self._is_ready(node, group.lock):
             return
         call = self.calls[node.id]
         online = group.online and not self._wishes.offline
-        call.send({"do": "offer", "lock": group.lock, "online": online, "options": self._options})
-        self._missing[node.id] = [group.lock[index] for index in call.receive(WORK_S)["missing"]]
+        order = {"lock": group.lock, "online": online, "options": group.options, "urls": group.urls}
+        needs_uv = group.uv is not None and not self._facts[node.id]["uv"]
+        call.send({"do": "offer", **order, "uv": group.uv if needs_uv else None})
+        wheels = [*group.lock, *([group.uv] if group.uv else [])]
+        self._missing[node.id] = [wheels[index] for index in call.receive(WORK_S)["missing"]]
 
     def _gather(self, group: Group) -> None:
         """Get the wheels that nodes of the group lack onto this machine: from a node that has them, or with pip."""
@@ -264,7 +329,7 @@ class _Setup:
             wanted = {wheel for wheel in wanted if not store.has(wheel)}
         if wanted:
             self._on_step(None, f"fetching {len(wanted)} packages to this machine")
-            self._downloads.fetch(sorted(wanted), self._options, group.platform)
+            self._downloads.fetch(sorted(wanted), group.options, group.platform, group.urls)
             _check_all_there(wanted, store)
 
     def _relay(self, group: Group) -> None:
@@ -279,17 +344,18 @@ class _Setup:
         self._sent.update(self._on([node for node in members if node.id in ordered], relay.transfer))
         group.relayed = bool(members)
 
-    def _finish(self, node: Node, lock: Sequence[Wheel]) -> NodeSetup:
+    def _finish(self, node: Node, group: Group) -> NodeSetup:
         call = self.calls[node.id]
         sent = self._sent.get(node.id, 0)
-        if self._is_ready(node, lock):
+        if self._is_ready(node, group.lock):
             call.send({"do": "keep"})
         else:
             report = partial(self._on_step, node)
             sent += send_files(call, self._missing[node.id], self._downloads.store, report)
-            call.send({"do": "build", "lock": lock})
+            call.send({"do": "build", "lock": group.lock, "with_uv": self._wishes.uv is not False, "uv": group.uv})
         answer = call.result(WORK_S)
-        return NodeSetup(answer["environment"], answer["built"], sent)
+        builder, problem = _text(answer.get("builder")), _text(answer.get("problem"))
+        return NodeSetup(answer["environment"], answer["built"], sent, builder, problem)
 
 
 def _decode(node: Node, lock: Any) -> list[Wheel]:
@@ -299,6 +365,11 @@ def _decode(node: Node, lock: Any) -> list[Wheel]:
     except (AgentError, TypeError, ValueError) as exc:
         hint = "check that the node has not been compromised"
         raise NodeError(f"the node sent malformed package data: {exc}", node=node.label, hint=hint) from exc
+
+
+def _text(value: object) -> str | None:
+    """Return a node's text on one line; None if it is no text."""
+    return " ".join(value.split())[:MOST_CHARS] if isinstance(value, str) else None
 
 
 def _check_all_there(wanted: Iterable[Wheel], store: WheelStore) -> None:

@@ -19,7 +19,7 @@ from clusterctl.agent.supervisor.child import REMARK
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import RunPaths, interpreter_record, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
-from clusterctl.common.requirements import project_names, read_text
+from clusterctl.common.requirements import file_of, names_in
 from clusterctl.common.run_spec import RunSpec
 
 MANY = 4000  # events; of more, only the first and the last are sent
@@ -58,7 +58,8 @@ def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "halted": not over and _is_halted(state),
         **_free(job.dir),
         "python": None if over or about["state"] in QUIET else _python(spec),
-        "requirements": _requirements(job.dir),
+        "requirements": names_in(job.dir),
+        "requirements_file": file_of(job.dir),
         "environment": Path(spec.venv).name if spec.venv else None,
         **({"spec": spec.to_json(), "versions": versions_of(root, spec)} if request.get("spec") else {}),
     }
@@ -189,12 +190,3 @@ def _python(spec: RunSpec) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _requirements(directory: Path) -> list[str] | None:
-    """Return the names of the projects in the job's requirements.txt; None if there is none, or not all are known."""
-    try:
-        text = read_text(directory)
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if text is None else project_names(text)

@@ -21,7 +21,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
 from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.procfs import find_by_environment, run_environment
-from clusterctl.common.requirements import effective, read_text
+from clusterctl.common.requirements import of_directory
 
 LIVE = ("starting", "running")
 OURS = ("for", "lock")  # beside the environments in venvs/
@@ -73,8 +73,11 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def disk_bytes(path: Path) -> int:
-    """Return the bytes that a tree's files take on the disk. Unreadable directories count as 0."""
+def disk_bytes(path: Path, *, shared: bool = True) -> int:
+    """Return the bytes that a tree's files take on the disk. Unreadable directories count as 0.
+
+    Unless `shared`, files with several links do not count: environments have those of uv's cache.
+    """
     total, todo = 0, [str(path)]
     while todo:
         item = todo.pop()
@@ -82,33 +85,38 @@ def disk_bytes(path: Path) -> int:
             status = os.lstat(item)
             if stat.S_ISDIR(status.st_mode):
                 todo += [entry.path for entry in os.scandir(item)]
-            else:
+            elif shared or status.st_nlink == 1:
                 total += status.st_blocks * BLOCK_BYTES
     return total
 
 
 def find_content(root: Path) -> Iterator[dict[str, Any]]:
-    """Yield agents, environments, wheels and leftovers, with the jobs or environments that need them."""
+    """Yield agents, environments, wheels, uv and leftovers, with the jobs or environments that need them."""
     mentioned = _mentioned()
     own = Path(PACKAGE_ROOT).name  # lib/DIGEST, if this is the node's agent
     environments = [path for path in _inside(_directory(root, "environment")) if path.name not in OURS]
     needs = {path: _jobs_that_need(root, path.name) for path in environments}
-    for kind in ("agent", "environment", "wheel", "leftover"):
+    for kind in ("agent", "environment", "wheel", "uv", "leftover"):
         for path in environments if kind == "environment" else _inside(_directory(root, kind)):
             name = path.name
             users = [user.name for user in environments if kind == "wheel" and _holds(user / "clusterctl.json", name)]
             yield {
                 "kind": kind,
                 "name": name,
-                "live": name == own or any(name.encode(errors="surrogateescape") in text for text in mentioned),
+                "live": name == own or any(_mark(kind, name) in text for text in mentioned),
                 "needed_by": needs.get(path, users),
-                "bytes": disk_bytes(path),
+                "bytes": disk_bytes(path, shared=kind != "uv"),
                 "age_s": max(0.0, time.time() - _changed(path)),
             }
 
 
+def _mark(kind: str, name: str) -> bytes:
+    """Return what processes that use this content mention."""
+    return os.fsencode(f"/{META}/uv/{name}" if kind == "uv" else name)
+
+
 def _directory(root: Path, kind: str) -> Path:
-    names = {"agent": "lib", "environment": "venvs", "wheel": "wheels"}
+    names = {"agent": "lib", "environment": "venvs", "wheel": "wheels", "uv": "uv"}
     return incoming_dir(root) if kind == "leftover" else root / META / names[kind]
 
 
@@ -146,10 +154,9 @@ def _names(job: JobPaths, environment: str) -> bool:
 
 def _asks_for(job: JobPaths, lists: Sequence[Any]) -> bool:
     try:
-        text = read_text(job.dir)
+        return any(of_directory(job.dir, runtime) in lists for runtime in (True, False))
     except (OSError, UnicodeDecodeError):
         return True
-    return effective(text, True) in lists or effective(text, False) in lists
 
 
 def _remove_jobs(root: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -181,7 +188,7 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
 
 def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
     """Remove content that nothing needs now; environments before the wheels they were made from."""
-    for kind in ("leftover", "agent", "environment", "wheel"):
+    for kind in ("leftover", "agent", "environment", "wheel", "uv"):
         if not any(item[0] == kind for item in wanted):
             continue
         with environments_lock(root, "prune", 0) as holder:
@@ -189,7 +196,7 @@ def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dic
                 if item["kind"] != kind or [kind, item["name"]] not in wanted:
                     continue
                 why = "it is in use" if item["live"] or item["needed_by"] else None
-                if holder and kind in ("environment", "wheel"):
+                if holder and kind in ("environment", "wheel", "uv"):
                     why = f"a {holder.operation} is running on this node"  # no pid: the same text on all nodes
                 why = why or _why_not(_directory(root, kind) / item["name"])
                 if why:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.node.locks import environments_lock
-from clusterctl.agent.packages.venvs import Venvs
+from clusterctl.agent.packages import uv
+from clusterctl.agent.packages.venvs import Built, Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import META
-from clusterctl.common.pip import Pip, find_pip
+from clusterctl.common.pip import fetch_all, find_pip
 from clusterctl.common.tree import COPY_BYTES
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 
@@ -36,17 +37,19 @@ def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     with _alone(root):
         venvs.sweep()
         store.sweep()
+        uv.sweep(root)
         name = venvs.find(request["requirements"])
-        worker = _Worker(store, find_pip(), peer)
+        worker = _Worker(root, store, peer)
         peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, name)}})
         while True:
             order = peer.receive()
             if order["do"] == "keep":
                 return {"environment": name, "built": False}
             if order["do"] == "build":
-                name, built = venvs.build(decode_lock(order["lock"]), store, worker.reports("install"))
-                venvs.point(request["requirements"], name)
-                return {"environment": name, "built": built}
+                made = worker.build(venvs, order)
+                venvs.point(request["requirements"], made.name)
+                report = {"builder": made.builder, "problem": made.problem}
+                return {"environment": made.name, "built": made.builder is not None, **report}
             worker.serve(order)
 
 
@@ -57,14 +60,29 @@ def _about(venvs: Venvs, name: str | None) -> dict[str, Any]:
 class _Worker:
     """Carries out the orders about wheels."""
 
-    def __init__(self, store: WheelStore, pip: Pip | None, peer: Peer) -> None:
+    def __init__(self, root: Path, store: WheelStore, peer: Peer) -> None:
+        self._root = root
         self._store = store
-        self._pip = pip
+        self._pip = find_pip()
+        self._uv = uv.find(root)
         self._peer = peer
         self._relay: Relay | None = None
 
     def facts(self) -> dict[str, Any]:
-        return {"pip": self._pip.tool if self._pip else None}
+        return {"pip": self._pip.tool if self._pip else None, "uv": self._uv.version if self._uv else None}
+
+    def build(self, venvs: Venvs, order: dict[str, Any]) -> Built:
+        """Build with uv, if it is wanted and here or was sent, else without it."""
+        lock = decode_lock(order["lock"])
+        sent = decode_lock([order["uv"]] if order.get("uv") else [])
+        problem = None
+        if sent and self._uv is None:
+            try:
+                self._uv = uv.adopt(self._root, sent[0], self._store)
+            except (AgentError, OSError) as exc:
+                problem = str(exc)
+        made = venvs.build(lock, self._store, self._looks("install"), self._uv if order.get("with_uv") else None)
+        return made._replace(problem=made.problem or problem)
 
     def serve(self, order: dict[str, Any]) -> None:
         orders = {
@@ -79,31 +97,31 @@ class _Worker:
             raise AgentError(f"setup does not know {order['do']!r}", kind="usage")
         orders[order["do"]](order)
 
-    def reports(self, step: str) -> Callable[[str], None]:
-        """Return a function that is called with the package of a step, and reports both."""
-        return lambda package: self._peer.beat(step=step, package=package)
-
     def _looks(self, step: str) -> Callable[[str], bool]:
-        """Return a function that is called while pip runs, and returns True if the control machine left."""
-        report = self.reports(step)
+        """Return a function that reports a step and its package, and returns True if the control machine left."""
 
         def look(package: str) -> bool:
-            report(package)
+            self._peer.beat(step=step, package=package)
             return self._peer.is_gone()
 
         return look
 
     def _resolve(self, order: dict[str, Any]) -> None:
         assert self._pip is not None, "only a node with pip gets this order"
-        resolved = self._pip.resolve(order["requirements"], self._store, self._looks("choose"))
+        look, exact = self._looks("choose"), bool(order.get("exact"))
+        resolved = self._pip.resolve(order["requirements"], self._store, look, exact=exact)
         self._peer.send({"failed": resolved} if isinstance(resolved, str) else {"lock": resolved})
 
     def _offer(self, order: dict[str, Any]) -> None:
         lock = decode_lock(order["lock"])
         missing = [wheel for wheel in lock if not self._store.has(wheel)]
+        if order["online"] and missing and order.get("urls"):
+            fetch_all(missing, order["urls"], self._store, self._looks("fetch"))
+            missing = [wheel for wheel in missing if not self._store.has(wheel)]
         if order["online"] and self._pip and missing:
             self._pip.download(missing, order["options"], self._store, self._looks("fetch"))
-        self._peer.send({"missing": self._missing(lock)})
+        sent = decode_lock([order["uv"]] if order.get("uv") else [])  # only from the control machine
+        self._peer.send({"missing": self._missing([*lock, *sent])})
 
     def _missing(self, lock: Sequence[Wheel]) -> list[int]:
         return [number for number, wheel in enumerate(lock) if not self._store.has(wheel)]

@@ -30,7 +30,7 @@ from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.operations.takeover import await_former_life
 from clusterctl.agent.packages.interpreter import find_versions
-from clusterctl.agent.packages.venvs import find_for_job, has_requirements, in_environment
+from clusterctl.agent.packages.venvs import find_for_job, in_environment
 from clusterctl.agent.peer import Peer
 from clusterctl.common.engines import node_list
 from clusterctl.common.errors import AgentError, first_of
@@ -38,6 +38,7 @@ from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
+from clusterctl.common.requirements import file_of
 from clusterctl.common.run_spec import RunSpec
 
 ENDING_S = 10.0
@@ -63,7 +64,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "newest_run": job.newest_run() or "0",
             "versions": versions,
             "environment": venv.name if venv else None,
-            "requirements": has_requirements(job.dir),
+            "requirements": file_of(job.dir),
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),

@@ -13,20 +13,34 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
-from clusterctl.common.requirements import digest, effective, logical_lines, read_text
+from clusterctl.common.requirements import digest, of_directory
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.wheels import Wheel, WheelStore
 
+if TYPE_CHECKING:
+    from clusterctl.agent.packages.uv import Uv
+    from clusterctl.common.pip import IsGone
+
+OURSELVES = "clusterctl"
+PROBLEM_CHARS = 400
 DIGEST_CHARS = 16
 TRY_S = 120.0
 MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to test that they work on this machine
+
+
+class Built(NamedTuple):
+    """An environment. `builder` is what made it now, if anything did; `problem` is why uv could not."""
+
+    name: str
+    builder: str | None
+    problem: str | None = None
 
 
 class Venvs:
@@ -82,18 +96,17 @@ class Venvs:
         for leftover in self.directory.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def build(self, lock: Sequence[Wheel], store: WheelStore, report: Callable[[str], None]) -> tuple[str, bool]:
-        """Return the environment of these wheels, and True if it was made now. It appears only if it works.
+    def build(self, lock: Sequence[Wheel], store: WheelStore, is_gone: IsGone, uv: Uv | None = None) -> Built:
+        """Return the environment of these wheels, made now if it is absent. It appears only if it works.
 
-        `report` is called with the name of each package before it is installed.
+        Without `uv`, or if that fails, the wheels are unpacked here. `is_gone` is called with the name of each package.
         """
         name = self.name_of(lock)
         if self._works(name):
-            return name, False
+            return Built(name, None)
         beside = Path(tempfile.mkdtemp(prefix=".", dir=self.directory))
         try:
-            for wheel in self._fill(beside, lock, store, str(self.python(name))):
-                report(wheel.name)
+            builder, problem = self._install(beside, lock, store, is_gone, uv)
             try_out(beside / "bin" / "python", lock)
             write_json(beside / "clusterctl.json", {"v": 1, "lock": [list(wheel) for wheel in lock]})
             sync_disk(beside)
@@ -101,10 +114,35 @@ class Venvs:
             beside.rename(self.path(name))
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-        return name, True
+        return Built(name, builder, problem)
 
-    def _fill(self, top: Path, lock: Sequence[Wheel], store: WheelStore, python: str) -> Iterator[Wheel]:
-        """Make the environment, and yield each wheel before it is installed."""
+    def _install(
+        self, top: Path, lock: Sequence[Wheel], store: WheelStore, is_gone: IsGone, uv: Uv | None
+    ) -> tuple[str, str | None]:
+        """Fill an environment. Return what did it, and why uv did not."""
+        from clusterctl.agent.packages.wheel_install import InstallTarget, check_names, unpack  # `start` only finds one
+
+        problem = None
+        if uv:
+            for wheel in lock:
+                check_names(store.path(wheel))
+            self._make(top, relocatable=True)
+            problem = uv.install(top / "bin" / "python", lock, store, is_gone)
+            if problem is None:
+                return f"uv {uv.version}", None
+            for path in top.iterdir():
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+        target = InstallTarget(top, self._make(top), str(self.python(self.name_of(lock))))
+        for wheel in lock:
+            is_gone(wheel.name)
+            unpack(store.path(wheel), target)
+        return OURSELVES, problem and problem[-PROBLEM_CHARS:]
+
+    def _make(self, top: Path, *, relocatable: bool = False) -> Path:
+        """Make an environment without packages, and return their directory.
+
+        uv writes the scripts of a relocatable one so that they find their interpreter after the directory is renamed.
+        """
         site = top / "lib" / f"python{self.minor}" / "site-packages"
         site.mkdir(parents=True)
         (top / "bin").mkdir()
@@ -112,14 +150,10 @@ class Venvs:
             (top / "bin" / alias).symlink_to(self.base)
         version = ".".join(map(str, sys.version_info[:3]))
         home = Path(self.base).parent
-        (top / "pyvenv.cfg").write_text(
-            f"home = {home}\ninclude-system-site-packages = false\nversion = {version}\nexecutable = {self.base}\n"
-        )
-        from clusterctl.agent.packages.wheel_install import InstallTarget, unpack  # `start` needs only to find one
-
-        for wheel in lock:
-            yield wheel
-            unpack(store.path(wheel), InstallTarget(top, site, python))
+        lines = [f"home = {home}", "include-system-site-packages = false", f"version = {version}"]
+        lines += [f"executable = {self.base}", *(["relocatable = true"] if relocatable else [])]
+        (top / "pyvenv.cfg").write_text("\n".join(lines) + "\n")
+        return site
 
 
 def try_out(python: Path, lock: Sequence[Wheel]) -> None:
@@ -141,22 +175,14 @@ def try_out(python: Path, lock: Sequence[Wheel]) -> None:
 
 
 def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
-    """Return the environment that `setup` made for this job's requirements.txt and the interpreter PYTHON."""
+    """Return the environment that `setup` made for this job's requirements and the interpreter PYTHON."""
     try:
-        text = read_text(job_dir)
+        requirements = of_directory(job_dir, runtime)
     except (OSError, UnicodeDecodeError):
         return None
     venvs = Venvs(root)
-    name = venvs.find(effective(text, runtime))
+    name = venvs.find(requirements)
     return venvs.path(name) if name else None
-
-
-def has_requirements(job_dir: Path) -> bool:
-    """Return True if the job has a requirements.txt that requires anything."""
-    try:
-        return bool(logical_lines(read_text(job_dir) or ""))
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def find_newest(root: Path) -> Path | None:

@@ -10,6 +10,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,26 +30,38 @@ class InstallTarget(NamedTuple):
 
 def unpack(path: Path, target: InstallTarget) -> None:
     """Install a wheel. Raises `AgentError` if it is damaged or would write outside the environment."""
-    stem = "-".join(path.name.split("-")[:2])
-    try:
-        with zipfile.ZipFile(path) as archive:
-            info = _find_info(archive, stem)
-            expected = _recorded(archive, info)
-            for member in archive.infolist():
-                if not member.is_dir():
-                    _extract(archive, member, expected, target, info)
-            _write_entry_points(archive, info, target)
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as exc:
-        raise AgentError(f"{path.name} is not a valid wheel: {exc}") from exc
+    with _opened(path) as archive:
+        info = _find_info(archive)
+        expected = _recorded(archive, info)
+        for member in _checked_members(archive, info, expected):
+            _extract(archive, member, expected, target)
+        _write_entry_points(archive, info, target)
     (target.site / info / "INSTALLER").write_text("clusterctl\n")
 
 
-def _find_info(archive: zipfile.ZipFile, stem: str) -> str:
+def check_names(path: Path) -> None:
+    """Raise `AgentError` if a wheel has a file outside the environment, or one that its RECORD lacks."""
+    with _opened(path) as archive:
+        info = _find_info(archive)
+        for _ in _checked_members(archive, info, _recorded(archive, info)):
+            pass
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as exc:
+        raise AgentError(f"{path.name} is not a valid wheel: {exc}") from exc
+
+
+def _find_info(archive: zipfile.ZipFile) -> str:
     """Return the name of the .dist-info directory."""
     tops = {name.split("/")[0] for name in archive.namelist() if "/" in name}
     matches = [top for top in tops if top.endswith(".dist-info")]
     if len(matches) != 1:
-        raise ValueError(f"{len(matches)} dist-info directories for {stem}")
+        raise ValueError(f"{len(matches)} dist-info directories")
     return matches[0]
 
 
@@ -58,15 +71,24 @@ def _recorded(archive: zipfile.ZipFile, info: str) -> dict[str, str]:
     return {row[0]: row[1] for row in rows if row}
 
 
+def _checked_members(archive: zipfile.ZipFile, info: str, expected: dict[str, str]) -> Iterator[zipfile.ZipInfo]:
+    """Yield the files of a wheel. Raises ValueError for one with a bad name, or one that its RECORD lacks."""
+    unsigned = (f"{info}/RECORD", f"{info}/RECORD.jws", f"{info}/RECORD.p7s")
+    for member in archive.infolist():
+        name = member.filename
+        if name.startswith("/") or "\\" in name or ".." in name.split("/"):
+            raise ValueError(f"{name} would be outside the environment")
+        if member.is_dir():
+            continue
+        if name not in expected and name not in unsigned:
+            raise ValueError(f"{name} is not in its RECORD")
+        yield member
+
+
 def _extract(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, expected: dict[str, str], target: InstallTarget, info: str
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, expected: dict[str, str], target: InstallTarget
 ) -> None:
     name = member.filename
-    if name.startswith("/") or "\\" in name or ".." in name.split("/"):
-        raise ValueError(f"{name} would be outside the environment")
-    unsigned = (f"{info}/RECORD", f"{info}/RECORD.jws", f"{info}/RECORD.p7s")
-    if name not in expected and name not in unsigned:
-        raise ValueError(f"{name} is not in its RECORD")
     path = _target(name, target)
     path.parent.mkdir(parents=True, exist_ok=True)
     script = ".data/scripts/" in name

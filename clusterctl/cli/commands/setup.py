@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 MOST_SHOWN = 4
 
 
-def setup(invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bool, engine: str | None = None) -> None:
+def setup(
+    invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bool, uv: bool | None, engine: str | None
+) -> None:
     from clusterctl.setup import Wishes, prepare, read_requirements
 
     console = invocation.console
@@ -27,12 +29,15 @@ def setup(invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bo
         nodes = plural(len(cluster.nodes), "node")
         packages = first_of(requirements.packages, MOST_SHOWN)
         console.say(f"{requirements.source}: {packages}     {settings.source}: {nodes}")
+        if requirements.lock and requirements.ignored:
+            console.say(f"{requirements.ignored} is not used, because {requirements.lock.name} is there")
         with invocation.progress.operation("setting up") as operation:
-            wishes = Wishes(offline, upgrade)
+            wishes = Wishes(offline, upgrade, uv)
             done = prepare(cluster, requirements, wishes, console.say, invocation.cache_dir, operation.step)
     error = _partial_failure(done)
     document = {
         "requirements": requirements.packages,
+        "lock": requirements.lock.name if requirements.lock else None,
         "environments": [_group(group) for group in done.groups],
         "nodes": [_node(outcome) for outcome in done.outcomes],
     }
@@ -47,14 +52,19 @@ def _summarise(console: Console, done: Prepared) -> None:
 
     ready = {outcome.node.id: outcome for outcome in done.outcomes if outcome.ok}
     for group in done.groups:
-        for built in (False, True):
-            nodes = [ready[n.id] for n in group.nodes if n.id in ready and ready[n.id].get().built is built]
-            if nodes:
-                sent = sum(outcome.get().bytes_sent for outcome in nodes)
-                what = f"built in {max(outcome.seconds for outcome in nodes):.1f} s" if built else "already ready"
-                relayed = ", relayed" if group.relayed and built else ""
-                traffic = f", {human_bytes(sent)} sent from here{relayed}" if sent else ""
-                console.say(f"{nodeset(o.node.id for o in nodes)}  {group.kind}, {what}{traffic}")
+        outcomes = [ready[node.id] for node in group.nodes if node.id in ready]
+        problems = [outcome for outcome in outcomes if outcome.get().problem]
+        if problems:
+            where = nodeset(outcome.node.id for outcome in problems)
+            console.say(style.warning(f"{where}  built without uv, which failed: {problems[0].get().problem}"))
+        for builder in sorted({outcome.get().builder or "" for outcome in outcomes}):
+            nodes = [outcome for outcome in outcomes if (outcome.get().builder or "") == builder]
+            sent = sum(outcome.get().bytes_sent for outcome in nodes)
+            seconds = f"built in {max(outcome.seconds for outcome in nodes):.1f} s"
+            what = f"{seconds} by {builder}" if builder.startswith("uv") else seconds if builder else "already ready"
+            relayed = ", relayed" if group.relayed and builder else ""
+            traffic = f", {human_bytes(sent)} sent from here{relayed}" if sent else ""
+            console.say(f"{nodeset(o.node.id for o in nodes)}  {group.kind}, {what}{traffic}")
     for line in _differences(done.groups):
         console.say(line)
 
@@ -106,4 +116,5 @@ def _node(outcome: Any) -> dict[str, Any]:
     if not outcome.ok:
         return {**node, "error": outcome.error.to_json()}
     ready = outcome.get()
-    return {**node, "environment": ready.environment, "built": ready.built, "bytes_sent": ready.bytes_sent}
+    built = {"built": ready.built, "built_by": ready.builder, "uv_problem": ready.problem}
+    return {**node, "environment": ready.environment, **built, "bytes_sent": ready.bytes_sent}

@@ -74,17 +74,18 @@ def check(context: typer.Context) -> None:
 @command(app, "setup", "clusterctl setup workspace")
 def setup(
     context: typer.Context,
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="Directory with requirements.txt.")] = Path(
-        "workspace"
-    ),
+    workspace: Annotated[
+        Path, typer.Argument(metavar="WORKSPACE", help="Directory with requirements.txt, uv.lock or pylock.toml.")
+    ] = Path("workspace"),
     offline: Annotated[bool, typer.Option("--offline", help="Download here and send; nodes need no network.")] = False,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Choose package versions again.")] = False,
+    uv: Annotated[bool | None, typer.Option("--uv/--no-uv", help="Send uv to nodes, or never use it.")] = None,
     engine: EngineOption = None,
 ) -> None:
     """Create the job's Python environment on the nodes."""
     from clusterctl.cli.commands.setup import setup
 
-    setup(context.obj, workspace, offline=offline, upgrade=upgrade, engine=engine)
+    setup(context.obj, workspace, offline=offline, upgrade=upgrade, uv=uv, engine=engine)
 
 
 @command(app, "dispatch", "clusterctl dispatch workspace")

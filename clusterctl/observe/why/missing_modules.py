@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from clusterctl.common.requirements import RUNTIME, normal
+from clusterctl.common.requirements import FILE, RUNTIME, normal
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 
 CLASS = "ModuleNotFoundError"
@@ -33,10 +33,10 @@ class Finding(NamedTuple):
 
 
 def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> Finding | None:
-    """Return a finding if the job has a requirements.txt that explains the missing module.
+    """Return a finding if the job's requirements explain the missing module.
 
-    `answer` is the report of the node: `requirements` has the names of the projects in that file, None if they are not
-    known, and `environment` the name of the environment that `setup` made for it.
+    `answer` is the report of the node: `requirements` has the names of the projects in `requirements_file`, None if
+    they are not known, and `environment` the name of the environment that `setup` made for it.
     """
     names, module = answer.get("requirements"), diagnosis.subject or ""
     is_import = diagnosis.kind == "import_error" and (diagnosis.error or "").startswith(CLASS)
@@ -46,13 +46,15 @@ def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> Finding | None:
     if top in sys.stdlib_module_names:
         return None
     project = PROJECTS.get(top, top)
+    file = answer.get("requirements_file") or FILE
     if normal(project) not in names:
         if project in RUNTIME:  # `setup` adds these
             return None
         what = top if project == top else f"{top} (the project {project})"
-        advice = f"add {project} to requirements.txt, unless {top} is a file of yours; then clusterctl setup WORKSPACE"
-        return Finding(f"{what} is not in requirements.txt", advice)
+        step = f"add {project} to {file}" if file == FILE else f"add {project} to the project and lock it again"
+        advice = f"{step}, unless {top} is a file of yours; then clusterctl setup WORKSPACE"
+        return Finding(f"{what} is not in {file}", advice)
     if answer.get("environment") is None:
-        note = f"{project} is in requirements.txt, but the run had no environment made by clusterctl setup"
+        note = f"{project} is in {file}, but the run had no environment made by clusterctl setup"
         return Finding(note, "to create it: clusterctl setup WORKSPACE")
     return None

@@ -286,7 +286,7 @@ def test_prune_and_setup_exclude_each_other(tmp_path: Path) -> None:
             (kind, "a setup is running on this node") for kind in ("environment", "wheel")
         ]
         call.send({"do": "build", "lock": lock})
-        assert call.result() == {"environment": made, "built": False}
+        assert call.result() == {"environment": made, "built": False, "builder": None, "problem": None}
     with environments_lock(home / "root", "prune", 0) as holder:
         assert holder is None
         with pytest.raises(RefusedError, match=rf"a prune \(pid {os.getpid()}\) is running on this node"):

@@ -44,6 +44,12 @@ def test_a_project_with_another_name_than_its_module_is_recognized() -> None:
     assert advice(explanation) == "to create it: clusterctl setup WORKSPACE"
 
 
+def test_a_lock_file_is_named_in_place_of_requirements_txt() -> None:
+    explanation = fails_without("pandas", requirements=["numpy"], requirements_file="uv.lock")
+    assert "pandas is not in uv.lock" in explanation.notes
+    assert advice(explanation).startswith("add pandas to the project and lock it again")
+
+
 @pytest.mark.parametrize(
     ("module", "facts"),
     [
