@@ -23,7 +23,7 @@ def answer_shell() -> bool:
     if shell not in ("bash", "zsh", "fish"):  # another one has the script that typer makes, and typer answers it
         return False
     try:
-        lines = for_bash(os.environ) if shell == "bash" else for_others(os.environ)
+        lines = for_bash(os.environ) if shell == "bash" else for_others(os.environ, shell)
         text = "".join(f"{line}\n" for line in lines)
     except Exception:  # noqa: BLE001 - such as a damaged installation, at every press of a key
         text = "files\n"
@@ -55,9 +55,10 @@ def _for_bash(value: str, last: Word, replaced: str) -> str | None:
     return written[len(kept) :] if kept is not None and written and written.startswith(kept) else None
 
 
-def for_others(environ: os._Environ[str]) -> list[str]:
+def for_others(environ: os._Environ[str], shell: str) -> list[str]:
     """Return the answer for the words of zsh or fish, which quote what they insert: a description follows a tab."""
     _, *words = environ.get("_CLUSTERCTL_WORDS", SEPARATOR).split(SEPARATOR)
     last = words.pop() if words else ""
-    files, found = complete(words, last.lstrip("\"'"), environ)
+    last = split_line(last)[-1].text if shell == "fish" else last.lstrip("\"'")  # zsh removes all but an open quote
+    files, found = complete(words, last, environ)
     return [files, *(f"{value}\t{about}" for value, about in found[:MOST_SHOWN])]

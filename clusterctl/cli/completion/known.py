@@ -86,6 +86,10 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= LONGEST and text.isprintable() and not text.startswith("-")
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
 def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -100,9 +104,9 @@ def _node(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _job(value: Mapping[str, Any]) -> dict[str, Any]:
-    runs = list(fields_of(value.get("runs")).items())[-MOST_OF_A_JOB:]
+    runs = {number: name for number, name in fields_of(value.get("runs")).items() if _is_number(number)}
     return {
         "state": _name(value.get("state")),
-        "runs": {number: _name(name) for number, name in runs if number.isascii() and number.isdigit()},
+        "runs": {number: _name(runs[number]) for number in sorted(runs, key=int)[-MOST_OF_A_JOB:]},
         "tags": list(filter(is_name, _items(value.get("tags"))[-MOST_OF_A_JOB:])),
     }

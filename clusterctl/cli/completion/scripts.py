@@ -15,7 +15,7 @@ _clusterctl() {
         IFS= read -r files || files=files
         while IFS= read -r line; do COMPREPLY+=("$line"); done
     } < <(_CLUSTERCTL_COMPLETE=bash _CLUSTERCTL_LINE="${COMP_LINE:0:COMP_POINT}" _CLUSTERCTL_WORD="$2" \
-        "$program" 2>/dev/null)
+        command "$program" 2>/dev/null)
     if [[ $files == dirs ]]; then compopt -o plusdirs +o default 2>/dev/null; fi
     if [[ $files == none ]]; then compopt +o default 2>/dev/null; fi
     if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]]; then compopt -o nospace 2>/dev/null; fi
@@ -30,7 +30,7 @@ _clusterctl() {
     local -a asked lines plain assigned shown_plain shown_assigned
     (( $+commands[$program] )) || [[ -x $program && ! -d $program ]] || program=clusterctl
     asked=("${(@Q)words[1,CURRENT-1]}" "${(Q)PREFIX}")
-    lines=("${(@f)$(_CLUSTERCTL_COMPLETE=zsh _CLUSTERCTL_WORDS=${(pj:\x1f:)asked} $program 2>/dev/null)}")
+    lines=("${(@f)$(_CLUSTERCTL_COMPLETE=zsh _CLUSTERCTL_WORDS=${(pj:\x1f:)asked} command $program 2>/dev/null)}")
     files=${lines[1]:-files}
     for line in "${(@)lines[2,-1]}"; do
         value=${line%%$'\t'*} line=${line#*$'\t'}
@@ -54,9 +54,9 @@ function __clusterctl_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
     set -l program $words[1]
-    type -q -- $program; or set program clusterctl
+    command -q -- $program; or set program clusterctl
     set -l asked (string join \x1f -- $words "$current")
-    set -l lines (_CLUSTERCTL_COMPLETE=fish _CLUSTERCTL_WORDS="$asked" $program 2>/dev/null)
+    set -l lines (_CLUSTERCTL_COMPLETE=fish _CLUSTERCTL_WORDS="$asked" command $program 2>/dev/null)
     set -l files $lines[1]
     test -n "$files"; or set files files
     set -e lines[1]

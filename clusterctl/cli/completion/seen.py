@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.completion.known import VERSION, Known, checked, fields_of, path_of, read
+from clusterctl.cli.completion.known import MOST_BYTES, VERSION, Known, checked, fields_of, path_of, read
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import write_atomic
 from clusterctl.common.paths import is_job_name, job_key
@@ -66,8 +66,16 @@ class Seen:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             if not path.exists():
                 _make_room(path.parent)
-            about = {"v": VERSION, "conf": self._conf, "nodes": known.nodes, "jobs": known.jobs}
-            write_atomic(path, dumps(about), durable=False)
+            write_atomic(path, self._encoded(known), durable=False)
+
+    def _encoded(self, known: Known) -> bytes:
+        """Return the content of the file: if all names are long, only of the first nodes and the newest jobs."""
+        nodes, jobs = known.nodes, list(known.jobs.items())
+        while True:
+            data = dumps({"v": VERSION, "conf": self._conf, "nodes": nodes, "jobs": dict(jobs)})
+            if len(data) <= MOST_BYTES:
+                return data
+            nodes, jobs = nodes[: len(nodes) // 2], jobs[(len(jobs) + 1) // 2 :]
 
 
 def _make_room(directory: Path) -> None:

@@ -66,7 +66,7 @@ class Values:
         """Yield the names of runs, each once, with the job that has the newest of them."""
         seen = set()
         for job, about in self._newest_first():
-            for name in about["runs"].values():
+            for name in reversed(about["runs"].values()):
                 if name and name not in seen:
                     seen.add(name)
                     yield name, f"a run of {job}"
@@ -93,11 +93,12 @@ class Values:
         for node in self._known.nodes:
             for tag in node["tags"]:
                 found[tag] = "tag"
-        found["failed@last"] = "the nodes on which the last command failed"
         for node in self._known.nodes:
             found.setdefault(node["label"], node["host"])
-            for name in (node["name"], node["host"]):
-                found.setdefault(name, node["label"])
+        for node in self._known.nodes:
+            for name in {node["name"]: 0, node["host"]: 0}:
+                found[name] = "several nodes" if name in found else node["label"]
+        found["failed@last"] = "the nodes on which the last command failed"
         given = before.split(",")
         yield from ((before + value, about) for value, about in found.items() if value and value not in given)
 
@@ -111,4 +112,4 @@ class Values:
 
 def _described(job: Mapping[str, Any]) -> str:
     names = [name for name in job["runs"].values() if name]
-    return ", ".join([*names[:1], *([job["state"]] if job["state"] else [])])
+    return ", ".join([*names[-1:], *([job["state"]] if job["state"] else [])])
