@@ -26,9 +26,9 @@ LONGEST = 200
 
 
 class Known:
-    """`nodes` have `label`, `host`, `name` and `tags`; `jobs`, by id, have `state`, `runs` (names by number) and `tags`.
+    """`nodes` have `label`, `host`, `name` and `tags`; `jobs`, by id, have `state`, `runs` and `tags`.
 
-    The tags of a job are those of its models.
+    The runs of a job are names by number, its tags are those of its models.
     """
 
     def __init__(self, nodes: list[dict[str, Any]], jobs: dict[str, dict[str, Any]]) -> None:

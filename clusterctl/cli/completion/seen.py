@@ -101,8 +101,8 @@ def _take_all(known: Known, value: Mapping[str, Any]) -> None:
         return
     is_complete = "error" not in value and all(isinstance(job.get("runs"), list) for job in jobs)
     if is_complete:
-        for job in known.jobs.keys() - {job["job"] for job in jobs}:
-            del known.jobs[job]
+        for gone in known.jobs.keys() - {job["job"] for job in jobs}:
+            del known.jobs[gone]
     for job in jobs:
         _take(known, job)
 

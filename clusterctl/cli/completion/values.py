@@ -6,13 +6,12 @@ from clusterctl.common.paths import job_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from clusterctl.cli.completion.known import Known
 
 FILES = {"file": "files", "dir": "dirs", "target": "dirs", "none": "none"}
-OF_JOBS = ("job", "run", "target")
 
 
 class Values:
@@ -38,19 +37,17 @@ class Values:
     def _found(self, kind: str, typed: str, arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
         if kind in self._words:
             return self._words[kind].items()
-        if kind in OF_JOBS:
-            return [*self._jobs(typed if kind == "run" else ""), *self._names()]
-        if kind == "name":
-            return self._names()
-        if kind in ("tag", "run_number"):
-            return self._of_job(kind, arguments)
-        if kind == "nodes":
-            return self._nodes(typed)
-        if kind == "node":
-            return ((node["label"], node["host"]) for node in self._known.nodes)
-        if kind == "setting":
-            return self._of_settings(typed)
-        return ()
+        makers: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
+            **dict.fromkeys(("job", "target"), lambda: [*self._jobs(""), *self._names()]),
+            "run": lambda: [*self._jobs(typed), *self._names()],
+            "name": self._names,
+            "run_number": lambda: self._of_job("runs", arguments),
+            "tag": lambda: self._of_job("tags", arguments),
+            "nodes": lambda: self._nodes(typed),
+            "node": lambda: ((node["label"], node["host"]) for node in self._known.nodes),
+            "setting": lambda: self._of_settings(typed),
+        }
+        return makers[kind]() if kind in makers else ()
 
     def _jobs(self, typed: str) -> Iterator[tuple[str, str]]:
         """Yield the jobs, newest first; the runs of the one that is typed with a slash."""
@@ -71,7 +68,7 @@ class Values:
                     seen.add(name)
                     yield name, f"a run of {job}"
 
-    def _of_job(self, kind: str, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def _of_job(self, what: str, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield what is known of the job that the line names; of all of them if it names none that is known."""
         named = [self._options.get("--load", ""), self._options.get("--job_workspace", ""), *arguments]
         ids = {word.partition("/")[0] for word in named if word}
@@ -79,7 +76,7 @@ class Values:
         chosen = [one for one in jobs if one[0] in ids or not ids.isdisjoint(one[1]["runs"].values())] or jobs
         seen = set()
         for job, about in chosen:
-            for value in about["runs"] if kind == "run_number" else about["tags"]:
+            for value in about[what]:
                 if value not in seen:
                     seen.add(value)
                     yield value, f"of {job}"

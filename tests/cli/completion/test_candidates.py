@@ -127,7 +127,7 @@ def test_after_the_last_argument_the_options_are_offered(cache: Cache) -> None:
 
 
 def test_the_line_of_bash_is_split_as_bash_splits_it() -> None:
-    words = split_line("clusterctl  status a\\ b 'c  d'\"e\\\"\\x\" f\\")
+    words = split_line('clusterctl  status a\\ b \'c  d\'"e\\"\\x" f\\')
     assert [word.text for word in words] == ["clusterctl", "status", "a b", 'c  de"\\x', "f"]
     assert [word.in_quotes for word in words] == [False, False, False, True, False]
     assert [word.text for word in split_line("clusterctl status ")] == ["clusterctl", "status", ""]

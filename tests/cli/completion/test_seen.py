@@ -51,7 +51,7 @@ def test_nodes_are_kept_with_names_and_tags_in_a_private_file(cache: Cache) -> N
         {"label": "node1", "host": "10.0.0.2", "name": "", "tags": []},
     ]
     assert stat.S_IMODE(cache.path.stat().st_mode) == 0o600
-    assert os.listdir(cache.path.parent) == [cache.path.name]
+    assert list(cache.path.parent.iterdir()) == [cache.path]
 
 
 def test_jobs_runs_and_names_are_learned_from_what_commands_report(cache: Cache) -> None:
