@@ -118,7 +118,7 @@ class Invocation:
         from clusterctl.cli.completion.seen import Seen
 
         if cluster.settings.source is not None:
-            seen = Seen(self.cache_dir, cluster.settings.source)
+            seen = Seen(self.cache_dir, cluster.settings.source, of_some=bool(self.options.only))
             seen.nodes(cluster.inventory)
             self.console.on_document = seen.document
 

@@ -1,7 +1,6 @@
 """The scripts with which bash, zsh and fish ask for completions.
 
-No shell evaluates a word of the answer: each line becomes an element of an array. zsh and fish quote what they
-insert.
+No shell evaluates a word of the answer: each line becomes an element of an array. zsh and fish quote what they insert.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ _clusterctl() {
     lines=("${(@f)$(_CLUSTERCTL_COMPLETE=zsh _CLUSTERCTL_WORDS=${(pj:\x1f:)asked} command $program 2>/dev/null)}")
     files=${lines[1]:-files}
     for line in "${(@)lines[2,-1]}"; do
+        [[ -n $line ]] || continue
         value=${line%%$'\t'*} line=${line#*$'\t'}
         if [[ $value == *= ]]; then
             assigned+=("$value") shown_assigned+=("$value${line:+  -- $line}")
@@ -60,15 +60,19 @@ function __clusterctl_complete
     set -l files $lines[1]
     test -n "$files"; or set files files
     set -e lines[1]
-    for line in $lines
-        echo $line
-    end
     set -l option (string match -r -- '^--[^=]*=' "$current")
     set -l typed (string replace -r -- '^--[^=]*=' '' "$current")
+    set -l paths
     if test $files = dirs
-        printf "$option%s\n" (__fish_complete_directories "$typed" '')
+        set paths (__fish_complete_directories "$typed" '')
     else if test $files = files
-        printf "$option%s\n" (__fish_complete_path "$typed")
+        set paths (__fish_complete_path "$typed")
+    end
+    for path in $paths
+        set -a lines "$option$path"
+    end
+    for line in $lines
+        printf '%s\n' "$line"
     end
 end
 complete -c clusterctl -f -k -a '(__clusterctl_complete)'

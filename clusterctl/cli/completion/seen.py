@@ -21,11 +21,15 @@ LIVE = ("starting", "running")
 
 
 class Seen:
-    """The file about one conf.py. A failure to write is not an error, and of two writers at once the last one wins."""
+    """The file about one conf.py. A failure to write is not an error, and of two writers at once the last one wins.
 
-    def __init__(self, cache_dir: Path, conf: Path) -> None:
+    With `of_some` the command works on some nodes only, so that a job which it does not list may be on the others.
+    """
+
+    def __init__(self, cache_dir: Path, conf: Path, *, of_some: bool = False) -> None:
         self._cache_dir = str(cache_dir)
         self._conf = os.path.realpath(conf)
+        self._of_some = of_some
         self._job: str | None = None  # of the events of a stream
 
     def nodes(self, inventory: Inventory) -> None:
@@ -44,7 +48,8 @@ class Seen:
         """Learn from the JSON document of a command, or from an event of its stream."""
         several = value.get("jobs")
         if isinstance(several, list):
-            self._update(lambda known: _take_all(known, value))
+            is_whole = not self._of_some and "error" not in value
+            self._update(lambda known: _take_all(known, value, is_whole=is_whole))
         elif value.get("event") == "saved" and value.get("complete") and not value.get("checkpoint") and self._job:
             self._update(lambda known: _take(known, {"job": self._job, "model": True, "tag": value.get("tag")}))
         else:
@@ -91,16 +96,15 @@ def _names_a_job(value: Mapping[str, Any]) -> bool:
     return isinstance(job, str) and is_job_name(job) and ("run" in value or "nodes" in value)
 
 
-def _take_all(known: Known, value: Mapping[str, Any]) -> None:
-    """Take the list of `jobs`, which is complete unless a node failed, of `status`, or of `prune`."""
+def _take_all(known: Known, value: Mapping[str, Any], *, is_whole: bool) -> None:
+    """Take the list of `jobs`, which is complete if it is of all nodes, of `status`, or of `prune`."""
     jobs = [one for one in map(fields_of, value["jobs"]) if isinstance(one.get("job"), str) and is_job_name(one["job"])]
     if "removed" in value:
-        for job in jobs if value["removed"] and "error" not in value else ():
+        for job in jobs if value["removed"] and is_whole else ():
             if not job.get("keep"):
                 known.jobs.pop(job["job"], None)
         return
-    is_complete = "error" not in value and all(isinstance(job.get("runs"), list) for job in jobs)
-    if is_complete:
+    if is_whole and all(isinstance(job.get("runs"), list) for job in jobs):
         for gone in known.jobs.keys() - {job["job"] for job in jobs}:
             del known.jobs[gone]
     for job in jobs:

@@ -25,8 +25,8 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path)
 
 
-def writer(cache: Cache) -> Seen:
-    return Seen(Path(known.cache_dir(cache.environ)), cache.conf)
+def writer(cache: Cache, *, of_some: bool = False) -> Seen:
+    return Seen(Path(known.cache_dir(cache.environ)), cache.conf, of_some=of_some)
 
 
 def read(cache: Cache) -> Known:
@@ -79,6 +79,8 @@ def test_a_list_of_all_jobs_replaces_what_was_known_and_that_of_some_nodes_adds_
     gone, listed = {"job": OLDER, "nodes": []}, {"job": JOB, "state": "succeeded", "runs": [{"run": "0001"}]}
     learn(cache, gone)
     assert list(learn(cache, {"jobs": [listed], "error": {"details": {"nodes": []}}})) == [OLDER, JOB]
+    writer(cache, of_some=True).document({"jobs": [listed]})
+    assert list(read(cache).jobs) == [OLDER, JOB]
     assert list(learn(cache, {"jobs": [listed]})) == [JOB]
 
 
@@ -86,6 +88,8 @@ def test_pruned_jobs_are_forgotten_once_they_are_removed(cache: Cache) -> None:
     old = {"jobs": [{"job": OLDER, "runs": 1, "keep": None}, {"job": JOB, "runs": 2, "keep": "newest"}]}
     learn(cache, {"job": OLDER, "nodes": []}, {"job": JOB, "nodes": []})
     assert list(learn(cache, {**old, "removed": False})) == [OLDER, JOB]
+    writer(cache, of_some=True).document({**old, "removed": True})
+    assert list(read(cache).jobs) == [OLDER, JOB]
     assert list(learn(cache, {**old, "removed": True})) == [JOB]
 
 
