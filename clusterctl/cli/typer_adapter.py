@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import typer
@@ -69,6 +69,14 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
         return group.command(name, cls=Command, short_help=summary, epilog=epilog)(function)
 
     return register
+
+
+def use_scripts(scripts: Mapping[str, str]) -> None:
+    """Replace the scripts that typer's `--install-completion` installs for these shells."""
+    from typer import _completion_shared
+
+    for shell, script in scripts.items():
+        _completion_shared._completion_scripts[shell] = script.replace("%", "%%")  # typer replaces names in it
 
 
 def _usage_error(exc: Any, ctx: Any) -> UsageError:

@@ -26,7 +26,7 @@ class Embedded:
 
     def check(self, n: int) -> None:
         if importlib.util.find_spec("asyncssh") is None:
-            raise UsageError("the fake cluster needs asyncssh", hint="pip install 'clusterctl[fake]'")
+            raise UsageError("the fake cluster needs asyncssh", hint="pip install asyncssh")  # an old installation
 
     def start(self, layout: Layout, n: int, terms: Terms) -> State:
         request = {"directory": str(layout.directory), "count": n, "lifeline": terms.lifeline, "remove": terms.remove}

@@ -77,20 +77,6 @@ def test_the_version_is_printed(argv: list[str], capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"),
-    [("clusterctl sta", "start status"), ("clusterctl --conf x.py logs --ro", "--role"), ("clusterctl fake d", "down")],
-)
-def test_bash_completes_commands_and_options(line: str, offered: str, tmp_path: Path) -> None:
-    script = (
-        f'eval "$(clusterctl --show-completion)"; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
-        "$(complete -p clusterctl | sed 's/.*-F \\([^ ]*\\).*/\\1/') clusterctl; echo ${COMPREPLY[*]}"
-    )
-    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == offered.split(), done.stderr
-
-
-@pytest.mark.parametrize(
     "argv",
     [
         ["nonsense"],

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clusterctl.cli.commands import demo
 from clusterctl.cli.declarations import commands
 from clusterctl.runtime import load_model
 from support.openssh import find_sshd
@@ -59,6 +60,27 @@ def assert_learned(directory: Path, out: str, err: str) -> None:
 
 def test_a_demo_makes_four_passes_by_default() -> None:
     assert inspect.signature(commands.demo).parameters["passes"].default == 4
+
+
+@pytest.mark.parametrize(
+    ("called", "path", "uv", "named"),
+    [
+        ("bin/clusterctl", "bin", {}, "clusterctl"),
+        ("bin/clusterctl", "other", {}, "{here}/bin/clusterctl"),
+        ("bin/clusterctl", "bin", {"UV": "/usr/bin/uv"}, "{here}/bin/clusterctl"),  # as under uvx
+        ("my tools/clusterctl", "bin", {}, "'{here}/my tools/clusterctl'"),
+        ("clusterctl/__main__.py", "other", {}, "clusterctl"),
+    ],
+)
+def test_the_next_steps_of_a_demo_begin_with_what_starts_the_program_anywhere(
+    called: str, path: str, uv: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bin/clusterctl", "my tools/clusterctl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [called, "demo"])
+    assert demo.program({"PATH": str(tmp_path / path), **uv}) == named.format(here=tmp_path)
 
 
 @pytest.mark.slow

@@ -440,7 +440,7 @@ def test_a_user_without_asyncssh_gets_an_installation_hint(directory: Path, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         fake.up(directory, 1)
-    assert caught.value.hint == "pip install 'clusterctl[fake]'"
+    assert caught.value.hint == "pip install asyncssh"
 
 
 def test_a_cluster_of_no_nodes_is_a_usage_error(directory: Path) -> None:

@@ -59,10 +59,11 @@ def test_the_wheel_contains_the_whole_package_and_the_files_that_init_copies() -
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert set(build) == {"targets"}, "nothing is excluded"
     wheel = build["targets"]["wheel"]
-    assert wheel["packages"] == ["clusterctl"]
-    assert set(wheel) == {"packages", "force-include"}
-    for source in wheel["force-include"]:
+    assert set(wheel) == {"only-include", "sources", "force-include", "dev-mode-dirs"}
+    assert wheel["only-include"] == ["clusterctl", *wheel["sources"]]
+    for source, target in {**wheel["sources"], **wheel["force-include"]}.items():
         assert (ROOT / source).exists()
+        assert target == f"clusterctl/_data/{source}"
     for part in SHIPPED:
         assert (PACKAGE / part / "__init__.py").is_file()
     assert (PACKAGE / "py.typed").is_file()

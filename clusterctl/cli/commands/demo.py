@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -181,7 +183,19 @@ def _close(
     say()
     say("next: do the same by hand, then put your own machines into HOSTS")
     kind = "" if backend == "embedded" else f" --backend {backend}"
-    say(f"  clusterctl init try && cd try && clusterctl fake up -n 4{kind}")
+    name = program(invocation.environ)
+    say(f"  {name} init try && cd try && {name} fake up -n 4{kind}")
     say("  python3 workspace/prepare_data.py --shards 4")
     say("  export CLUSTERCTL_CONF=fake/conf.py")
-    say("  clusterctl start --job_dispatch_package workspace")
+    say(f"  {name} start --job_dispatch_package workspace")
+
+
+def program(environ: Mapping[str, str]) -> str:
+    """Return what starts this program from another directory: its path, unless the user's shell finds its name.
+
+    uvx has the directory of the program in the PATH of the program alone, and sets UV.
+    """
+    called = os.path.abspath(sys.argv[0])  # noqa: PTH100 - links stay: a venv is one
+    found = "UV" not in environ and shutil.which("clusterctl", path=environ.get("PATH"))
+    is_found = found and os.path.abspath(found) == called  # noqa: PTH100
+    return "clusterctl" if is_found or not os.access(called, os.X_OK) else shlex.quote(called)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 import time
@@ -143,15 +144,9 @@ def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tupl
     for process in described:
         invocation.console.say(f"node{process['node']} {process['host']}  {process['role']}{process['rank']}")
         invocation.console.output(f"  cd {process['cwd']}")
-        invocation.console.output(f"  {_shell_words(process['argv'])}")
+        invocation.console.output(f"  {shlex.join(process['argv'])}")
         for name in sorted(process["env"]):
             invocation.console.output(f"    {name}={process['env'][name]}")
-
-
-def _shell_words(argv: list[str]) -> str:
-    import shlex
-
-    return shlex.join(argv)
 
 
 def launch_and_follow(
@@ -179,6 +174,7 @@ def launch_and_follow(
 
     def on_go(run: Run) -> None:
         started.append(run)
+        invocation.console.on_document({**_identity(run), "state": "starting"})
         _report_left_out(invocation, cluster, run)
         for line in finding_lines(run.findings):
             invocation.console.say(line)
