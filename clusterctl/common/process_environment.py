@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from clusterctl.common.engines import ENGINES, Endpoints
+from clusterctl.common.gpus import gpu_variables
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
 #: What belongs to the SSH command that started the agent, or to its shell.
@@ -66,7 +67,8 @@ class NodeFacts(NamedTuple):
 
 def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     """Return the environment of a process of `spec`. ENV of conf.py overrides inherited variables."""
-    values = {**facts.inherited, **_threads(spec, process, facts), **spec.env}
+    gpus = gpu_variables(spec, process, facts.inherited)
+    values = {**facts.inherited, **_threads(spec, process, facts), **gpus, **spec.env}
     if spec.ld_library_path:
         values["LD_LIBRARY_PATH"] = spec.ld_library_path
     values.update(_activated(spec, values))

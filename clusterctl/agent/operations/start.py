@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.gpus.usage import find_devices
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
@@ -38,7 +39,7 @@ from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
-from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.run_spec import Gpus, RunSpec
 
 ENDING_S = 10.0
 EXITING_S = 0.5  # for processes that are just exiting
@@ -55,6 +56,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         python = str(venv / "bin/python") if venv else request["python"]
         versions = find_versions(root, python, runtime=request["runtime"])
         address = find_address(request.get("address"), request.get("nic"))
+        devices = find_devices(request.get("gpus"))
         ready = {
             "job": job.dir.name,
             "ran": ran,
@@ -67,6 +69,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),
+            "devices": devices,
             **(_ports(address, request["port"]) if request.get("pserver_port") else {}),
             **({"local_name": _has_local_name()} if request.get("host_name") else {}),
             **quick(root),
@@ -75,6 +78,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         if "spec" not in go:
             raise AgentError("the start was cancelled")
         spec = in_environment(_checked(go["spec"]), venv, request["python"]).replace(versions=versions)
+        spec = _with_devices(spec, devices["devices"])
         previous = job.newest_run()
         run = job.run(spec.run)
         try:
@@ -158,6 +162,10 @@ def _checked(value: object) -> RunSpec:
     except RecordError as exc:
         hint = "use the same version of clusterctl for the whole job"
         raise AgentError(f"the control machine sent a malformed spec of the run: {exc}", hint=hint) from exc
+
+
+def _with_devices(spec: RunSpec, devices: list[str] | None) -> RunSpec:
+    return spec if devices is None else spec.replace(gpus=(spec.gpus or Gpus()).replace(devices=tuple(devices)))
 
 
 def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
