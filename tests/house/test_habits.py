@@ -31,6 +31,7 @@ MAY_READ_ENVIRONMENT = {
     "cli.commands.demo": "hands it to the config loader",
     "cli.console": "NO_COLOR, FORCE_COLOR and TERM",
     "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.gpus.usage": "CUDA_VISIBLE_DEVICES: the GPUs that this account or its scheduler allows",
     "agent.packages.interpreter": "what decides where an interpreter finds its packages",
     "common.pip": "what uv inherits",
     "agent.supervisor.launcher": "what its processes inherit",

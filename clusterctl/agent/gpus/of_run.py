@@ -8,8 +8,8 @@ from typing import Any
 from clusterctl.agent.gpus import nvidia_smi
 from clusterctl.agent.gpus.nvidia_smi import NvidiaSmiError, Reading
 from clusterctl.agent.gpus.usage import MOST_SHOWN, Owner, described, owner_of
-from clusterctl.common.gpus import trainer_devices
 from clusterctl.common.paths import RunPaths
+from clusterctl.common.process_environment import trainer_devices
 from clusterctl.common.run_spec import RunSummary
 
 

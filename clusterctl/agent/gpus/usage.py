@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.agent.gpus import nvidia_smi
 from clusterctl.agent.gpus.nvidia_smi import Gpu, NvidiaSmiError, User
-from clusterctl.common.gpus import inherited_devices
+from clusterctl.common.process_environment import inherited_devices
 from clusterctl.common.procfs import environment_of, read_of, stat_fields, variable
 
 MOST_ANCESTORS = 64

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli import style
 from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
 from clusterctl.cli.console import human_time
-from clusterctl.cli.gpu_lines import cells as gpu_cells
-from clusterctl.cli.gpu_lines import headings as gpu_headings
-from clusterctl.cli.gpu_lines import user_lines
 from clusterctl.cli.invocation import Invocation, job_name
 from clusterctl.cli.pserver_counts import count_lines
+from clusterctl.cli.screen.gpu_lines import cells as gpu_cells
+from clusterctl.cli.screen.gpu_lines import headings as gpu_headings
+from clusterctl.cli.screen.gpu_lines import user_lines
 from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import METRIC_CHARS, MOST_METRICS, figure_cells, metric_cells, metric_names
 

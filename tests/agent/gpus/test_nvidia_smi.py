@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def test_a_failure_is_reported_in_its_own_words(smi: Smi, words: str, tmp_path: 
 def test_a_program_that_cannot_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/no/such/shell\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    with pytest.raises(NvidiaSmiError, match="cannot run .*/nvidia-smi: No such file or directory"):
+    with pytest.raises(NvidiaSmiError, match=r"cannot run .*/nvidia-smi: No such file or directory"):
         read(str(tmp_path / "nvidia-smi"))
 
 
@@ -96,10 +95,8 @@ def test_one_that_hangs_is_killed_with_its_children_after_the_limit(
 ) -> None:
     monkeypatch.setattr(nvidia_smi, "LIMIT_S", 0.2)
     monkeypatch.setenv("MARK_OF_THIS_TEST", str(tmp_path))
-    began = time.monotonic()
     with pytest.raises(NvidiaSmiError, match="did not answer within 0 s"):
         reading(replace(recorded.A100, hangs=True), tmp_path)
-    assert time.monotonic() - began < 60
     assert wait_until(lambda: not processes_with_environment("MARK_OF_THIS_TEST", str(tmp_path)))
 
 
