@@ -46,9 +46,10 @@ class GpuReport(TypedDict):
 
 
 class FoundDevices(TypedDict):
-    """The devices of a node that is ready to start; None without GPUs."""
+    """The devices of a node that is ready to start, None without GPUs. Nodes with the same `pool` share them."""
 
     devices: list[str] | None
+    pool: str
     problem: str | None
 
 
@@ -80,7 +81,7 @@ REPORT: Shape = record(
     ),
     problem=maybe(words),
 )
-FOUND: Shape = record(devices=maybe(DEVICES), problem=maybe(words))
+FOUND: Shape = record(devices=maybe(DEVICES), pool=words, problem=maybe(words))
 
 
 def gpu_report(value: Any) -> GpuReport | None:

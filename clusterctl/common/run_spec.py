@@ -230,7 +230,7 @@ class Gpus(Record):
     """The GPUs of a node, and how they are dealt to its trainers.
 
     `limit` is their number according to conf.py. The node adds `devices`, as CUDA_VISIBLE_DEVICES names them. If nodes
-    share a machine, its GPUs are dealt in `shares`, and those of this node's trainers begin with `first`.
+    share them, they are dealt in `shares`, and those of this node's trainers begin with `first`.
     """
 
     OMITTED = ("limit", "devices", "first", "shares")

@@ -1,4 +1,4 @@
-"""The GPUs of a run: how those of one machine are dealt to the trainers of its nodes, and doubts about them."""
+"""The GPUs of a run: how they are dealt to the trainers of nodes that share them, and doubts about them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from clusterctl.launch.plan import LaunchPlan
 
 
 class NodeWithGpus(TypedDict, total=False):
-    """The part of a node's answer about its GPUs and its machine."""
+    """The part of a node's answer about its GPUs."""
 
     devices: FoundDevices
-    machine: str
 
 
 def check_gpus(launch: LaunchPlan, answers: Mapping[int, NodeWithGpus]) -> list[Finding]:
@@ -58,11 +57,8 @@ def dealing(node: Node, launch: LaunchPlan, answers: Mapping[int, NodeWithGpus])
 
 
 def _together(node: Node, launch: LaunchPlan, answers: Mapping[int, NodeWithGpus]) -> Sequence[Node]:
-    """Return the nodes that share the GPUs of a machine. One whose number conf.py gives has them for itself."""
-
-    def machine(one: Node) -> str:
-        return answers[one.id].get("machine", str(one.id))
-
+    """Return the nodes that share the GPUs of a node. One whose number conf.py gives has them for itself."""
     if node.host.gpus is not None:
         return [node]
-    return [one for one in launch.nodes if one.host.gpus is None and machine(one) == machine(node)]
+    pool = answers[node.id]["devices"]["pool"]
+    return [one for one in launch.nodes if one.host.gpus is None and answers[one.id]["devices"]["pool"] == pool]

@@ -12,7 +12,7 @@ from clusterctl.launch import LaunchPlan, plan
 from clusterctl.launch.gpus import check_gpus, dealing
 
 TWO = {"devices": ["0", "1"], "problem": None}
-NONE = {"devices": None, "problem": None}
+NONE = {**TWO, "devices": None}
 
 
 def launch(*gpus: int | None, **values: Any) -> LaunchPlan:
@@ -21,8 +21,8 @@ def launch(*gpus: int | None, **values: Any) -> LaunchPlan:
     return plan(settings, build(settings))
 
 
-def answers(*machines: str, devices: Any = TWO) -> Any:
-    return {at: {"machine": machine, "devices": devices} for at, machine in enumerate(machines)}
+def answers(*pools: str, devices: Any = TWO) -> Any:
+    return {at: {"devices": {**devices, "pool": pool}} for at, pool in enumerate(pools)}
 
 
 def dealt(launch: LaunchPlan, answers: Any) -> list[Any]:

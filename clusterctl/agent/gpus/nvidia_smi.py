@@ -68,13 +68,20 @@ class User(NamedTuple):
     memory: int | None
 
 
-class Reading(NamedTuple):
-    """The GPUs, by index; the processes that use them; and the devices as CUDA_VISIBLE_DEVICES names them.
+class Devices(NamedTuple):
+    """The devices as CUDA_VISIBLE_DEVICES names them, and the UUIDs of their GPUs.
 
-    Devices are indices, or UUIDs if a GPU is divided into MIG instances: then each instance is one.
+    The names are indices, or UUIDs if a GPU is divided into MIG instances: then each instance is a device.
     """
 
-    devices: tuple[str, ...]
+    names: tuple[str, ...]
+    uuids: tuple[str, ...]
+
+
+class Reading(NamedTuple):
+    """The devices; the GPUs, by index; and the processes that use them."""
+
+    devices: Devices
     gpus: list[Gpu]
     users: list[User]
 
@@ -87,8 +94,8 @@ def find_program() -> str | None:
     return shutil.which(NAME)
 
 
-def list_devices(program: str) -> tuple[str, ...]:
-    """Return the devices of this node, as `Reading` has them. Raises NvidiaSmiError."""
+def list_devices(program: str) -> Devices:
+    """Return the devices of this node. Raises NvidiaSmiError."""
     return _devices(*_ask(program, [LIST]))
 
 
@@ -100,16 +107,17 @@ def read(program: str) -> Reading:
     return Reading(_devices(listed), sorted(by_uuid.values())[:MOST_GPUS], known[:MOST_USERS])
 
 
-def _devices(listed: Answer) -> tuple[str, ...]:
+def _devices(listed: Answer) -> Devices:
     gpus: list[tuple[str, str, list[str]]] = []
     for line in _lines(listed):
         if (found := LISTED.match(line)) and len(gpus) < MOST_GPUS:
             gpus.append((found[1], found[2], []))
         elif (found := LISTED_MIG.match(line)) and gpus and len(gpus[-1][2]) < MOST_INSTANCES:
             gpus[-1][2].append(found[1])
+    uuids = tuple(uuid for _, uuid, _ in gpus)
     if not any(instances for _, _, instances in gpus):
-        return tuple(index for index, _, _ in gpus)
-    return tuple(device for _, uuid, instances in gpus for device in instances or [uuid])
+        return Devices(tuple(index for index, _, _ in gpus), uuids)
+    return Devices(tuple(device for _, uuid, instances in gpus for device in instances or [uuid]), uuids)
 
 
 def _gpu(line: str) -> Gpu | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from clusterctl.agent.gpus import nvidia_smi
 from clusterctl.agent.gpus.nvidia_smi import Gpu, NvidiaSmiError, User
 from clusterctl.common.process_environment import inherited_devices
-from clusterctl.common.procfs import environment_of, read_of, stat_fields, variable
+from clusterctl.common.procfs import boot_id, environment_of, read_of, stat_fields, variable
 
 MOST_ANCESTORS = 64
 MOST_SHOWN = 64  # users in an answer
@@ -29,7 +30,7 @@ class Owner(NamedTuple):
 def find_devices(limit: int | None) -> dict[str, Any]:
     """Return the `devices` that trainers may use, None if there are none, and the `problem` of nvidia-smi, if any.
 
-    `limit` is their number according to conf.py.
+    `limit` is their number according to conf.py. Nodes that see the same GPUs give them the same `pool`.
     """
     found, problem = None, None
     allowed, program = inherited_devices(os.environ), nvidia_smi.find_program()
@@ -38,8 +39,13 @@ def find_devices(limit: int | None) -> dict[str, Any]:
             found = nvidia_smi.list_devices(program)
         except NvidiaSmiError as exc:
             problem = str(exc)
-    devices = choose(found, allowed, limit)
-    return {"devices": None if devices is None else list(devices), "problem": problem}
+    devices = choose(found.names if found else None, allowed, limit)
+    pool = ",".join(found.uuids) if found else f"{boot_id()} {allowed}"
+    return {
+        "devices": None if devices is None else list(devices),
+        "pool": hashlib.sha256(pool.encode()).hexdigest(),
+        "problem": problem,
+    }
 
 
 def choose(found: tuple[str, ...] | None, allowed: tuple[str, ...] | None, limit: int | None) -> tuple[str, ...] | None:
@@ -68,7 +74,7 @@ def report(limit: int | None) -> dict[str, Any] | None:
         reading = nvidia_smi.read(program)
     except NvidiaSmiError as exc:
         return {"devices": [], "gpus": [], "users": [], "problem": str(exc)}
-    devices = choose(reading.devices, inherited_devices(os.environ), limit)
+    devices = choose(reading.devices.names, inherited_devices(os.environ), limit)
     users = [described(user, reading.gpus, owner_of(user.pid)) for user in reading.users[:MOST_SHOWN]]
     return {
         "devices": list(devices or ()),

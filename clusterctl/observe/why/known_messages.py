@@ -26,12 +26,12 @@ THREADS = (
 )
 DRIVER = "{node} has no working GPU driver: see nvidia-smi there"
 GPU_MEMORY = (
-    "use smaller batches, or fewer trainers per GPU; clusterctl check shows the free memory of each GPU and the processes "
-    "on it, and clusterctl status, while a run is live, what its trainers use"
+    "use smaller batches, or fewer trainers per GPU; clusterctl check shows the free memory of each GPU and the "
+    "processes on it, and clusterctl status, while a run is live, what its trainers use"
 )
 GPU_NUMBER = (
-    "a trainer counts the GPUs that were dealt to it from 0: use cuda:0, or start fewer trainers on {node}, so that each "
-    "gets more (TRAINERS_PER_NODE)"
+    "a trainer counts the GPUs that were dealt to it from 0: use cuda:0, or start fewer trainers on {node}, so that "
+    "each gets more (TRAINERS_PER_NODE)"
 )
 NO_GPU = "see nvidia-smi on {node}, and what hides GPUs: Host(gpus=0), or CUDA_VISIBLE_DEVICES in ENV or on {node}"
 NO_CUDA = "install a build with CUDA: name its index in requirements.txt (--index-url), then run clusterctl setup"

@@ -49,7 +49,9 @@ def test_the_output_of_many_cards_and_drivers_is_read(
 ) -> None:
     found = reading(smi, tmp_path)
     assert next(iter(found.gpus), None) == gpu
-    assert found.devices == devices == list_devices(str(tmp_path / "nvidia-smi"))
+    assert found.devices == list_devices(str(tmp_path / "nvidia-smi"))
+    assert found.devices.names == devices
+    assert [one.uuid for one in found.gpus] == list(found.devices.uuids)
 
 
 def test_processes_are_listed_with_their_gpu_and_memory(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_processes_that_the_account_may_not_see_are_left_out(tmp_path: Path) -> 
 
 def test_a_gpu_without_instances_beside_a_divided_one_is_named_by_its_uuid(tmp_path: Path) -> None:
     listed = recorded.H100_MIG.listed + f"GPU 1: NVIDIA H100 80GB HBM3 (UUID: {uuid(1)})\n"
-    assert reading(replace(recorded.H100_MIG, listed=listed), tmp_path).devices[-1] == uuid(1)
+    assert reading(replace(recorded.H100_MIG, listed=listed), tmp_path).devices.names[-1] == uuid(1)
 
 
 @pytest.mark.parametrize(
@@ -135,4 +137,4 @@ def test_endless_output_is_an_error(tmp_path: Path) -> None:
 def test_many_gpus_and_processes_are_limited(tmp_path: Path) -> None:
     many = recorded.alike(100, "NVIDIA A100-SXM4-40GB", 40960, 3, 0)
     found = reading(many.with_users(*((0, pid, 1) for pid in range(1, 1000))), tmp_path)
-    assert (len(found.gpus), len(found.devices), len(found.users)) == (64, 64, 256)
+    assert (len(found.gpus), len(found.devices.names), len(found.users)) == (64, 64, 256)

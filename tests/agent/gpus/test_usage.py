@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.agent.gpus.of_run import add_gpus
 from clusterctl.agent.gpus.usage import choose, find_devices, report
+from clusterctl.cluster.gpu_answers import found_devices, gpu_report
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.run_spec import RunSummary
 from support import nvidia_smi as recorded
@@ -75,9 +76,9 @@ def test_conf_py_overrides_nvidia_smi_and_the_account_limits_both(
 
 
 def test_nvidia_smi_is_asked_only_if_the_answer_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_devices(None) == {"devices": None, "problem": None}
+    assert found_devices(find_devices(None))["devices"] is None
     recorded.A100.install(path)
-    assert find_devices(0) == {"devices": [], "problem": None}
+    assert find_devices(0)["devices"] == []
     assert report(0) is None
     assert recorded.calls(path) == []
     assert find_devices(None)["devices"] == ["0", "1", "2", "3"]
@@ -86,14 +87,24 @@ def test_nvidia_smi_is_asked_only_if_the_answer_counts(path: Path, monkeypatch: 
     assert recorded.calls(path) == ["-L"]
 
 
+def test_nodes_that_see_the_same_gpus_agree_on_their_pool(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded.A100.install(path)
+    pool = find_devices(None)["pool"]
+    assert find_devices(None)["pool"] == pool
+    recorded.H100.install(path)
+    assert find_devices(None)["pool"] != pool
+    monkeypatch.setenv(VISIBLE, "2,3")
+    assert find_devices(None)["pool"] not in (pool, None)
+
+
 def test_a_broken_driver_is_reported_and_conf_py_counts(path: Path) -> None:
     recorded.NO_DRIVER.install(path)
     assert find_devices(None)["devices"] is None
     assert "couldn't communicate" in find_devices(2)["problem"]
     assert find_devices(2)["devices"] == ["0", "1"]
-    found = report(None)
+    found = gpu_report(report(None))
     assert found is not None
-    assert (found["gpus"], "couldn't communicate" in found["problem"]) == ([], True)
+    assert (found["gpus"], "couldn't communicate" in str(found["problem"])) == ([], True)
 
 
 def test_users_have_their_name_account_and_job(path: Path, started: Any) -> None:

@@ -185,9 +185,9 @@ def test_a_failed_allocation_is_reported(error: str) -> None:
 
 
 OUT_OF_GPU_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB of "
-    "which 9.00 MiB is free. Process 91144 has 22.57 GiB memory in use. Of the allocated memory 15.80 GiB is allocated by "
-    "PyTorch, and 318.52 MiB is reserved by PyTorch but unallocated."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB "
+    "of which 9.00 MiB is free. Process 91144 has 22.57 GiB memory in use. Of the allocated memory 15.80 GiB is "
+    "allocated by PyTorch, and 318.52 MiB is reserved by PyTorch but unallocated."
 )
 
 
