@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from clusterctl.check.findings import GB, WARNS, Facts, Finding
 from clusterctl.cluster.gpu_answers import GpuReport, GpuUser
@@ -12,7 +12,8 @@ CHECK = "gpus"
 BROKEN_HINT = "run nvidia-smi on the node; Host(gpus=0) if the job needs no GPU there"
 FEWER_HINT = "correct Host(gpus=...) in conf.py, or see nvidia-smi on the node"
 USED_HINT = "end it, wait for it, or choose other GPUs with CUDA_VISIBLE_DEVICES in Host(env=...)"
-SHARED_HINT = "start fewer trainers there (TRAINERS_PER_NODE, Host(trainers=...)), or none if they need no GPU: gpus=0"
+SHARED_HINT = "start fewer trainers there: TRAINERS_PER_NODE, Host(trainers=...); if they need no GPU: Host(gpus=0)"
+MOST_NAMED = 4  # users of a node
 
 
 def gpus(facts: Facts, nodes: Iterable[Node]) -> Iterator[Finding]:
@@ -25,7 +26,7 @@ def gpus(facts: Facts, nodes: Iterable[Node]) -> Iterator[Finding]:
         elif wanted and len(report["gpus"] if report else ()) < wanted and not _divided(report):
             yield Finding(CHECK, WARNS, (node.id,), _fewer(report, wanted), FEWER_HINT)
         if report is not None:
-            yield from (_used(node.id, user) for user in report["users"])
+            yield from _used(node.id, report["users"])
             yield from shared((node.id,), len(node.trainer_ranks), len(report["devices"]))
 
 
@@ -52,8 +53,11 @@ def _fewer(report: GpuReport | None, wanted: int) -> str:
     return f"conf.py says gpus={wanted}, but nvidia-smi shows {found or 'none'}"
 
 
-def _used(node: int, user: GpuUser) -> Finding:
-    return Finding(CHECK, WARNS, (node,), f"{gpu_name(user)} is in use by {user_name(user)}", USED_HINT)
+def _used(node: int, users: Sequence[GpuUser]) -> Iterator[Finding]:
+    words = [f"{gpu_name(user)} is in use by {user_name(user)}" for user in users[:MOST_NAMED]]
+    if len(users) > MOST_NAMED:
+        words.append(f"its GPUs are in use {len(users) - MOST_NAMED} more times; --json lists them")
+    yield from (Finding(CHECK, WARNS, (node,), message, USED_HINT) for message in words)
 
 
 def gpu_name(user: GpuUser) -> str:

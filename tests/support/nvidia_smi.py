@@ -28,7 +28,7 @@ class Smi:
     def install(self, directory: Path) -> None:
         """Write the program into a directory of PATH."""
         directory.mkdir(parents=True, exist_ok=True)
-        program = directory / "nvidia-smi"
+        program = directory.resolve() / "nvidia-smi"
         outputs = {"-L": self.listed, "--query-gpu=*": self.gpus, "--query-compute-apps=*": self.users}
         cases = "\n".join(f"{name}) printf %s {shlex.quote(text)};;" for name, text in outputs.items())
         last = "sleep 600" if self.hangs else f"exit {self.code}"

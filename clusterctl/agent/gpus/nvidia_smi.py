@@ -33,7 +33,7 @@ LIST = ("-L",)
 GPUS = ("--query-gpu=index,uuid,memory.total,memory.used,utilization.gpu,name", FORMAT)
 USERS = ("--query-compute-apps=gpu_uuid,pid,used_memory", FORMAT)
 UUID = re.compile(r"(?:GPU|MIG)-[\w/-]{1,76}")
-LISTED = re.compile(r"GPU (\d{1,4}): .*\(UUID: (GPU-[\w-]{1,76})\)")
+LISTED = re.compile(r"GPU ([0-9]{1,4}): .*\(UUID: (GPU-[\w-]{1,76})\)")
 LISTED_MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[\w/-]{1,76})\)")
 UNPRINTABLE = re.compile(r"[^ -~]+")
 

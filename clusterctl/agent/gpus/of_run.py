@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.agent.gpus import nvidia_smi
 from clusterctl.agent.gpus.nvidia_smi import NvidiaSmiError, Reading
-from clusterctl.agent.gpus.usage import MOST_SHOWN, Owner, described, owner_of
+from clusterctl.agent.gpus.usage import MOST_SHOWN, Owner, as_answer, described, owner_of
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.process_environment import trainer_devices
 from clusterctl.common.run_spec import RunSummary
@@ -27,15 +27,11 @@ def add_gpus(run: RunPaths, spec: RunSummary, answer: dict[str, Any], *, live: b
     try:
         reading = nvidia_smi.read(program)
     except NvidiaSmiError as exc:
-        answer["gpus"] = {"devices": [], "gpus": [], "users": [], "problem": str(exc)}
+        answer["gpus"] = as_answer(problem=str(exc))
         return
     users = _take_own(run, trainers, reading)
-    answer["gpus"] = {
-        "devices": list(spec.gpus.devices or ()) if spec.gpus else [],
-        "gpus": [gpu.to_json() for gpu in reading.gpus],
-        "users": users[:MOST_SHOWN],
-        "problem": None,
-    }
+    devices = (spec.gpus.devices if spec.gpus else None) or ()
+    answer["gpus"] = as_answer(devices, reading.gpus, users[:MOST_SHOWN])
 
 
 def _take_own(run: RunPaths, trainers: list[dict[str, Any]], reading: Reading) -> list[dict[str, Any]]:

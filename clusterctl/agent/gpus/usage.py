@@ -63,25 +63,28 @@ def choose(found: tuple[str, ...] | None, allowed: tuple[str, ...] | None, limit
 
 
 def report(limit: int | None) -> dict[str, Any] | None:
-    """Return what `check` shows of this node's GPUs; None if conf.py wants none of them, or nvidia-smi is missing.
-
-    It has the `devices` that trainers may use, the `gpus`, the `users` of them, and the `problem`, if there is one.
-    """
+    """Return what `check` shows of this node's GPUs; None if conf.py wants none of them, or nvidia-smi is missing."""
     program = nvidia_smi.find_program()
     if limit == 0 or program is None:
         return None
     try:
         reading = nvidia_smi.read(program)
     except NvidiaSmiError as exc:
-        return {"devices": [], "gpus": [], "users": [], "problem": str(exc)}
+        return as_answer(problem=str(exc))
     devices = choose(reading.devices.names, inherited_devices(os.environ), limit)
-    users = [described(user, reading.gpus, owner_of(user.pid)) for user in reading.users[:MOST_SHOWN]]
-    return {
-        "devices": list(devices or ()),
-        "gpus": [gpu.to_json() for gpu in reading.gpus],
-        "users": users,
-        "problem": None,
-    }
+    users = (described(user, reading.gpus, owner_of(user.pid)) for user in reading.users[:MOST_SHOWN])
+    return as_answer(devices or (), reading.gpus, users)
+
+
+def as_answer(
+    devices: Iterable[str] = (),
+    gpus: Iterable[Gpu] = (),
+    users: Iterable[dict[str, Any]] = (),
+    problem: str | None = None,
+) -> dict[str, Any]:
+    """Return the report on this node's GPUs: the `devices` that trainers may use, the GPUs, and the users of them."""
+    shown = [gpu.to_json() for gpu in gpus]
+    return {"devices": list(devices), "gpus": shown, "users": list(users), "problem": problem}
 
 
 def described(user: User, gpus: Iterable[Gpu], owner: Owner | None) -> dict[str, Any]:
@@ -98,12 +101,12 @@ def described(user: User, gpus: Iterable[Gpu], owner: Owner | None) -> dict[str,
 
 
 def owner_of(pid: int) -> Owner | None:
-    """Return the process of a run that this one is or descends from; None for those of others.
+    """Return the process of a run of this account that this one is or descends from; None for those of others.
 
     A descendant may have cleared its environment.
     """
     for _ in range(MOST_ANCESTORS):
-        environment = environment_of(pid)
+        environment = environment_of(pid) if _status(pid).get("Uid", "").split()[:1] == [str(os.getuid())] else b""
         values = [variable(environment, name) for name in MARKS]
         if all(value is not None for value in values):
             return Owner(*(os.fsdecode(value or b"") for value in values))
@@ -114,16 +117,19 @@ def owner_of(pid: int) -> Owner | None:
     return None
 
 
+def _status(pid: int) -> dict[str, str]:
+    """Return the entries of /proc/PID/status; none where /proc does not show the process, as in a container."""
+    text = (read_of(pid, "status") or b"").decode(errors="replace")
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
 def _name_and_account(pid: int) -> tuple[str | None, str | None]:
-    """Return the name of a process and its account; None where /proc does not show it, as in a container."""
-    words = dict(
-        line.partition(":")[::2] for line in (read_of(pid, "status") or b"").decode(errors="replace").splitlines()
-    )
-    uid = words.get("Uid", "").split()[:1]
+    status = _status(pid)
+    uid = status.get("Uid", "").split()[:1]
     if not uid:
         return None, None
     try:
         account = pwd.getpwuid(int(uid[0])).pw_name
     except KeyError:
         account = f"uid {uid[0]}"
-    return words.get("Name", "").strip(), account
+    return status.get("Name"), account

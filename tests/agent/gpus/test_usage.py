@@ -123,6 +123,17 @@ def test_users_have_their_name_account_and_job(path: Path, started: Any) -> None
     ]
 
 
+def test_a_process_of_another_account_is_of_no_job_whatever_its_environment_says(
+    path: Path, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = started(CLUSTERCTL_ROLE="trainer", CLUSTERCTL_RANK="0", **OTHER)
+    recorded.A100.with_users((0, pid, 100)).install(path)
+    monkeypatch.setattr("os.getuid", lambda: 12_345)
+    found = gpu_report(report(None))
+    assert found is not None
+    assert found["users"][0]["job"] is None
+
+
 def describe(tmp_path: Path, *, live: bool = True, **spec: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"processes": [{"role": "trainer", "rank": 4 + at, "index": at} for at in range(2)]}
     run = JobPaths(tmp_path / JOB).run("0001")

@@ -8,6 +8,8 @@ import pytest
 
 from clusterctl.check.findings import WARNS, Finding
 from clusterctl.check.gpus import gpus
+from clusterctl.cluster.answers import check
+from clusterctl.cluster.gpu_answers import gpu_report
 from clusterctl.config import Host, from_values
 from clusterctl.inventory import build
 
@@ -31,6 +33,27 @@ def messages(found: dict[str, Any] | None, **job: Any) -> list[str]:
     return [finding.message for finding in findings(found, **job)]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"devices": None},
+        {"devices": ["x" * 501]},
+        {"gpus": [{"index": -1, "uuid": "GPU-1", "name": "A100"}]},
+        {"gpus": [{"index": 0, "uuid": "GPU-1", "name": 7}]},
+        {"users": [{**USER, "memory": "much"}]},
+        {"users": [USER] * 257},
+        {"problem": ["no"]},
+    ],
+)
+def test_a_malformed_report_is_refused_by_check_and_status(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="malformed report of GPUs"):
+        gpu_report(report(**changes))
+    status = {"job": "JOB20261121-081530", "dir": "/d", "state": "running", "processes": [], "gpus": report(**changes)}
+    with pytest.raises(ValueError, match="status: gpus"):
+        check("status", status)
+    check("status", {**status, "gpus": report(users=[USER])})
+
+
 def test_free_gpus_that_are_enough_and_no_gpus_give_no_finding() -> None:
     assert messages(report(), trainers=4, wanted=4) == []
     assert messages(None) == messages(None, wanted=0) == messages(report(0)) == []
@@ -42,6 +65,7 @@ def test_a_process_on_a_gpu_is_named_with_its_account_or_job_and_memory() -> Non
     assert finding.message == "GPU 1 is in use by pid 812 (python) of alice, 3.2 GB"
     job = {**USER, "job": "JOB20261120-101010", "memory": 24_000_000}
     assert messages(report(users=[job])) == ["GPU 1 is in use by pid 812 (python) of JOB20261120-101010, 24 MB"]
+    assert messages(report(users=[USER] * 9))[4:] == ["its GPUs are in use 5 more times; --json lists them"]
     hidden = {"gpu": None, "pid": 7, "name": None, "account": None, "memory": None, "job": None}
     assert messages(report(users=[hidden])) == ["a GPU is in use by pid 7"]
 
