@@ -33,7 +33,7 @@ def _broken(launch: LaunchPlan, answers: Mapping[int, NodeWithGpus]) -> Iterator
 
 
 def _shared(launch: LaunchPlan, answers: Mapping[int, NodeWithGpus]) -> Iterator[Finding]:
-    """Whether a program uses GPUs is unknown unless conf.py says so: a warning at each start would be noise."""
+    """Yield a warning for trainers that share GPUs, if conf.py wants any: many programs use none."""
     seen: set[int] = set()
     for node in launch.nodes:
         if node.id in seen or not (launch.settings.use_gpu or node.host.gpus) or VISIBLE in node.env:

@@ -280,20 +280,22 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
-        _renew_address(run, spec, request)
+        _renew(run, spec, request)
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 
 
-def _renew_address(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
-    """Record the address of this node if it has another than at the start, as a pod that was replaced has.
+def _renew(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
+    """Record the address and the GPUs of this node if it has others than at the start, as a pod that was replaced has.
 
     Its supervisor tells the lead where its processes listen, and the lead tells the other nodes.
     """
-    if interface_of(spec.address) is not None:
-        return
-    address = find_address(request.get("address"), request.get("nic"))
-    if address != spec.address:
-        write_json(run.spec, spec.replace(address=address).to_json())
+    renewed = spec
+    if interface_of(spec.address) is None:
+        renewed = renewed.replace(address=find_address(request.get("address"), request.get("nic")))
+    if spec.gpus is not None:
+        renewed = _with_devices(renewed, find_devices(spec.gpus.limit)["devices"])
+    if renewed != spec:
+        write_json(run.spec, renewed.to_json())
 
 
 def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from agent.specs import make_spec
 from clusterctl.agent.gpus.of_run import add_gpus
 from clusterctl.agent.gpus.usage import choose, find_devices, report
+from clusterctl.agent.operations.start import _renew
 from clusterctl.cluster.gpu_answers import found_devices, gpu_report
+from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths
-from clusterctl.common.run_spec import RunSummary
+from clusterctl.common.run_spec import RunSpec, RunSummary
 from support import nvidia_smi as recorded
 from support.processes import wait_for_environment, wait_until
 
@@ -132,6 +135,26 @@ def test_a_process_of_another_account_is_of_no_job_whatever_its_environment_says
     found = gpu_report(report(None))
     assert found is not None
     assert found["users"][0]["job"] is None
+
+
+def test_a_node_that_rejoins_on_another_machine_deals_the_gpus_of_that_one(path: Path, tmp_path: Path) -> None:
+    recorded.H100_MIG.install(path)
+    run = JobPaths(tmp_path / JOB).run("0001")
+    run.dir.mkdir(parents=True)
+    gone = make_spec(address="127.0.0.1", gpus={"first": 1, "shares": 2, "devices": ["MIG-of-the-other"]})
+    _renew(run, gone, {})
+    written = RunSpec.from_json(read_json(run.spec)).gpus
+    assert written is not None
+    assert (written.first, written.shares) == (1, 2)
+    assert written.devices == tuple(f"{recorded.MIG}{at:02}" for at in range(3))
+
+
+def test_a_node_without_changes_keeps_its_spec(path: Path, tmp_path: Path) -> None:
+    run = JobPaths(tmp_path / JOB).run("0001")
+    _renew(run, make_spec(address="127.0.0.1"), {})
+    recorded.NO_DRIVER.install(path)
+    _renew(run, make_spec(address="127.0.0.1", gpus={"devices": ["0"]}), {})
+    assert not run.spec.exists()
 
 
 def describe(tmp_path: Path, *, live: bool = True, **spec: Any) -> dict[str, Any]:
