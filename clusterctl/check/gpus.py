@@ -56,7 +56,7 @@ def _fewer(report: GpuReport | None, wanted: int) -> str:
 def _used(node: int, users: Sequence[GpuUser]) -> Iterator[Finding]:
     words = [f"{gpu_name(user)} is in use by {user_name(user)}" for user in users[:MOST_NAMED]]
     if len(users) > MOST_NAMED:
-        words.append(f"its GPUs are in use {len(users) - MOST_NAMED} more times; --json lists them")
+        words.append(f"more uses of its GPUs: {len(users) - MOST_NAMED}; --json lists them")
     yield from (Finding(CHECK, WARNS, (node,), message, USED_HINT) for message in words)
 
 

@@ -65,7 +65,7 @@ def test_a_process_on_a_gpu_is_named_with_its_account_or_job_and_memory() -> Non
     assert finding.message == "GPU 1 is in use by pid 812 (python) of alice, 3.2 GB"
     job = {**USER, "job": "JOB20261120-101010", "memory": 24_000_000}
     assert messages(report(users=[job])) == ["GPU 1 is in use by pid 812 (python) of JOB20261120-101010, 24 MB"]
-    assert messages(report(users=[USER] * 9))[4:] == ["its GPUs are in use 5 more times; --json lists them"]
+    assert messages(report(users=[USER] * 9))[4:] == ["more uses of its GPUs: 5; --json lists them"]
     hidden = {"gpu": None, "pid": 7, "name": None, "account": None, "memory": None, "job": None}
     assert messages(report(users=[hidden])) == ["a GPU is in use by pid 7"]
 

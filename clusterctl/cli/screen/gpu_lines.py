@@ -39,4 +39,4 @@ def user_lines(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         for user in users[:MOST_SHOWN]:
             yield f"node{node['node']}: {gpu_name(user)} is also in use by {user_name(user)}"
         if len(users) > MOST_SHOWN:
-            yield f"node{node['node']}: its GPUs are in use {len(users) - MOST_SHOWN} more times"
+            yield f"node{node['node']}: more uses of its GPUs: {len(users) - MOST_SHOWN}"
