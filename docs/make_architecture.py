@@ -104,6 +104,7 @@ BOXES = {
         "node": Box(1100, 314, 74),
         "peer": Box(1182, 314, 62),
         "event_loop": Box(1016, 372, 104),
+        "gpus": Box(1112, 372, 58),
     },
     "runtime": {
         "connector": Box(980, 478),
@@ -162,7 +163,7 @@ FLOWS = (
         ("agent/lead", OTHER_NODES),
         ((892, 331), (892, 396), (1240, 396), (1240, 340), (1262, 340)),
         ("TLS: reports", "and decisions"),
-        (1150, 362),
+        (1190, 362),
     ),
     Flow(
         ("agent/supervisor", "runtime/supervisor_socket"),

@@ -61,7 +61,8 @@ MAY_IMPORT: Table = {
 INSIDE_AGENT: Table = {
     "event_loop": (),
     "tls": ("event_loop",),
-    "node": ("event_loop",),
+    "gpus": (),
+    "node": ("event_loop", "gpus"),
     "packages": (),
     "peer": (),
     "lead": ("event_loop", "tls"),
@@ -69,7 +70,7 @@ INSIDE_AGENT: Table = {
     "replication": ("node",),
     "relay": ("event_loop", "node", "peer", "tls"),
     "dispatch": ("node", "peer", "relay"),
-    "operations": ("node", "packages", "peer", "relay", "supervisor"),
+    "operations": ("gpus", "node", "packages", "peer", "relay", "supervisor"),
     "step": (),
     "main": ("dispatch", "node", "operations", "peer", "step"),
     "boot": ("main",),

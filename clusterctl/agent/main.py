@@ -139,7 +139,8 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         from clusterctl.agent.node.job_choice import choose_job
 
         job, ran = choose_job(path, request["ref"])
-        return {**jobs.describe(job, request.get("run"), over=bool(request.get("over"))), "ran": ran}
+        over, gpus = bool(request.get("over")), bool(request.get("gpus"))
+        return {**jobs.describe(job, request.get("run"), over=over, gpus=gpus), "ran": ran}
     if operation == "jobs":
         return {"jobs": jobs.list_jobs(path, over=bool(request.get("over")))}
     raise AgentError(f"the agent does not know {operation!r}", kind="usage")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster.answers import PortHolder
+from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.inventory import Node, fold
 
 STOPS, WARNS = "stops", "warns"
@@ -90,6 +91,7 @@ class NodeFacts(TypedDict, total=False):
     busy: list[PortHolder]
     leftovers: list[Leftover]
     half_dispatched: list[str]
+    gpus: GpuReport | None
 
 
 Facts = Mapping[int, NodeFacts]

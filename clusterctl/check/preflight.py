@@ -11,7 +11,9 @@ from clusterctl.check import connectivity as pairs
 from clusterctl.check import findings
 from clusterctl.check.connectivity import Pairs
 from clusterctl.check.findings import STOPS, Finding, NodeFacts, Skew
+from clusterctl.check.gpus import gpus
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster.gpu_answers import gpu_report
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 
@@ -78,9 +80,11 @@ class _Preflight:
             "port": settings.port,
             "count": len(node.pserver_ranks),
             "lead": node.id == LEAD,
+            "gpus": node.host.gpus,
         }
         call = self._calls[node.id] = self._cluster.call(node, request)
         answer: Any = dict(call.receive(FACTS_S)["facts"])
+        gpu_report(answer["gpus"])
         facts: NodeFacts = answer
         return facts
 
@@ -122,6 +126,7 @@ class _Preflight:
                 *findings.busy_ports(self._facts),
                 *findings.remains(self._facts),
                 *findings.in_the_clear(self._cluster.nodes),
+                *gpus(self._facts, self._cluster.nodes),
             ]
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from clusterctl.cluster.gpu_answers import DEVICES, REPORT, GpuReport
 from clusterctl.cluster.job_choice import JobChoice
 from clusterctl.cluster.run_answers import (
     DROPPED_CUT,
@@ -108,6 +109,7 @@ class StatusAnswer(Membership, JobChoice, total=False):
     ended: RunEnd | None
     processes: list[dict[str, Any]]
     last_event: object
+    gpus: GpuReport | None
 
 
 class PortHolder(TypedDict):
@@ -213,6 +215,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "ran": maybe(list_of(record(job=job_id, t=moment, live=truth))),
         "ended": maybe(record(t=moment, **_END)),
         "processes": list_of(PROCESS),
+        "gpus": maybe(REPORT),
         **MEMBERSHIP,
     },
     "jobs": {"jobs": list_of(JOB)},
@@ -266,11 +269,12 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         **MEMBERSHIP,
     },
 }
-#: Further fields of a process that `status` shows. The process itself reports them; a malformed one is dropped.
+#: Further fields of a process that `status` shows. Most are what it reports itself; a malformed one is dropped.
 OWN_WORDS: Mapping[str, Shape] = {
-    **dict.fromkeys(("pass", "passes", "step", "memory", "lost", "awaited", "waiting"), count),
+    **dict.fromkeys(("pass", "passes", "step", "memory", "gpu_memory", "lost", "awaited", "waiting"), count),
     **dict.fromkeys(("loss", "samples_per_s", "compute", "wait", "wire", "cpu", "apply_s", "send_s"), number),
     "started": moment,
+    "gpus": DEVICES,
     "awaits": up_to(MOST_AWAITED, list_of(count)),
     "awaits_s": moment,
     "values": each_value(number),

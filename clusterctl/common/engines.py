@@ -24,7 +24,8 @@ class Engine(NamedTuple):
     runs it once more, as the scheduler; if `listens`, pservers are ready when they listen on their port; if `leaves`,
     pservers exit on their own, just before or after the trainers. `ports` selects the trainers with a port: "all", the
     "first" one, or "none". If `meets`, pserver 0 has a second port, where the engine's library lets processes meet. If
-    `lists_nodes`, programs get a list of all nodes, since no variable names them.
+    `lists_nodes`, programs get a list of all nodes, since no variable names them. If it has `local_ranks`, programs
+    choose their GPU by them, so every trainer has to see all GPUs of its node.
     """
 
     variables: Callable[[RunSpec, ProcessSpec, Endpoints], dict[str, str]]
@@ -35,6 +36,7 @@ class Engine(NamedTuple):
     leaves: bool = False
     meets: bool = False
     lists_nodes: bool = False
+    local_ranks: bool = False
 
 
 def node_list(spec: RunSpec) -> list[dict[str, Any]]:
@@ -156,8 +158,8 @@ ENGINES: Mapping[str, Engine] = {
     "clusterctl": Engine(_nothing),
     "none": Engine(_nothing, lists_nodes=True),
     "paddle": Engine(_paddle, ports="all", serves=True, meets=True),
-    "torch": Engine(_torch, ports="first"),
-    "mpi": Engine(_mpi, lists_nodes=True),
+    "torch": Engine(_torch, ports="first", local_ranks=True),
+    "mpi": Engine(_mpi, lists_nodes=True, local_ranks=True),
     "dmlc": Engine(_dmlc, serves=True, scheduled=True, leaves=True),
     "tensorflow": Engine(_tensorflow, ports="all", listens=True),
 }

@@ -1,16 +1,16 @@
-"""The environment of a started process (design section 6), as a pure function.
+"""The environment of a started process (design section 6), as a pure function; and the GPUs that it sees.
 
 The control machine calls it for `start --plan`, with placeholders for facts that only the node knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from clusterctl.common.engines import ENGINES, Endpoints
-from clusterctl.common.run_spec import ProcessSpec, RunSpec
+from clusterctl.common.run_spec import ProcessSpec, RunSpec, RunSummary
 
 #: What belongs to the SSH command that started the agent, or to its shell.
 NOT_OURS = (
@@ -29,6 +29,12 @@ AT_LOGIN = frozenset(
         *("XDG_RUNTIME_DIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     }
 )
+
+#: The devices of a process, by their indices or UUIDs, and the order that the indices are in.
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+AS_NVIDIA_SMI = "PCI_BUS_ID"  # CUDA's own order begins with the fastest
+MIG = "MIG-"
+NO_DEVICE = ("-1", "NoDevFiles")
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -66,7 +72,8 @@ class NodeFacts(NamedTuple):
 
 def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     """Return the environment of a process of `spec`. ENV of conf.py overrides inherited variables."""
-    values = {**facts.inherited, **_threads(spec, process, facts), **spec.env}
+    gpus = gpu_variables(spec, process, facts.inherited)
+    values = {**facts.inherited, **_threads(spec, process, facts), **gpus, **spec.env}
     if spec.ld_library_path:
         values["LD_LIBRARY_PATH"] = spec.ld_library_path
     values.update(_activated(spec, values))
@@ -129,3 +136,60 @@ def _pserver_port(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> str:
     """Return the port of a pserver; for other processes that of pserver 0; the setting PORT while it is not known."""
     endpoint = facts.endpoints.get(process.name if process.role == "pserver" else "pserver0")
     return endpoint.rpartition(":")[2] if endpoint else str(spec.ports.port)
+
+
+def inherited_devices(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the devices that CUDA_VISIBLE_DEVICES of the node's account or scheduler allows; None without it."""
+    if VISIBLE not in environ:
+        return None
+    return listed(environ[VISIBLE])
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the devices in a value of CUDA_VISIBLE_DEVICES. CUDA ignores all that follow one that is none."""
+    words = [word.strip() for word in text.split(",")]
+    end = next((at for at, word in enumerate(words) if not word or word in NO_DEVICE), len(words))
+    return tuple(words[:end])
+
+
+def deal(devices: Sequence[str], share: int, shares: int) -> tuple[str, ...]:
+    """Return one of `shares` even, contiguous shares of the devices; of too few devices, one that others have too.
+
+    A process can use one MIG instance only, so none gets more.
+    """
+    if not devices:
+        return ()
+    if shares >= len(devices) or any(device.startswith(MIG) for device in devices):
+        return (devices[share % len(devices)],)
+    each, more = divmod(len(devices), shares)
+    begin = share * each + min(share, more)
+    return tuple(devices[begin : begin + each + (share < more)])
+
+
+def trainer_devices(spec: RunSpec | RunSummary, index: int, trainers: int) -> tuple[str, ...]:
+    """Return the devices of one of the `trainers` of a node: those that ENV names, else its share.
+
+    Engines with local ranks leave all devices to every trainer.
+    """
+    if VISIBLE in spec.env:
+        return listed(spec.env[VISIBLE])
+    gpus, devices = spec.gpus, (spec.gpus.devices if spec.gpus else None) or ()
+    if gpus is None or ENGINES[spec.training.engine].local_ranks:
+        return devices
+    return deal(devices, (gpus.first or 0) + index, gpus.shares or trainers)
+
+
+def gpu_variables(spec: RunSpec, process: ProcessSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what limits a process to its devices; nothing if none are known, or ENV names them.
+
+    Only trainers get any.
+    """
+    gpus = spec.gpus
+    if gpus is None or gpus.devices is None or VISIBLE in spec.env:
+        return {}
+    if ENGINES[spec.training.engine].local_ranks and gpus.limit is None:
+        return {}
+    trainers = sum(other.role == "trainer" for other in spec.processes)
+    own = trainer_devices(spec, process.index, trainers) if process.role == "trainer" else ()
+    ordered = {ORDER: AS_NVIDIA_SMI} if own and VISIBLE not in inherited else {}
+    return {VISIBLE: ",".join(own), **ordered}

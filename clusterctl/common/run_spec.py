@@ -226,6 +226,22 @@ class Failures(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpus(Record):
+    """The GPUs of a node, and how they are dealt to its trainers.
+
+    `limit` is their number according to conf.py. The node adds `devices`, as CUDA_VISIBLE_DEVICES names them. If nodes
+    share them, they are dealt in `shares`, and those of this node's trainers begin with `first`.
+    """
+
+    OMITTED = ("limit", "devices", "first", "shares")
+
+    limit: int | None = None
+    devices: tuple[str, ...] | None = None
+    first: int | None = None
+    shares: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec(Record):
     """The spec of a run for the node `node`; immutable.
 
@@ -236,10 +252,10 @@ class RunSpec(Record):
     number of processes on the node's machine, if other nodes of the run are on it too. `by` is who started it, as
     USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
     the text of each setting that was given with `--set`. `shm` is "off" in benchmarks. `cwd` is the directory in which
-    processes begin, if that is not the job directory.
+    processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names any.
     """
 
-    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm", "cwd")
+    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm", "cwd", "gpus")
 
     v: int = 1
     job: str
@@ -274,6 +290,7 @@ class RunSpec(Record):
     recover: Recovery | None = None
     shm: str | None = None
     cwd: str | None = None
+    gpus: Gpus | None = None
 
     @property
     def lead_node(self) -> int:
@@ -315,3 +332,4 @@ class RunSummary(Record):
     saving: Saving = Saving()
     by: str | None = None
     t: float | None = None
+    gpus: Gpus | None = None

@@ -26,6 +26,7 @@ from clusterctl.config.parsers import (
 from clusterctl.errors import ConfigError
 
 ROLES = ("pserver", "trainer")
+MOST_GPUS = 64  # of a host
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Host:
     `roles`     the roles allowed here: `"pserver"`, `"trainer"` or both
     `pservers`  the number of pservers here, overriding PSERVERS_PER_NODE; may be 0
     `trainers`  the number of trainers here, overriding TRAINERS_PER_NODE; may be 0
+    `gpus`      the number of GPUs that the trainers here may use; 0 hides all; None leaves it to nvidia-smi
     `tags`      labels that `--only` accepts
     `env`       environment variables, overriding those of ENV; read-only; not in `repr` (secrets)
     `address`   the address that the other nodes use, overriding NIC
@@ -54,6 +56,7 @@ class Host:
     roles: tuple[str, ...] = ROLES
     pservers: int | None = None
     trainers: int | None = None
+    gpus: int | None = None
     tags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     address: str | None = None
@@ -211,6 +214,7 @@ _FIELDS: dict[str, Parser[Any]] = {
     "roles": _roles,
     "pservers": optional(whole(0)),
     "trainers": optional(whole(0)),
+    "gpus": optional(whole(0, MOST_GPUS)),
     "tags": _tags,
     "env": environment,
     "address": optional(_address),

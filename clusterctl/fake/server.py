@@ -136,6 +136,9 @@ class Node:
             self._acceptor = None
 
 
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
 class NodeServer(asyncssh.SSHServer):
     """One connection to one node."""
 
@@ -180,7 +183,7 @@ class NodeServer(asyncssh.SSHServer):
             "USER": user,
             "LOGNAME": user,
             "SHELL": "/bin/sh",
-            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+            "PATH": f"{self._node.home}/bin:{Path(sys.executable).parent}:{SYSTEM_PATH}",
             "SSH_CLIENT": f"{client_host} {client_port} {server_port}",
             "SSH_CONNECTION": f"{client_host} {client_port} {server_host} {server_port}",
             **marks(self._node.layout.directory, self._node.index),

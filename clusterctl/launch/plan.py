@@ -16,6 +16,7 @@ from clusterctl.common.engines import ENGINES, ports_of
 from clusterctl.common.process_environment import NodeFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
+    Gpus,
     KeepBest,
     LeadAddress,
     LeftOut,
@@ -121,6 +122,7 @@ class LaunchPlan:
         by: str | None = None,
         pserver_port: int | None = None,
         machines: Mapping[int, str] | None = None,
+        gpus: Gpus | None = None,
     ) -> RunSpec:
         """Return the spec that the supervisor of `node` works from.
 
@@ -128,6 +130,7 @@ class LaunchPlan:
         why, for later requests. `resume`: the checkpoint that the run resumes from. `load`: the model that it starts
         with. `sources`: the pieces of either one. `sharing`: the processes on the node's machine, if other members are
         on it too. `by`: who starts it. `pserver_port`: free on all nodes. `machines`: the machine of each node.
+        `gpus`: what is known of the node's.
         """
         return RunSpec(
             job=job,
@@ -156,6 +159,7 @@ class LaunchPlan:
             hosts=tuple(addresses[node.id] for node in self.nodes) if self._lists_nodes() else None,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
             cwd=self.cwd,
+            gpus=gpus,
         )
 
     def _lists_nodes(self) -> bool:
@@ -247,7 +251,9 @@ class LaunchPlan:
             lib_dir = f"{node.root_dir}/.clusterctl/lib/..."
             known = () if process.role == "pserver" and process.ours else pservers
             facts = NodeFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
-            spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
+            spec = self.spec(
+                node, job=job, run="(chosen at start)", addresses=addresses, lead=None, gpus=_named_gpus(node)
+            )
             env = environment(spec, process.spec, facts)
             shares = len(self.on(node)) * (self.settings.trainer_threads if process.role == "trainer" else 1)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -314,6 +320,12 @@ def _place(
         argv = _command(trainer, settings.python)
         processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
     return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
+
+
+def _named_gpus(node: Node) -> Gpus | None:
+    """Return the GPUs that conf.py names; None if the node is to find them."""
+    limit = node.host.gpus
+    return None if limit is None else Gpus(limit=limit, devices=tuple(map(str, range(limit))))
 
 
 def _model_schedule(every: Every | None) -> SaveEvery | None:

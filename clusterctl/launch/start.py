@@ -35,10 +35,12 @@ from clusterctl.cluster import (
     raise_failures,
     who_asks,
 )
+from clusterctl.cluster.gpu_answers import found_devices
 from clusterctl.common.requirements import FILE, LOCKS
-from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
+from clusterctl.common.run_spec import Gpus, LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
+from clusterctl.launch.gpus import NodeWithGpus, check_gpus, dealing
 from clusterctl.launch.host_names import NamedNode, check_host_names, wants_host_names
 from clusterctl.launch.keys import make_keys
 from clusterctl.launch.load import SavedModel
@@ -56,7 +58,7 @@ Origin = Resume | SavedModel
 FindOrigin = Callable[[str, Sequence[Node], LaunchPlan], Origin]
 
 
-class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, NamedNode, total=False):
+class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, NamedNode, NodeWithGpus, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
     `requirements`: the file with the job's requirements, if any. `machine` is equal for nodes that share their cores.
@@ -134,10 +136,12 @@ def start(
     def look(node: Node) -> ReadyNode:
         asked = time.time()
         own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
+        own["gpus"] = node.host.gpus
         locked = next(iter(skews), None)  # the first node, once it is ready
         call = calls[node.id] = cluster.call(node, {**request, **own, "locked": locked})
         call.on_alive = lambda message: on_wait(node, str(message["waits"])) if "waits" in message else None
         ready: Any = dict(call.receive()["ready"])
+        found_devices(ready["devices"])
         facts: ReadyNode = ready
         skews[node.id] = Skew.measure(asked, facts["clock"], time.time())
         return facts
@@ -250,7 +254,7 @@ def _make_run(
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
     port, differ = choose_pserver_port(launch, looks)
-    findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks))
+    findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks), *check_gpus(launch, looks))
     return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
 
 
@@ -331,7 +335,7 @@ def _go(
 
     def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
         more = run.origin.word(launch, node) if run.origin else {}
-        spec = _spec_for(node, launch, addresses, run, lead, machines)
+        spec = _spec_for(node, launch, addresses, run, lead, machines, dealing(node, launch, looks))
         calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **more})
         answer: dict[str, Any] = calls[node.id].result(LAUNCH_S)
         return answer
@@ -361,6 +365,7 @@ def _spec_for(
     run: Run,
     lead: LeadAddress | None,
     machines: Mapping[int, str],
+    gpus: Gpus | None,
 ) -> RunSpec:
     return launch.spec(
         node,
@@ -373,6 +378,7 @@ def _spec_for(
         by=who_asks(),
         pserver_port=run.pserver_port,
         machines={node: machine.partition(" ")[0] for node, machine in machines.items()},
+        gpus=gpus,
         **(run.origin.in_spec(run.job, run.run, launch, node) if run.origin else {}),
     )
 

@@ -32,6 +32,7 @@ MAY_READ_ENVIRONMENT = {
     "cli.completion.answer": "in it a shell asks for completions",
     "cli.console": "NO_COLOR, FORCE_COLOR and TERM",
     "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.gpus.usage": "CUDA_VISIBLE_DEVICES: the GPUs that this account or its scheduler allows",
     "agent.packages.interpreter": "what decides where an interpreter finds its packages",
     "common.pip": "what uv inherits",
     "agent.supervisor.launcher": "what its processes inherit",

@@ -1,4 +1,4 @@
 """The facts and files of one node: jobs, logs, ports, addresses, processes, locks.
 
-May import `event_loop`. Start reading at `jobs.py`.
+May import `event_loop` and `gpus`. Start reading at `jobs.py`.
 """

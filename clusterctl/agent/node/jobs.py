@@ -144,12 +144,21 @@ def processes_now(state: dict[str, Any], lost: bool, *, over: bool = False) -> l
     return checked
 
 
-def describe(job: JobPaths, run_name: str | None = None, *, over: bool = False) -> dict[str, Any]:
-    """Return everything that `status` needs from this node. `over`: as for `run_state`."""
+def describe(job: JobPaths, run_name: str | None = None, *, over: bool = False, gpus: bool = False) -> dict[str, Any]:
+    """Return everything that `status` needs from this node; with `gpus` also the use of the GPUs, if the run has any.
+
+    `over`: as for `run_state`.
+    """
     run = pick_run(job, run_name)
     if run is None or not run.spec.is_file():
         return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
-    return describe_run(run, _read(run, RunSummary), over=over)
+    spec = _read(run, RunSummary)
+    answer = describe_run(run, spec, over=over)
+    if gpus and spec.gpus is not None:
+        from clusterctl.agent.gpus.of_run import add_gpus
+
+        add_gpus(run, spec, answer, live=answer["state"] in LIVE and not over)
+    return answer
 
 
 def _about(job: JobPaths) -> dict[str, Any]:

@@ -1,4 +1,4 @@
 """The operations of the agent: one module for each group, called by `main.py`, one SSH command for each call.
 
-May import `node`, `packages`, `peer`, `relay` and `supervisor`. Start reading at `start.py`.
+May import `gpus`, `node`, `packages`, `peer`, `relay` and `supervisor`. Start reading at `start.py`.
 """

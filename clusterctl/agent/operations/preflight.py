@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.gpus.usage import report as report_gpus
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.ports import take_as_a_job
@@ -26,7 +27,10 @@ from clusterctl.common.paths import find_jobs
 
 
 def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """`request` has python, runtime, address, nic; and for the ports: port, count (free ports needed), lead."""
+    """`request` has python, runtime, address, nic; for the ports: port, count (free ports needed), lead; and gpus.
+
+    `gpus` is their number according to conf.py.
+    """
     problems: list[dict[str, Any]] = []
     with _recorded(problems, "root"):
         facts.try_to_write(root)
@@ -43,6 +47,7 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if report["address"] is not None:
         with _recorded(problems, "ports"):
             listeners, busy = take_as_a_job(report["address"], request["port"], request["count"], lead=request["lead"])
+    report["gpus"] = report_gpus(request.get("gpus"))
     with answering(listeners) as listening:
         report.update(_more_facts(root), listening=listening, busy=ports.holders(busy))
         peer.send({"facts": report})

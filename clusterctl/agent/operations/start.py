@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.gpus.usage import find_devices
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
@@ -39,7 +40,7 @@ from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
 from clusterctl.common.requirements import file_of
-from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.run_spec import Gpus, RunSpec
 
 ENDING_S = 10.0
 EXITING_S = 0.5  # for processes that are just exiting
@@ -56,6 +57,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         python = str(venv / "bin/python") if venv else request["python"]
         versions = find_versions(root, python, runtime=request["runtime"])
         address = find_address(request.get("address"), request.get("nic"))
+        devices = find_devices(request.get("gpus"))
         ready = {
             "job": job.dir.name,
             "ran": ran,
@@ -68,6 +70,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),
+            "devices": devices,
             **(_ports(address, request["port"]) if request.get("pserver_port") else {}),
             **({"local_name": _has_local_name()} if request.get("host_name") else {}),
             **quick(root),
@@ -76,6 +79,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         if "spec" not in go:
             raise AgentError("the start was cancelled")
         spec = in_environment(_checked(go["spec"]), venv, request["python"]).replace(versions=versions)
+        spec = _with_devices(spec, devices["devices"])
         previous = job.newest_run()
         run = job.run(spec.run)
         try:
@@ -159,6 +163,10 @@ def _checked(value: object) -> RunSpec:
     except RecordError as exc:
         hint = "use the same version of clusterctl for the whole job"
         raise AgentError(f"the control machine sent a malformed spec of the run: {exc}", hint=hint) from exc
+
+
+def _with_devices(spec: RunSpec, devices: list[str] | None) -> RunSpec:
+    return spec if devices is None else spec.replace(gpus=(spec.gpus or Gpus()).replace(devices=tuple(devices)))
 
 
 def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
@@ -273,20 +281,22 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
-        _renew_address(run, spec, request)
+        _renew(run, spec, request)
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 
 
-def _renew_address(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
-    """Record the address of this node if it has another than at the start, as a pod that was replaced has.
+def _renew(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
+    """Record the address and the GPUs of this node if it has others than at the start, as a pod that was replaced has.
 
     Its supervisor tells the lead where its processes listen, and the lead tells the other nodes.
     """
-    if interface_of(spec.address) is not None:
-        return
-    address = find_address(request.get("address"), request.get("nic"))
-    if address != spec.address:
-        write_json(run.spec, spec.replace(address=address).to_json())
+    renewed = spec
+    if interface_of(spec.address) is None:
+        renewed = renewed.replace(address=find_address(request.get("address"), request.get("nic")))
+    if spec.gpus is not None:
+        renewed = _with_devices(renewed, find_devices(spec.gpus.limit)["devices"])
+    if renewed != spec:
+        write_json(run.spec, renewed.to_json())
 
 
 def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:

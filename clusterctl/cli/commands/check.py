@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli import style
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from clusterctl.check import Finding, Report
     from clusterctl.cluster import Cluster
+    from clusterctl.cluster.gpu_answers import GpuReport
     from clusterctl.errors import ClusterctlError
 
 LABEL = 14
@@ -35,7 +37,7 @@ def check(invocation: Invocation) -> None:
 
 
 def lines(report: Report) -> list[str]:
-    return [*_nodes(report), *finding_lines(report.findings), *_pairs(report), *_verdict(report)]
+    return [*_nodes(report), *_gpus(report), *finding_lines(report.findings), *_pairs(report), *_verdict(report)]
 
 
 def _nodes(report: Report) -> list[str]:
@@ -51,6 +53,53 @@ def _nodes(report: Report) -> list[str]:
         _labelled(fold(nodes), versions, f"{sizes}, {_disk(report, nodes)}", gap=", ")
         for (versions, sizes), nodes in groups.items()
     ]
+
+
+def _gpus(report: Report) -> list[str]:
+    """Describe the GPUs of the nodes that have some, equal ones on one line."""
+    from clusterctl.inventory import fold
+
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    free: dict[tuple[str, int, str], list[int]] = {}
+    for node, facts in report.facts.items():
+        found = facts["gpus"]
+        by_name = Counter(gpu["name"] for gpu in found["gpus"]) if found else Counter[str]()
+        for name, number in by_name.items():
+            key = (name, number, _limit(found))
+            groups.setdefault(key, []).append(node)
+            free.setdefault(key, []).extend(_free(found, name))
+    return [
+        _labelled(fold(nodes), f"{number} x {name}", f"{_least(free[key])}{limit}", gap=", ")
+        for key, nodes in groups.items()
+        for name, number, limit in [key]
+    ]
+
+
+def _free(found: GpuReport | None, name: str) -> list[int]:
+    """Return the free bytes of each GPU of this name; nothing if the driver does not report them."""
+    gpus = found["gpus"] if found else []
+    return [
+        max(0, gpu["total"] - gpu["used"])
+        for gpu in gpus
+        if gpu["name"] == name and gpu["total"] is not None and gpu["used"] is not None
+    ]
+
+
+def _least(free: list[int]) -> str:
+    if not free:
+        return "memory unknown"
+    same = len({human_bytes(count) for count in free}) == 1
+    each = " each" if len(free) > 1 and same else ""
+    return f"{'' if same else 'at least '}{human_bytes(min(free))} free{each}"
+
+
+def _limit(found: GpuReport | None) -> str:
+    """Say how many devices trainers may use, if these are not the GPUs."""
+    if found is None or len(found["devices"]) == len(found["gpus"]):
+        return ""
+    if len(found["devices"]) > len(found["gpus"]):
+        return f", divided into {plural(len(found['devices']), 'instance')}"
+    return f"; trainers may use {','.join(found['devices']) or 'none'}"
 
 
 def _disk(report: Report, nodes: list[int]) -> str:
@@ -149,7 +198,10 @@ def document(cluster: Cluster, report: Report) -> dict[str, Any]:
     }
 
 
-SHOWN = ("address", "interface", "versions", "system", "cores", "memory", "disk", "open_files", "busy", "leftovers")
+SHOWN = (
+    *("address", "interface", "versions", "system", "cores", "memory", "disk", "open_files", "busy", "leftovers"),
+    "gpus",
+)
 
 
 def _node(node: Any, report: Report) -> dict[str, Any]:

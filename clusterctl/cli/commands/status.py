@@ -11,6 +11,9 @@ from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
 from clusterctl.cli.console import human_time
 from clusterctl.cli.invocation import Invocation, job_name
 from clusterctl.cli.pserver_counts import count_lines
+from clusterctl.cli.screen.gpu_lines import cells as gpu_cells
+from clusterctl.cli.screen.gpu_lines import headings as gpu_headings
+from clusterctl.cli.screen.gpu_lines import user_lines
 from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells, metric_headings, metric_names
 
@@ -50,7 +53,7 @@ def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
     with invocation.cluster_of(job) as cluster:
         try:
             named = invocation.run_of(cluster, job)
-            current = read(cluster, named.job, run=named.run)
+            current = read(cluster, named.job, run=named.run, gpus=not watch)
         except SeveralRunningError as several:
             if watch:
                 raise
@@ -87,7 +90,7 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
     """Show every job that is running; the JSON document has them under `jobs`."""
     from clusterctl.observe.record.status import status as read
 
-    found = [read(cluster, job) for job in jobs]
+    found = [read(cluster, job, gpus=True) for job in jobs]
     for current in found:
         _show(invocation, cluster, current, clear=False)
     errors = [error for current in found for error in [_problem(current, len(cluster.nodes), False)] if error]
@@ -134,11 +137,13 @@ def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear
     if current.processes:
         names = metric_names(current.processes, MOST_METRICS)
         own = metric_headings(names)
-        rows = [[*_cells(process), *metric_cells(process.figures, names)] for process in current.processes]
-        console.table((*HEADINGS, *own), rows, (*NUMERIC, *own), (*own[:0:-1], *DROPPED_FIRST, *own[:1]))
+        gpus = gpu_headings(current.processes)
+        rows = [[*_cells(process, gpus), *metric_cells(process.figures, names)] for process in current.processes]
+        dropped = (*own[:0:-1], *DROPPED_FIRST, *own[:1])
+        console.table((*HEADINGS, *gpus, *own), rows, (*NUMERIC, "gpu mem", *own), dropped)
     for line in (*count_lines(current.processes), *left_out_lines(current.members)):
         console.say(line)
-    for line in note_lines(current.processes, current.cut_dropped):
+    for line in (*note_lines(current.processes, current.cut_dropped), *user_lines(current.nodes)):
         console.say(style.warning(line))
     for name in (current.lead or {}).get("waits_for") or ():
         rejoin = f"clusterctl start --rejoin --job_workspace {current.job}"
@@ -186,8 +191,8 @@ def headline(current: JobStatus) -> str:
     return style.join(" · ", parts)
 
 
-def _cells(process: ProcessRecord) -> list[str]:
-    by_heading = figure_cells(process.figures)
+def _cells(process: ProcessRecord, gpus: Sequence[str]) -> list[str]:
+    by_heading = {**figure_cells(process.figures), **gpu_cells(process.figures)}
     return [
         str(process.node.id),
         process.node.where,
@@ -195,5 +200,5 @@ def _cells(process: ProcessRecord) -> list[str]:
         str(process.rank),
         style.state(process.state),
         str(process.restarts or ""),
-        *(by_heading[heading] for heading in FIGURES),
+        *(by_heading[heading] for heading in (*FIGURES, *gpus)),
     ]

@@ -18,7 +18,8 @@ from clusterctl.observe.record.secrets import Secrets
 #: `wait` and `wire` are shares of a trainer's time. For a pserver, `staleness` are pairs (staleness, pushes), `tables`
 #: counts of each sparse table, `lost` pushes that were lost, and `apply_s` and `send_s` seconds of about the last one.
 #: While trainers in sync mode wait for others, pserver 0 has `awaits`, the ranks of the first 4 of the `awaited`
-#: trainers; `waiting` others have waited for `awaits_s` seconds.
+#: trainers; `waiting` others have waited for `awaits_s` seconds. `gpus` are the devices of a trainer, and `gpu_memory`
+#: the bytes that it has on them.
 Figures = TypedDict(
     "Figures",
     {
@@ -43,6 +44,8 @@ Figures = TypedDict(
         "awaited": int,
         "waiting": int,
         "awaits_s": float,
+        "gpus": list[str],
+        "gpu_memory": int,
     },
     total=False,
 )
@@ -53,7 +56,7 @@ ALWAYS_SHOWN = (
 )
 #: Those that hold only until the next report.
 PASSING = ("awaits", "awaited", "waiting", "awaits_s")
-SHOWN_IF_KNOWN = ("apply_s", "send_s", "passes", *PASSING)
+SHOWN_IF_KNOWN = ("apply_s", "send_s", "passes", "gpus", "gpu_memory", *PASSING)
 FIGURES = (*ALWAYS_SHOWN, *SHOWN_IF_KNOWN)
 
 

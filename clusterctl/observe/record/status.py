@@ -50,9 +50,14 @@ class JobStatus:
         return ended.get("warnings") or []
 
 
-def status(cluster: Cluster, ref: str | None, *, run: str | None = None, answer_s: float = ANSWER_S) -> JobStatus:
-    """Return `run` (None: the newest) of job `ref`; for None, of the job that is meant. Raises if no node has it."""
-    outcomes = _same_job_everywhere(cluster, ref, answer_s, run=run)
+def status(
+    cluster: Cluster, ref: str | None, *, run: str | None = None, answer_s: float = ANSWER_S, gpus: bool = False
+) -> JobStatus:
+    """Return `run` (None: the newest) of job `ref`; for None, of the job that is meant. Raises if no node has it.
+
+    With `gpus`, nodes whose trainers have GPUs report on them, which takes them a second or more.
+    """
+    outcomes = _same_job_everywhere(cluster, ref, answer_s, run=run, gpus=gpus)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
     members = members_of(cluster.inventory, list(answers.values()))
     if run is not None and members.run is None:
@@ -70,10 +75,16 @@ def status(cluster: Cluster, ref: str | None, *, run: str | None = None, answer_
 
 
 def _same_job_everywhere(
-    cluster: Cluster, ref: str | None, answer_s: float = ANSWER_S, *, to_resume: bool = False, run: str | None = None
+    cluster: Cluster,
+    ref: str | None,
+    answer_s: float = ANSWER_S,
+    *,
+    to_resume: bool = False,
+    run: str | None = None,
+    gpus: bool = False,
 ) -> list[NodeOutcome[StatusAnswer]]:
     """Return every node's answer about the same job; nodes that have another one in mind are asked again."""
-    request = {"op": "status", "run": run}
+    request = {"op": "status", "run": run, **({"gpus": True} if gpus else {})}
     outcomes: list[NodeOutcome[StatusAnswer]] = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
     if not answered:
@@ -162,7 +173,8 @@ def _node_view(outcome: NodeOutcome[StatusAnswer], members: Members) -> dict[str
     if outcome.ok:
         answer = outcome.get()
         state, event = (answer["state"], answer.get("last_event")) if is_member else (None, None)
-        return {**view, "dir": answer["dir"], "state": state, "last_event": event}
+        gpus = {"gpus": answer["gpus"]} if is_member and answer.get("gpus") else {}
+        return {**view, "dir": answer["dir"], "state": state, "last_event": event, **gpus}
     error = outcome.error.to_json() if outcome.error else None
     return {**view, "state": UNKNOWN if is_member else None, "error": error}
 

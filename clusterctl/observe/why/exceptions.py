@@ -21,7 +21,7 @@ from clusterctl.observe.why.errno_and_signals import (
     unquoted,
     unresolved,
 )
-from clusterctl.observe.why.known_messages import of_java, of_known
+from clusterctl.observe.why.known_messages import WITHOUT_CUDA, of_java, of_known
 from clusterctl.observe.why.tracebacks import Raised
 
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
@@ -77,7 +77,7 @@ def of_exception(one: Raised) -> Diagnosis:
     kind = getattr(builtins, short, None)
     kind = kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception
     said = unquoted(one.message)
-    speaks = not issubclass(kind, OF_PROGRAM) or SYSTEM_ERROR.search(said)
+    speaks = not issubclass(kind, OF_PROGRAM) or SYSTEM_ERROR.search(said) or said == WITHOUT_CUDA
     listed = one.name == "shutil.Error"  # its message is a list of others
     by_system = of_errno(one.message.replace('"', "") if listed else one.message) if speaks else None
     known = (None if one.frames else of_java(short, one.message)) or (of_known(said) if speaks else None)

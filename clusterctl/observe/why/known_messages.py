@@ -25,8 +25,19 @@ THREADS = (
     "a limit of the account was reached (ulimit -u), or of its container: start fewer threads (OMP_NUM_THREADS in ENV)"
 )
 DRIVER = "{node} has no working GPU driver: see nvidia-smi there"
+GPU_MEMORY = (
+    "use smaller batches, or fewer trainers per GPU; clusterctl check shows the free memory of each GPU and the "
+    "processes on it, and clusterctl status, while a run is live, what its trainers use"
+)
+GPU_NUMBER = (
+    "a trainer counts the GPUs that were dealt to it from 0: use cuda:0, or start fewer trainers on {node}, so that "
+    "each gets more (TRAINERS_PER_NODE)"
+)
+NO_GPU = "see nvidia-smi on {node}, and what hides GPUs: Host(gpus=0), or CUDA_VISIBLE_DEVICES in ENV or on {node}"
+NO_CUDA = "install a build with CUDA: name its index in requirements.txt (--index-url), then run clusterctl setup"
 SQLITE = "make sure that its directory exists and that this account can write to it"
 LOAD_FIRST = "import that library before the others, or name it in LD_PRELOAD (ENV in conf.py)"
+WITHOUT_CUDA = "Torch not compiled with CUDA enabled"
 #: The pattern's group, if it has one, is the subject, and takes the place of {} in the words.
 KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
     (re.compile(pattern), diagnosis)
@@ -72,8 +83,11 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             Diagnosis("no_space", "a file could not be written in full", SPACE),
         ),
         (
-            r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED: Out of memory\b",
-            Diagnosis("out_of_memory", "out of memory on a GPU", MEMORY),
+            r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED: Out of memory\b|"
+            r"\b(?:CUDA|HIP) out of memory\. Tried to allocate|\bCUDA error: out of memory\b|"
+            r"\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bOut of memory error on GPU \d|"
+            r"\bOOM when allocating tensor\b.*\bGPU\b",
+            Diagnosis("out_of_memory", "out of memory on a GPU", GPU_MEMORY),
         ),
         (
             r"Allowed memory size of \d+ bytes exhausted",
@@ -93,8 +107,14 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         ),
         (
             r"Found no NVIDIA driver|no CUDA-capable device is detected|CUDA driver version is insufficient|"
-            r"NVIDIA-SMI has failed",
+            r"NVIDIA-SMI has failed|\bDriver/library version mismatch\b",
             Diagnosis("device", "there is no usable GPU driver", DRIVER),
+        ),
+        (rf"^{WITHOUT_CUDA}$", Diagnosis("wrong_library", "torch was built without CUDA", NO_CUDA)),
+        (r"\bNo CUDA GPUs are available\b", Diagnosis("device", "the program sees no GPU", NO_GPU)),
+        (
+            r"\bCUDA error: invalid device ordinal\b",
+            Diagnosis("device", "the program chose a GPU that it does not see", GPU_NUMBER),
         ),
         (
             r"(?:ERROR|SUMMARY): AddressSanitizer: ([\w-]+)",

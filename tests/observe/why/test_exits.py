@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,42 @@ def test_failures_of_real_programs_are_diagnosed(tmp_path: Path, program: str, k
 )
 def test_failures_of_programs_in_other_languages_are_diagnosed(code: int, lines: list[str], kind: str) -> None:
     assert diagnose(code, lines).kind == kind
+
+
+GPU_MEMORY = "out of memory on a GPU"
+OLD_TORCH = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 39.59 GiB total capacity; 37.10 GiB)"
+TENSORFLOW = (
+    "tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor with shape[256,64,9,9] "
+    "and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
+)
+PADDLE = (
+    "ResourceExhaustedError: ",
+    "",
+    "Out of memory error on GPU 0. Cannot allocate 98.000244MB memory on GPU 0, 6.000000GB memory has been allocated.",
+    "",
+    "Please check whether there is any other process using GPU 0.",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "words"),
+    [
+        ([*FRAMES, OLD_TORCH], "out_of_memory", GPU_MEMORY),
+        ([*FRAMES, "RuntimeError: CUDA error: out of memory"], "out_of_memory", GPU_MEMORY),
+        ([*FRAMES, "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"], "out_of_memory", GPU_MEMORY),
+        ([*FRAMES, TENSORFLOW], "out_of_memory", GPU_MEMORY),
+        (PADDLE, "out_of_memory", GPU_MEMORY),
+        ([*FRAMES, "AssertionError: Torch not compiled with CUDA enabled"], "wrong_library", "built without CUDA"),
+        ([*FRAMES, "RuntimeError: No CUDA GPUs are available"], "device", "sees no GPU"),
+        ([*FRAMES, "RuntimeError: CUDA error: invalid device ordinal"], "device", "that it does not see"),
+        (["Failed to initialize NVML: Driver/library version mismatch"], "device", "no usable GPU driver"),
+        ([*FRAMES, "ValueError: no rule for 'CUDA out of memory. Tried to allocate'"], "exception", "ValueError"),
+        (["looked for 'CUDA error' in old.log, found none"], "exit", "old.log"),
+    ],
+)
+def test_failures_of_gpus_are_diagnosed(lines: Sequence[str], kind: str, words: str) -> None:
+    diagnosis = diagnose(1, lines)
+    assert (diagnosis.kind, words in diagnosis.words) == (kind, True), diagnosis
 
 
 def test_a_launcher_prefix_is_ignored_and_the_location_is_in_the_program_itself() -> None:

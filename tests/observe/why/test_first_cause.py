@@ -184,6 +184,38 @@ def test_a_failed_allocation_is_reported(error: str) -> None:
     assert_cause(fails_with(error), "trainer2", "out_of_memory")
 
 
+OUT_OF_GPU_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB "
+    "of which 9.00 MiB is free. Process 91144 has 22.57 GiB memory in use. Of the allocated memory 15.80 GiB is "
+    "allocated by PyTorch, and 318.52 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_lack_of_memory_on_a_gpu_is_reported_with_where_to_look_for_others_who_use_it() -> None:
+    explanation = fails_with(OUT_OF_GPU_MEMORY)
+    assert_cause(explanation, "trainer2", "out_of_memory")
+    assert explanation.cause is not None
+    assert explanation.cause.diagnosis.words == "out of memory on a GPU"
+    assert "clusterctl check" in explanation.cause.diagnosis.advice
+
+
+def test_lack_of_memory_on_a_gpu_that_the_program_survived_is_not_the_cause() -> None:
+    history = History()
+    history.step(9.0, 40)
+    lines = [[START_T + 5.0, line] for line in traceback(OUT_OF_GPU_MEMORY)]
+    lines += [[START_T + 10.0, line] for line in traceback("KeyError: 'lr'")]
+    history.answers[2]["outputs"] = [{"role": "trainer", "rank": 2, "attempt": 1, "lines": lines}]
+    assert_cause(history.fail(10.01, history.exit(10.0, "trainer2", 1)).explain(), "trainer2", "exception")
+
+
+def test_a_trainer_that_lost_its_peer_is_not_blamed_for_lack_of_memory_on_a_gpu() -> None:
+    history = History()
+    history.step(9.0, 40)
+    history.exit(10.0, "trainer1", 1, traceback(OUT_OF_GPU_MEMORY))
+    reset = history.exit(10.2, "trainer2", 1, traceback("ConnectionResetError: [Errno 104] Connection reset by peer"))
+    assert_cause(history.fail(10.3, reset).explain(), "trainer1", "out_of_memory")
+
+
 def test_a_kill_from_outside_is_distinguished_from_ours() -> None:
     history = History()
     explanation = history.fail(9.01, history.exit(9.0, "trainer1", -9)).explain()
