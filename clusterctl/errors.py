@@ -9,6 +9,7 @@
 | `UnreachableError` | `unreachable` | 3         | a node could not be reached                              |
 | `RefusedError`     | `refused`     | 4         | refused for safety                                       |
 | `InterruptedRun`   | `interrupted` | 130       | the user interrupted, and everything was stopped cleanly |
+| `WaitTimeoutError` | `error`       | 1         | a wait of the Python API took too long                   |
 """
 
 from __future__ import annotations
@@ -80,3 +81,7 @@ class RefusedError(ClusterctlError):
 class InterruptedRun(ClusterctlError):  # noqa: N818 - an interruption by the user is not an error
     kind = "interrupted"
     exit_code = 130
+
+
+class WaitTimeoutError(ClusterctlError, TimeoutError):
+    """No command raises it, so it has no kind of its own."""

@@ -64,7 +64,8 @@ PANELS = {
 }
 BOXES = {
     "control": {
-        "cli": Box(330, 80, 150),
+        "cli": Box(330, 64, 150),
+        "api": Box(330, 118, 70),
         "ranks": Box(60, 180, 66),
         "launch": Box(180, 180),
         "setup": Box(288, 180),
