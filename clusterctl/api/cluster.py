@@ -55,7 +55,7 @@ class Cluster:
         return cls(Session(conf, set or {}, only, environ, write))
 
     def __repr__(self) -> str:
-        return f"<Cluster of {len(self._session.nodes.nodes)} nodes>"
+        return f"<Cluster of {self._session.conf}>"
 
     @property
     def nodes(self) -> tuple[Node, ...]:

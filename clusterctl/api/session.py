@@ -36,7 +36,7 @@ class Session:
         self.progress = Progress(write)
         self.only = only
         self.chosen = texts(chosen)
-        self._conf = conf
+        self.conf = conf
         self._environ = environ
         self._lock = threading.Lock()
         self._nodes = self._open(self.settings({}))
@@ -56,7 +56,7 @@ class Session:
 
     def settings(self, chosen: Mapping[str, str]) -> Settings:
         """Return the settings of conf.py with `chosen` ones, as text, over those of the session."""
-        return load(self._conf, self._environ, chosen={**self.chosen, **chosen})
+        return load(self.conf, self._environ, chosen={**self.chosen, **chosen})
 
     @contextlib.contextmanager
     def whole(self, chosen: Mapping[str, str] | None = None) -> Iterator[Nodes]:
