@@ -16,7 +16,7 @@ import clusterctl
 from clusterctl.launch import start as launching
 from clusterctl.runtime import load_model
 from e2e.programs import LEAVE, REGRESSION, SLEEP
-from support.site import Site
+from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 WAIT_S = 120.0

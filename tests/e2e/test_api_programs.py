@@ -1,4 +1,4 @@
-"""The programs of examples/api over real nodes."""
+"""The programs of examples/api and of docs/api.md over real nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.pages import blocks
 from support.site import Site
 
 pytestmark = pytest.mark.nodes(2)
@@ -50,3 +51,13 @@ def test_nodes_that_print_the_same_are_named_together(site: Site) -> None:
 
 def test_a_model_is_read_into_arrays(site: Site) -> None:
     assert run(site, "model_arrays") == "pass-00002: [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]\n"
+
+
+def test_the_examples_of_the_page_work_in_order(site: Site) -> None:
+    (site.directory / "workspace").symlink_to(EXAMPLES / "workspace")
+    page = EXAMPLES.parents[1] / "docs" / "api.md"
+    program = "\n".join(block.body for block in blocks(page, "python") if not block.note)
+    (site.directory / "page.py").write_text(program)
+    ran = site.run("page.py", program=(sys.executable,))
+    assert (ran.code, ran.err) == (0, ""), ran.out + ran.err
+    assert "trainer0 succeeded" in ran.out
