@@ -39,10 +39,9 @@ def test_every_method_is_described_with_its_parameters(kind: type) -> None:
     methods.pop("of", None)
     for name, method in methods.items():
         parameters = list(inspect.signature(method).parameters.values())
-        words = [
-            f"{'*, ' if keyword_only_begins(parameters, at) else ''}{one.name}" for at, one in enumerate(parameters)
-        ]
-        call = f"{name}({', '.join(word for word in words if word != 'self')})"
+        stars = ["*, " if keyword_only_begins(parameters, at) else "" for at in range(len(parameters))]
+        words = [star + one.name for star, one in zip(stars, parameters, strict=True) if one.name != "self"]
+        call = f"{name}({', '.join(words)})"
         assert f"`{call}`" in TEXT or f"`{kind.__name__}.{call}`" in TEXT, call
 
 
