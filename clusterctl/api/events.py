@@ -169,6 +169,7 @@ class Lost(Event):
     """A node is lost, or a trainer that the others continue without; `waits` if the run waits for the node."""
 
     message: str
+    silent_s: float | None = None
     lost_node: int | None = None
     waits: bool | None = None
 
