@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 
@@ -40,6 +41,8 @@ class ClusterctlError(Exception):
         self.node = node
         self.hint = hint
         self.details = details or {}
+        if hint and sys.version_info >= (3, 11):
+            self.add_note(f"hint: {hint}")  # for a traceback, which a program of the Python API may end with
 
     def to_json(self) -> dict[str, Any]:
         """Return the error in the form of `--json`, without its details."""

@@ -16,7 +16,7 @@ from clusterctl.cluster import Cluster as Nodes
 from clusterctl.cluster import combined
 from clusterctl.errors import ClusterctlError, WaitTimeoutError
 from clusterctl.observe.record.references import Reference, need_newest, run_number
-from clusterctl.observe.record.status import LIVE, find, status
+from clusterctl.observe.record.status import LIVE, UNKNOWN, find, status
 from clusterctl.observe.why.report import why
 
 if TYPE_CHECKING:
@@ -113,15 +113,22 @@ class Run:
         return outcome_of(report)
 
     def _await_end(self, is_late: Callable[[], bool], timeout: float | None) -> None:
-        while self.status().state in LIVE:
-            ended: float | None = None
-            for news in self._news([], events=False):
-                if is_late():
-                    raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
-                if news is not None and news.node.id == self._members.lead:
-                    ended = time.monotonic() if news.ended is not None else None if news.back else ended
-                if ended is not None and time.monotonic() - ended > AFTER_END_S:
-                    break
+        state = self.status().state
+        while state in (*LIVE, UNKNOWN):  # of a node that does not answer now, more may be known later
+            self._follow_to_end(is_late, timeout)
+            state = self.status().state
+            if state == UNKNOWN:
+                return
+
+    def _follow_to_end(self, is_late: Callable[[], bool], timeout: float | None) -> None:
+        ended: float | None = None
+        for news in self._news([], events=False):
+            if is_late():
+                raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
+            if news is not None and news.node.id == self._members.lead:
+                ended = time.monotonic() if news.ended is not None else None if news.back else ended
+            if ended is not None and time.monotonic() - ended > AFTER_END_S:
+                return
 
     def wait_until_running(self, timeout: float | None = None) -> None:
         """Wait until all processes of the run are running.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,12 @@ def test_a_closed_cluster_says_so(conf: Path) -> None:
     cluster.close()
     with pytest.raises(clusterctl.UsageError, match="closed"):
         cluster.jobs()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes since Python 3.11")
+def test_the_traceback_of_an_error_shows_its_hint(conf: Path) -> None:
+    cluster = clusterctl.Cluster.from_conf(conf)
+    cluster.close()
+    with pytest.raises(clusterctl.UsageError) as raised:
+        cluster.jobs()
+    assert traceback.format_exception(raised.value)[-1] == "hint: open another one with Cluster.from_conf\n"

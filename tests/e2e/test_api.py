@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -210,5 +211,5 @@ def test_a_program_that_does_not_close_its_cluster_ends(site: Site) -> None:
     program = (
         "import clusterctl; cluster = clusterctl.Cluster.from_conf(); print(cluster.exec(['echo', 'hi'])[0].stdout)"
     )
-    ran = site.run("-c", program, program=(os.sys.executable,))  # type: ignore[attr-defined]
+    ran = site.run("-c", program, program=(sys.executable,))
     assert (ran.code, ran.out, ran.err) == (0, "hi\n\n", "")

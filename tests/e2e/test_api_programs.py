@@ -28,6 +28,7 @@ def test_a_sweep_finds_the_best_of_three_learning_rates(site: Site) -> None:
     assert printed.endswith("the best learning rate is 0.2\n")
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_once_a_metric_is_good_enough(site: Site) -> None:
     printed = run(site, "until_good_enough")
     found = re.match(r"(JOB\S+)/1 is stopped with rmse (\S+);", printed)
@@ -49,6 +50,7 @@ def test_nodes_that_print_the_same_are_named_together(site: Site) -> None:
     assert re.fullmatch(r"node0, node1: Python 3\.\d+\.\d+\S*\n", run(site, "ask_nodes"))
 
 
+@pytest.mark.slow
 def test_a_model_is_read_into_arrays(site: Site) -> None:
     assert run(site, "model_arrays") == "pass-00002: [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]\n"
 
