@@ -69,6 +69,8 @@ class Job:
         check_name(name)
         if sum(map(bool, (resume, resume_from, load))) > 1:
             raise UsageError("resume, resume_from and load exclude each other: a run starts from one of them")
+        if load_tag is not None and load is None:
+            raise UsageError("load_tag chooses a model of the job that load names")
         origin = OriginOptions(resume, _ref(resume_from), _ref(load), None, load_tag)
         chosen = texts(set or {})
         if origin.resumes:
@@ -77,8 +79,11 @@ class Job:
                 _, kept = kept_settings(nodes, other or self.id, {**self._session.chosen, **chosen})
             chosen = {**kept, **chosen}
         launched = self._launch(args, chosen, origin, name, allow_partial)
-        run = Run(self._session, launched.job, int(launched.run))
-        self._session.progress.say(f"{run.id} is up on {len(launched.nodes)} nodes")
+        warnings = [f"{one.message}{f' ({one.hint})' if one.hint else ''}" for one in launched.findings]
+        warnings += [f"left out: {error}" for error in launched.left_out.values()]
+        run = Run(self._session, launched.job, int(launched.run), warnings=warnings)
+        for line in (*(f"warning: {one}" for one in warnings), f"{run.id} is up on {len(launched.nodes)} nodes"):
+            self._session.progress.say(line)
         if timeout is not None:
             run.wait_until_running(timeout)
         return run
@@ -105,7 +110,7 @@ class Job:
             launch = plan(nodes.settings, nodes.inventory, None if args is None else list(args), name=name)
             more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": self._failed}
             try:
-                run = start(
+                return start(
                     nodes,
                     launch,
                     self.id,
@@ -119,11 +124,6 @@ class Job:
                     with suppress(ClusterctlError):
                         stop(nodes, started[0].job, started[0].nodes)
                 raise
-        for finding in run.findings:
-            say(f"warning: {finding.message}")
-        for error in run.left_out.values():
-            say(f"left out: {error}")
-        return run
 
     def runs(self) -> list[Run]:
         """Return the runs of the job, oldest first."""

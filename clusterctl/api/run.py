@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,17 @@ class Run:
     """A run on the nodes. It holds no state but its name, so that any number of programs may look at one.
 
     Thread-safe. What it returns was asked for at that moment. Methods raise the errors of `clusterctl.errors`.
+    `warnings` are those of the start, if this object comes from one.
     """
 
-    def __init__(self, session: Session, job: str, number: int, members: Members | None = None) -> None:
+    def __init__(
+        self, session: Session, job: str, number: int, members: Members | None = None, *, warnings: Sequence[str] = ()
+    ) -> None:
         self._session = session
         self._known = members
         self.job = job
         self.number = number
+        self.warnings = tuple(warnings)
 
     @property
     def id(self) -> str:

@@ -70,6 +70,8 @@ def test_arguments_that_contradict_each_other_are_refused_before_any_node_is_ask
         job = clusterctl.Job(cluster._session, "JOB20261121-081530")
         with pytest.raises(clusterctl.UsageError, match="exclude each other"):
             job.start(resume=True, load="JOB20261121-081531")
+        with pytest.raises(clusterctl.UsageError, match="load_tag"):
+            job.start(load_tag="pass-00001")
         with pytest.raises(clusterctl.UsageError, match="list of arguments"):
             job.start("--num_passes=5")
         with pytest.raises(clusterctl.UsageError, match="cannot be the name of a run"):

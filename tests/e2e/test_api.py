@@ -195,7 +195,9 @@ def test_a_command_has_an_outcome_on_every_node(site: Site, cluster: clusterctl.
     assert [result.exit_code for result in cluster.exec(["false"], job=job.id)] == [1, 1]
 
 
-def test_a_node_that_cannot_be_reached_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_be_reached_is_named_and_may_be_left_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
     site.conf(HOSTS=[site.hosts[0], "127.0.0.1:1"])
     with clusterctl.Cluster.from_conf(site.conf_path) as cluster:
@@ -205,6 +207,9 @@ def test_a_node_that_cannot_be_reached_is_named(site: Site, monkeypatch: pytest.
         assert isinstance(other.error, clusterctl.UnreachableError)
         with pytest.raises(clusterctl.UnreachableError, match="node1"):
             cluster.dispatch(site.workspace(LEAVE))
+        run = cluster.dispatch(site.workspace(LEAVE), allow_partial=True).start(allow_partial=True)
+        assert [warning.startswith("left out: node1") for warning in run.warnings] == [True]
+        assert run.wait(timeout=WAIT_S).ok
 
 
 def test_a_program_that_does_not_close_its_cluster_ends(site: Site) -> None:
