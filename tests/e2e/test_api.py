@@ -195,9 +195,7 @@ def test_a_command_has_an_outcome_on_every_node(site: Site, cluster: clusterctl.
     assert [result.exit_code for result in cluster.exec(["false"], job=job.id)] == [1, 1]
 
 
-def test_a_node_that_cannot_be_reached_is_named_and_may_be_left_out(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_cannot_be_reached_is_named_or_left_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
     site.conf(HOSTS=[site.hosts[0], "127.0.0.1:1"])
     with clusterctl.Cluster.from_conf(site.conf_path) as cluster:
