@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.events import Event, event_of
+from clusterctl.api.event_reader import event_of
+from clusterctl.api.events import Event
 from clusterctl.api.outcome import failure, outcome_of
 from clusterctl.api.session import Session
 from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
