@@ -120,20 +120,25 @@ class Run:
     def _await_end(self, is_late: Callable[[], bool], timeout: float | None) -> None:
         state = self.status().state
         while state in (*LIVE, UNKNOWN):  # of a node that does not answer now, more may be known later
-            self._follow_to_end(is_late, timeout)
+            errors = self._follow_to_end(is_late, timeout)
             state = self.status().state
+            if errors and state in LIVE:
+                raise combined(errors, len(self._members.nodes), "following")
             if state == UNKNOWN:
                 return
 
-    def _follow_to_end(self, is_late: Callable[[], bool], timeout: float | None) -> None:
+    def _follow_to_end(self, is_late: Callable[[], bool], timeout: float | None) -> list[ClusterctlError]:
+        """Return once the run has ended on all nodes that can be followed, and the errors of the others."""
         ended: float | None = None
-        for news in self._news([], events=False):
+        errors: list[ClusterctlError] = []
+        for news in self._news(errors, events=False):
             if is_late():
                 raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
             if news is not None and news.node.id == self._members.lead:
                 ended = time.monotonic() if news.ended is not None else None if news.back else ended
             if ended is not None and time.monotonic() - ended > AFTER_END_S:
-                return
+                break
+        return errors
 
     def wait_until_running(self, timeout: float | None = None) -> None:
         """Wait until all processes of the run are running.
@@ -151,9 +156,11 @@ class Run:
 
         if wait_until_up(nodes, self.job, self._name, members, LiveRecord(members), is_late):
             return
-        error = failure(why(nodes, self.job, run=self._name))
-        if is_late() or error is None:
-            raise WaitTimeoutError(f"{self.id}: not all processes ran within {timeout or 0:g} s; it continues")
+        report = why(nodes, self.job, run=self._name)
+        error = failure(report)
+        if error is None or report.state in LIVE:
+            limit = "so far" if timeout is None else f"within {timeout:g} s"
+            raise WaitTimeoutError(f"{self.id}: not all processes were running {limit}; it continues")
         raise error
 
     def outcome(self) -> Outcome:
