@@ -1,7 +1,131 @@
 """clusterctl trains models on plain SSH machines.
 
-This root is shipped to the nodes with `common`, `agent`, `runtime` and `torch`, so it imports nothing. Start reading at
-`cli/app.py`; docs/architecture.md shows the parts.
+This root is shipped to the nodes with `common`, `agent`, `runtime` and `torch`, so it imports nothing. The names of the
+Python API are resolved on first use (PEP 562), on the control machine only. Start reading at `cli/app.py` or
+`api/cluster.py`; docs/architecture.md shows the parts.
 """
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from clusterctl.api.cluster import Cluster
+    from clusterctl.api.events import (
+        Copied,
+        Copying,
+        CutDropped,
+        Ended,
+        Event,
+        Exited,
+        Held,
+        Log,
+        Lost,
+        Nan,
+        Pass,
+        Paused,
+        Phase,
+        Ready,
+        Rejoined,
+        Restarting,
+        RolledBack,
+        Saved,
+        Spawned,
+        Stalled,
+        Standstill,
+        StateLost,
+        Step,
+        Suspect,
+        TookOver,
+        Usage,
+    )
+    from clusterctl.api.job import Job
+    from clusterctl.api.metrics import Metrics
+    from clusterctl.api.run import Run
+    from clusterctl.api.views import Cause, Collected, Executed, LogLine, Node, Outcome, Process, Status
+    from clusterctl.errors import (
+        ClusterctlError,
+        ConfigError,
+        JobFailedError,
+        NodeError,
+        RefusedError,
+        UnreachableError,
+        UsageError,
+        WaitTimeoutError,
+    )
+
+__all__ = [
+    "Cause",
+    "Cluster",
+    "ClusterctlError",
+    "Collected",
+    "ConfigError",
+    "Copied",
+    "Copying",
+    "CutDropped",
+    "Ended",
+    "Event",
+    "Executed",
+    "Exited",
+    "Held",
+    "Job",
+    "JobFailedError",
+    "Log",
+    "LogLine",
+    "Lost",
+    "Metrics",
+    "Nan",
+    "Node",
+    "NodeError",
+    "Outcome",
+    "Pass",
+    "Paused",
+    "Phase",
+    "Process",
+    "Ready",
+    "RefusedError",
+    "Rejoined",
+    "Restarting",
+    "RolledBack",
+    "Run",
+    "Saved",
+    "Spawned",
+    "Stalled",
+    "Standstill",
+    "StateLost",
+    "Status",
+    "Step",
+    "Suspect",
+    "TookOver",
+    "UnreachableError",
+    "Usage",
+    "UsageError",
+    "WaitTimeoutError",
+]
+
+_HOMES = {
+    "Cluster": "api.cluster",
+    "Job": "api.job",
+    "Metrics": "api.metrics",
+    "Run": "api.run",
+    **dict.fromkeys(
+        ("Cause", "Collected", "Executed", "LogLine", "Node", "Outcome", "Process", "Status"),
+        "api.views",
+    ),
+}
+
+
+def __getattr__(name: str) -> "Any":
+    if name not in __all__:
+        raise AttributeError(f"module 'clusterctl' has no attribute {name!r}")
+    import importlib
+
+    home = _HOMES.get(name) or ("errors" if name.endswith("Error") else "api.events")
+    try:
+        return getattr(importlib.import_module(f"clusterctl.{home}"), name)
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("clusterctl.api", "clusterctl.errors"):
+            raise
+        words = "clusterctl's Python API is for the control machine; a training program imports clusterctl.runtime"
+        raise ImportError(f"{words}, not clusterctl.{name}") from None

@@ -9,10 +9,12 @@
 | `UnreachableError` | `unreachable` | 3         | a node could not be reached                              |
 | `RefusedError`     | `refused`     | 4         | refused for safety                                       |
 | `InterruptedRun`   | `interrupted` | 130       | the user interrupted, and everything was stopped cleanly |
+| `WaitTimeoutError` | `error`       | 1         | a wait of the Python API took too long                   |
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 
@@ -39,6 +41,8 @@ class ClusterctlError(Exception):
         self.node = node
         self.hint = hint
         self.details = details or {}
+        if hint and sys.version_info >= (3, 11):
+            self.add_note(f"hint: {hint}")  # for a traceback, which a program of the Python API may end with
 
     def to_json(self) -> dict[str, Any]:
         """Return the error in the form of `--json`, without its details."""
@@ -80,3 +84,7 @@ class RefusedError(ClusterctlError):
 class InterruptedRun(ClusterctlError):  # noqa: N818 - an interruption by the user is not an error
     kind = "interrupted"
     exit_code = 130
+
+
+class WaitTimeoutError(ClusterctlError, TimeoutError):
+    """No command raises it, so it has no kind of its own."""

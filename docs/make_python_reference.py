@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 #: The documented packages: what is said about each, and classes that users get objects of without importing them.
 PACKAGES = {
+    "clusterctl": ("The names of the Python API: see [its page](../../api.md) for examples.", ()),
     "clusterctl.runtime": (
         "Training programs import it: [The runtime](../../runtime.md) explains it, with examples.",
         ("trainer.session.Session", "trainer.handles.Dense", "trainer.handles.Embedding", "table.schedules.Schedule"),
@@ -34,7 +35,7 @@ INTERNAL = {
     *("pull_distinct", "refresh", "shared_out", "slot_shares", "to_json", "wire_state"),
 }
 #: Classes that only `connect` makes.
-RETURNED = {"Session"}
+RETURNED = {"Cluster", "Job", "Run", "Session"}
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 

@@ -50,8 +50,12 @@ MAY_IMPORT: Table = {
     "fabric": ("cluster", "config", "errors", "inventory", "schedulers", "transport"),
     "ranks": ("cluster", "common", "config", "errors", "inventory", "launch"),
     "fake": ("common", "errors", "templates"),
+    "api": (
+        *("cluster", "collect", "common", "config", "dispatch", "errors", "escape", "fake", "inventory", "launch"),
+        *("observe", "schedulers", "transport"),
+    ),
     "cli": (
-        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),
+        *("api", "check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),
         *("fake", "inventory", "launch", "observe", "prune", "report", "schedulers", "setup", "templates", "transport"),
     ),
     "__main__": ("cli",),
@@ -109,7 +113,8 @@ THIRD_PARTY = {
     "asyncssh": ("fake",),
     "rich": ("cli",),
     "typer": ("cli",),
-    "numpy": ("runtime", "torch"),
+    "numpy": ("runtime", "torch", "api.metrics"),
+    "pandas": ("api.metrics",),  # in one method, for those who have it
     "torch": ("torch",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
     "cryptography": ("certificates",),

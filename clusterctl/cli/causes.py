@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.start import LAST_WORD_S
 from clusterctl.cli import style
 from clusterctl.escape import clean
 
-LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause
 FIRST_CAUSE = style.bad("first cause:") + " "
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from clusterctl.cluster.answers import Cause
     from clusterctl.cluster.run_answers import RunWarning
     from clusterctl.inventory import Inventory
-    from clusterctl.observe.record.members import Members
     from clusterctl.observe.why.evidence import Incident
     from clusterctl.observe.why.report import Why
 
@@ -52,12 +51,6 @@ def incident_line(report: Why, one: Incident) -> str:
 def warning_lines(warnings: Sequence[RunWarning] | None) -> list[str]:
     """Return the lines for doubts about a run that succeeded."""
     return [style.warning(f"warning: {clean(warning['message'])}") for warning in warnings or ()]
-
-
-def run_title(job: str, members: Members) -> str:
-    """Return the job, the run and its name: `JOB20261121-081530 run 1 (lr-0.1)`."""
-    name = f" ({members.name})" if members.name else ""
-    return f"{job} run {int(members.run or 0)}{name}"
 
 
 def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Cause | None) -> list[str]:

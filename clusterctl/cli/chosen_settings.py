@@ -5,36 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
+from clusterctl.api.operations.chosen_settings import DECIDED, choose
 from clusterctl.errors import UsageError
-
-#: The settings that a run cannot change, and why.
-DECIDED = {
-    "HOSTS": "the job was dispatched to the hosts in conf.py, and status, logs and stop look for it there",
-    "ROOT_DIR": "the job was dispatched to that of conf.py, and status, logs and stop look for it there",
-    "SHARDS": "dispatch has already divided the data among the nodes",
-}
 
 
 def parse_chosen(words: Sequence[str], engine: str | None = None) -> dict[str, str]:
     """Return the text of each `KEY=VALUE`; the last one counts. Raises UsageError for what cannot be set this way."""
-    from clusterctl.config.declarations import BY_SPELLING
+    return choose(_pair(word, engine) for word in words)
 
-    chosen: dict[str, str] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set needs KEY=VALUE, not {word!r}", hint="for example: --set MODE=async")
-        setting = BY_SPELLING.get(name)
-        key = setting.name if setting else name
-        if key in DECIDED:
-            hint = f"change {key} in conf.py, then dispatch again"
-            raise UsageError(f"--set {name} is not possible: {DECIDED[key]}", hint=hint)
-        if key == "ENGINE" and engine is not None:
-            raise UsageError("--engine and --set ENGINE were both given", hint=f"keep one of them: --engine {engine}")
-        for spelling in setting.spellings if setting else ():
-            chosen.pop(spelling, None)
-        chosen[name] = text
-    return chosen
+
+def _pair(word: str, engine: str | None) -> tuple[str, str]:
+    name, equals, text = word.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--set needs KEY=VALUE, not {word!r}", hint="for example: --set MODE=async")
+    if name == "ENGINE" and engine is not None:
+        raise UsageError("--engine and --set ENGINE were both given", hint=f"keep one of them: --engine {engine}")
+    return name, text
 
 
 def shown_option(name: str, text: str) -> str:

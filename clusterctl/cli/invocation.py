@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -11,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.caches import cache_directory
+from clusterctl.api.operations.references import run_of
 from clusterctl.cli.arguments import GlobalOptions
-from clusterctl.cli.completion.known import cache_dir
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import ProgressLine
 from clusterctl.errors import ClusterctlError, UsageError
@@ -20,7 +20,6 @@ from clusterctl.errors import ClusterctlError, UsageError
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.config import Settings
-    from clusterctl.inventory import Inventory
     from clusterctl.observe.record.references import Reference
     from clusterctl.schedulers import JobWatch
 
@@ -41,7 +40,7 @@ class Invocation:
     @property
     def cache_dir(self) -> Path:
         """This user's cache directory; it may not exist yet."""
-        return Path(cache_dir(os.environ))
+        return Path(cache_directory(os.environ))
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -179,55 +178,6 @@ class Invocation:
             from clusterctl.schedulers import NoRunError
 
             raise NoRunError(self.scheduled.now())
-
-
-def job_name(settings: Settings, inventory: Inventory, job: str) -> str:
-    """Return the job directory in a form valid on every node; the bare id if ROOT_DIR differs between hosts."""
-    roots = {node.root_dir for node in inventory.nodes}
-    return f"{roots.pop()}/{job}" if len(roots) == 1 else job
-
-
-def job_ref(settings: Settings, ref: str | None) -> str | None:
-    """Return the reference to send to the nodes: a job directory below ROOT_DIR becomes its id, valid on every node.
-
-    The local shell may have expanded the `~` of ROOT_DIR to this machine's home, which is meaningless on the nodes.
-    """
-    if ref is None:
-        return None
-    path = ref.rstrip("/")
-    if not path:
-        raise UsageError(f"{ref!r} is not a job", hint="clusterctl jobs lists the jobs on the nodes")
-    if "/" not in path:
-        return path
-    if settings.root_dir.startswith("~/"):
-        home = str(Path.home())
-        if path.startswith(home + "/"):
-            path = "~" + path[len(home) :]
-    parent, _, name = path.rpartition("/")
-    root = re.escape(settings.root_dir.rstrip("/")).replace(re.escape("{node}"), "[0-9]+")
-    return name if re.fullmatch(root, parent) else path
-
-
-def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Reference:
-    """Return the run that a user named as JOB, JOB/RUN or with the name of a run; `number` is that of `--run`."""
-    from clusterctl.observe.record.references import Reference, resolve, run_number, split_run
-
-    ref, run = (None, None) if text is None else split_run(text)
-    ref = job_ref(cluster.settings, ref)
-    reference = Reference(ref, run) if run is not None else resolve(cluster, ref)
-    if number is None or reference.run == run_number(number):
-        return reference
-    if reference.run is not None:
-        hint = f"leave out --run {number}, or name the job: {reference.job}"
-        raise UsageError(f"{text} is run {int(reference.run)} of {reference.job}, not run {number}", hint=hint)
-    return Reference(reference.job, run_number(number))
-
-
-def job_of(cluster: Cluster, text: str | None) -> str | None:
-    """Return the job to send to the nodes. Raises UsageError if the text names another run of it than the newest."""
-    from clusterctl.observe.record.references import need_newest
-
-    return need_newest(cluster, run_of(cluster, text))
 
 
 def fail_on_broken_pipe() -> None:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.api.operations.logs import parse_since
+from clusterctl.api.operations.references import job_name, job_ref
 from clusterctl.cli.arguments import GlobalOptions
-from clusterctl.cli.commands.logs import parse_since
 from clusterctl.cli.console import Console, align, human_bytes, human_count, human_time, percent
 from clusterctl.cli.declarations import app
 from clusterctl.cli.hints import READ_CONF
-from clusterctl.cli.invocation import job_name, job_ref
 from clusterctl.cluster import combined
 from clusterctl.config import Settings, from_values
 from clusterctl.errors import ClusterctlError, NodeError, UsageError

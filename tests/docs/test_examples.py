@@ -20,6 +20,7 @@ from support.processes import processes_with_environment
 
 LONG = ("README.md", "commands.md")
 ELSEWHERE = ("kubernetes.md", "slurm.md", "tutorial.md")  # run by tests/kubernetes, tests/slurm and test_tutorial.py
+PROGRAMS_ELSEWHERE = ("api.md",)  # run by tests/e2e/test_api_programs.py
 
 
 def named(pages: list[Path]) -> list[object]:
@@ -33,7 +34,8 @@ def with_commands() -> list[object]:
 
 
 def programs() -> list[object]:
-    found_blocks = [(page, block) for page in PAGES for block in blocks(page, "python")]
+    pages = [page for page in PAGES if page.name not in PROGRAMS_ELSEWHERE]
+    found_blocks = [(page, block) for page in pages for block in blocks(page, "python")]
     return [pytest.param(block, id=f"{page.name}:{block.line}") for page, block in found_blocks]
 
 

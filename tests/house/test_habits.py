@@ -27,6 +27,7 @@ MAY_EXIT = {
 MAY_READ_ENVIRONMENT = {
     "runtime.environment": "what a started process finds, parsed once",
     "cli.invocation": "hands it to the config loader",
+    "api.cluster": "hands it to the config loader",
     "fabric.groups": "hands it to the config loader",
     "cli.commands.demo": "hands it to the config loader",
     "cli.completion.answer": "in it a shell asks for completions",

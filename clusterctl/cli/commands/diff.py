@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.api.operations.references import job_ref
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
-from clusterctl.cli.invocation import Invocation, job_ref
+from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
-from clusterctl.cli.invocation import Invocation, job_name
+from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.dispatch import Dispatched, Workspace
-    from clusterctl.errors import ClusterctlError
 
 
 def dispatch(
     invocation: Invocation, workspace: Path, *, rehash: bool = False, plan: bool = False, allow_partial: bool = False
 ) -> None:
+    from clusterctl.api.operations.dispatch import may_go_on, partial_failure, to_json
+
     with invocation.cluster() as cluster:
         if plan:
             _plan(invocation, cluster, workspace, rehash)
             return
         done = send(invocation, cluster, workspace, rehash=rehash, allow_partial=allow_partial)
-        name = job_name(cluster.settings, cluster.inventory, done.job)
+        document = to_json(cluster, done)
         error = partial_failure(done, len(cluster.nodes))
-        document = {"job": done.job, "job_workspace": name, "nodes": [_node(o) for o in done.outcomes]}
         partial = error is not None and allow_partial and may_go_on(done)
         if partial and error is not None:
             invocation.tolerate(error)
@@ -36,32 +36,25 @@ def dispatch(
         reached = sum(outcome.ok for outcome in done.outcomes)
         outcome = (style.warning if partial else style.good)(f"{done.job} is on {reached}/{len(cluster.nodes)} nodes")
         more = " --allow-partial" if partial else ""
-        invocation.console.say(outcome + f"     next: clusterctl start --job_workspace {name}{more}")
+        invocation.console.say(
+            outcome + f"     next: clusterctl start --job_workspace {document['job_workspace']}{more}"
+        )
 
 
 def _scan(
     invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool, *, to_start: bool = False
 ) -> Workspace:
     """Read a workspace. If its job is `to_start` now, refuse one without the scripts that are to run."""
-    cluster.warm_up()
-    from clusterctl.dispatch import scan
-    from clusterctl.dispatch.shards import Shards
-    from clusterctl.errors import RefusedError
-    from clusterctl.launch import scripts
+    from clusterctl.api.operations.dispatch import need_scripts, scan
 
     with invocation.progress.operation("hashing") as operation:
-        workspace = scan(directory, rehash=rehash, cache=invocation.cache_dir, report=operation.bytes)
-    paths = {entry.path for entry in workspace.entries}
-    needed = [one for one in scripts(cluster.settings) if one[1] not in paths]
-    missing = [f"{name} runs {script}, which is not in the workspace" for name, script in needed]
-    if missing and to_start:
-        hint = f"add it to {directory}, or set the command in {cluster.settings.source}"
-        raise RefusedError(f"nothing was sent: {'; '.join(missing)}", hint=hint)
-    for problem in missing:
+        scanned = scan(cluster, directory, rehash=rehash, cache=invocation.cache_dir, report=operation.bytes)
+    workspace = scanned.workspace
+    if to_start:
+        need_scripts(cluster, directory, scanned)
+    for problem in scanned.missing:
         invocation.console.warn(f"warning: {problem}")
-    shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
-    unmatched = [] if _is_of_a_fake_cluster(cluster.settings.source) else shards.unmatched()
-    for warning in [*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings]:
+    for warning in scanned.warnings:
         invocation.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     invocation.console.say(
@@ -69,13 +62,6 @@ def _scan(
         f"     {cluster.settings.source}: {plural(len(cluster.nodes), 'node')}"
     )
     return workspace
-
-
-def _is_of_a_fake_cluster(conf: Path | None) -> bool:
-    """True for a fake cluster's conf.py: it lists the shards of the template for every workspace."""
-    from clusterctl.fake.layout import conf_is_ours
-
-    return conf is not None and conf_is_ours(conf)
 
 
 def send(
@@ -88,19 +74,15 @@ def send(
     allow_partial: bool = False,
 ) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
-    from clusterctl.dispatch import Progress, dispatch, new_job_id
+    from clusterctl.api.operations.dispatch import send as send_workspace
+    from clusterctl.dispatch import Progress
 
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
-    options: Any = {
-        "cache": invocation.cache_dir,
-        "rehash": rehash,
-        "allow_partial": allow_partial,
-        "to_start": to_start,
-    }
+    options: Any = {"rehash": rehash, "allow_partial": allow_partial, "to_start": to_start}
     started = time.monotonic()
     with invocation.progress.operation(f"sending to {plural(len(cluster.nodes), 'node')}") as operation:
         progress = Progress(operation.node_bytes, invocation.console.warn)
-        done = dispatch(cluster, workspace, progress, new_job_id(), **options)
+        done = send_workspace(cluster, workspace, progress, cache=invocation.cache_dir, **options)
     _summarise(invocation.console, done, time.monotonic() - started)
     return done
 
@@ -125,53 +107,6 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
     if copied:
         slowest = max(received.copy_seconds for received in reached)
         console.say(f"unchanged files copied on the nodes: {human_bytes(copied)} each, in {slowest:.1f} s")
-
-
-def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
-    """Return the error to report if some nodes do not have the job."""
-    from clusterctl.cluster import combined, failures, fold_errors
-    from clusterctl.errors import NodeError
-
-    errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
-    if not errors:
-        return None
-    error = combined(errors, of, "dispatch")
-    have = f"{of - len(errors)}/{of} nodes have {done.job}"
-    changed = [one for one in errors if "changed" in one.details]
-    if changed:  # the last dispatch cannot be completed from another workspace
-        others = [one for one in errors if "changed" not in one.details]
-        message = "\n".join([changed[0].message, *fold_errors(others), have])
-        return NodeError(message, hint=changed[0].hint, details=error.details)
-    lines = [error.message] + ([f"  {error.hint}"] if error.hint else [])
-    lines.append(f"{have}; start needs it on all nodes, or --allow-partial")
-    retry = "retry the others: clusterctl dispatch --only failed@last"
-    return type(error)("\n".join(lines), node=error.node, hint=retry, details=error.details)
-
-
-def may_go_on(done: Dispatched) -> bool:
-    """Return True if --allow-partial covers all failures: some node has the job, and none refused it for safety."""
-    from clusterctl.errors import NodeError
-
-    none_refused = all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
-    return none_refused and any(outcome.ok for outcome in done.outcomes)
-
-
-def _node(outcome: Any) -> dict[str, Any]:
-    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    if not outcome.ok:
-        return {**node, "error": outcome.error.to_json(), "seconds": round(outcome.seconds, 3)}
-    sent = outcome.get()
-    return {
-        **node,
-        "dir": sent.dir,
-        "kept": sent.kept,
-        "files_sent": sent.files_received,
-        "bytes_received": sent.bytes_received,
-        "bytes_sent": sent.bytes_sent,
-        "bytes_copied": sent.bytes_copied,
-        "copy_seconds": round(sent.copy_seconds, 3),
-        "seconds": round(sent.seconds, 3),
-    }
 
 
 def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> None:

@@ -11,24 +11,22 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from clusterctl.api.operations.exec import LINE_BYTES, Output, in_directory_of, problem, remote_command
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes
-from clusterctl.cli.invocation import Invocation, job_of
+from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
     from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
     from clusterctl.transport import Command
 
-AT_ONCE = 256  # nodes: commands may run long, and the last node should not wait for the first
 HOLD_S = 2.0
 HOLD_BYTES = 1 << 20
 KEPT_BYTES = 64 << 20
 STREAM_BYTES = 1 << 20
-LINE_BYTES = 64 << 10
 
 
 def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | None) -> None:
@@ -45,12 +43,12 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
     with invocation.cluster() as cluster:
         commands: Callable[[Node], Command] = lambda _: command  # noqa: E731
         if in_job:
-            document["job"], commands = _in_job(cluster, job, command)
+            document["job"], commands = in_directory_of(cluster, job, command)
         screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the commands alone
             outcomes = _run(cluster, commands, screen)
     screen.close()
-    invocation.console.finish({**document, "nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
+    invocation.console.finish({**document, "nodes": [_view(one, screen) for one in outcomes]}, problem(outcomes))
 
 
 def _refuse_job(job: str, words: Sequence[str]) -> NoReturn:
@@ -60,34 +58,6 @@ def _refuse_job(job: str, words: Sequence[str]) -> NoReturn:
 
     hint = f"to run it in the directory of a job: clusterctl exec --in-job {shlex.quote(job)} -- {shlex.join(words)}"
     raise UsageError(f"exec: {job!r} is neither an option nor part of the command after --", hint=hint)
-
-
-def _in_job(cluster: Cluster, job: str | None, command: Command) -> tuple[str, Callable[[Node], Command]]:
-    """Return the id of a job, and a function that returns the command in its directory on a node.
-
-    It raises for a node that does not have the job.
-    """
-    from clusterctl.observe.record.status import find_directories
-
-    by_node = find_directories(cluster, job_of(cluster, job))
-    found = next(outcome.get()["job"] for outcome in by_node.values() if outcome.ok)
-    return found, lambda node: in_directory(by_node[node.id].get()["dir"], command)
-
-
-def in_directory(directory: str, command: Command) -> Command:
-    """Return the command to run in a directory; it does not run if there is no such directory."""
-    from clusterctl.transport import Command, Raw, RemotePath
-
-    is_shell_text = any(isinstance(argument, Raw) for argument in command.argv)
-    enter = (Raw("cd"), RemotePath(directory), Raw("|| exit;"), *(() if is_shell_text else (Raw("exec"),)))
-    return Command((*enter, *command.argv))
-
-
-def remote_command(words: list[str]) -> Command:
-    """Build the command: one argument is a shell command line, several are a program and its arguments."""
-    from clusterctl.transport import Command, Raw
-
-    return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))
 
 
 def refuse_input() -> None:
@@ -115,23 +85,25 @@ def _input_bytes() -> int:
 
 
 def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) -> list[NodeOutcome[int]]:
-    from clusterctl.cluster.remote_command import run_command
+    from clusterctl.api.operations.exec import run
     from clusterctl.errors import InterruptedRun
     from clusterctl.inventory import nodeset
 
-    def work(node: Node) -> int:
+    def guarded(step: Callable[[], None]) -> None:
         try:
-            code = run_command(
-                cluster, node, commands(node), lambda piece, is_error: screen.take(node.id, piece, is_error)
-            )
-            screen.end(node.id, code)
+            step()
         except BrokenPipeError:
             cluster.transport.abort()
             raise
-        return code
+
+    def take(node: Node, piece: bytes, is_error: bool) -> None:
+        guarded(lambda: screen.take(node.id, piece, is_error))
+
+    def end(node: Node, code: int) -> None:
+        guarded(lambda: screen.end(node.id, code))
 
     try:
-        outcomes = cluster.map(work, at_once=AT_ONCE)
+        outcomes = run(cluster, commands, take, end)
     except KeyboardInterrupt:
         screen.show_held()
         raise InterruptedRun(
@@ -141,58 +113,6 @@ def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) 
     if screen.reader_is_gone:
         raise BrokenPipeError
     return outcomes
-
-
-class Output:
-    """The output of one node. The first bytes of each stream are kept, the rest only counted."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._streams = (bytearray(), bytearray())
-        self._partial = [b"", b""]
-        self.dropped = 0
-        self.code: int | None = None
-        self.ending = ""  # how the command ended, if not well
-        self.shown = False  # True once the node is on the screen
-
-    def keep(self, piece: bytes, is_error: bool) -> None:
-        stream = self._streams[is_error]
-        room = self._limit - len(stream)
-        stream += piece[:room]
-        self.dropped += max(0, len(piece) - room)
-
-    def take_lines(self, piece: bytes, is_error: bool) -> list[bytes]:
-        """Return the lines that this piece completes; an incomplete last line is held until its end arrives."""
-        *lines, rest = (self._partial[is_error] + piece).split(b"\n")
-        if len(rest) > LINE_BYTES:
-            lines, rest = [*lines, rest], b""
-        self._partial[is_error] = rest
-        return lines
-
-    def take_rest(self) -> list[bytes]:
-        """Return the incomplete last lines, once no more output will come."""
-        rest = [line for line in self._partial if line]
-        self._partial = [b"", b""]
-        return rest
-
-    def give_up(self) -> tuple[bytes, bytes]:
-        """Return everything that was kept, and release it."""
-        kept = (bytes(self._streams[0]), bytes(self._streams[1]))
-        self._streams = (bytearray(), bytearray())
-        return kept
-
-    def view(self) -> dict[str, Any]:
-        """Return it as in the JSON document of the command."""
-        return {"stdout": self.text(False), "stderr": self.text(True), "dropped_bytes": self.dropped}
-
-    def text(self, is_error: bool) -> str:
-        return self._streams[is_error].decode(errors="replace")
-
-    @property
-    def digest(self) -> bytes:
-        import hashlib
-
-        return hashlib.sha256(repr((self.ending, self.dropped, self._streams)).encode()).digest()
 
 
 class Screen:
@@ -317,15 +237,3 @@ def _view(outcome: NodeOutcome[int], screen: Screen) -> dict[str, Any]:
     if outcome.error is not None:
         view["error"] = outcome.error.to_json()
     return {**view, **output.view()}
-
-
-def _problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
-    from clusterctl.cluster import combined
-    from clusterctl.errors import NodeError
-
-    errors = [
-        outcome.error or NodeError(f"the command exited with code {outcome.value}", node=outcome.node.label)
-        for outcome in outcomes
-        if outcome.error or outcome.value
-    ]
-    return combined(errors, len(outcomes), "exec") if errors else None

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.origin import OriginOptions, Target
+from clusterctl.api.operations.references import job_of
 from clusterctl.cli.commands.start import start
 from clusterctl.cli.commands.stop import stop_job
 from clusterctl.cli.console import plural
-from clusterctl.cli.invocation import Invocation, job_of
-from clusterctl.cli.origin import OriginOptions, Target
+from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import ClusterctlError, ConfigError, UsageError
 
 if TYPE_CHECKING:

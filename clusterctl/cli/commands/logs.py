@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import datetime
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.api.operations.logs import check, check_process, parse_since, taking_part
 from clusterctl.cli import style
-from clusterctl.cli.causes import run_title
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
@@ -22,11 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Node
     from clusterctl.observe.folding import FoldedLine
     from clusterctl.observe.follow import Follower, LogLine
-    from clusterctl.observe.record.members import Members
     from clusterctl.observe.record.status import JobStatus
-
-AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
@@ -34,7 +29,7 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
 
     if node is not None:
         invocation.options.only = node
-    _check(wanted)
+    check(wanted)
     invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
@@ -55,10 +50,10 @@ def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, 
         named = invocation.run_of(cluster, job)
         known = status(cluster, named.job, run=named.run)
         ref, members = known.job, known.members
-        nodes = _taking_part(ref, members, cluster)
+        nodes = taking_part(ref, members, cluster.nodes)
         if follow and invocation.scheduled is not None and not _has_begun(known, nodes):
             raise NoRunError(invocation.scheduled.now())
-        _check_process(known, wanted["role"], wanted["rank"])
+        check_process(known, wanted["role"], wanted["rank"])
         printer = LinePrinter(invocation.console, cluster)
         if fold and not invocation.console.json:
             printer = FoldingPrinter(invocation.console, cluster, _process_counts(known, nodes, wanted))
@@ -92,58 +87,6 @@ def _process_counts(known: JobStatus, nodes: Sequence[Node], wanted: dict[str, A
         for process in known.processes
         if process.node.id in ids and wanted["role"] in (None, process.role) and wanted["rank"] in (None, process.rank)
     )
-
-
-def _taking_part(job: str, members: Members, cluster: Cluster) -> list[Node]:
-    """Return the selected nodes that are in the run."""
-    from clusterctl.errors import UsageError
-    from clusterctl.inventory import nodeset
-
-    nodes = [node for node in cluster.nodes if node in members]
-    if not nodes:
-        selected = nodeset(node.id for node in cluster.nodes)
-        raise UsageError(f"{selected} not in {run_title(job, members)}", hint=f"its nodes: {nodeset(members.by_id)}")
-    return nodes
-
-
-def _check(wanted: dict[str, Any]) -> None:
-    from clusterctl.errors import UsageError
-
-    if wanted["role"] not in (None, "pserver", "trainer", "scheduler"):
-        raise UsageError(f"unknown --role {wanted['role']}", hint="choose one of pserver, trainer, scheduler")
-    try:
-        re.compile(wanted["grep"] or "")
-    except re.error as exc:
-        raise UsageError(f"--grep {wanted['grep']!r} is not a regular expression: {exc}") from exc
-
-
-def _check_process(known: JobStatus, role: str | None, rank: int | None) -> None:
-    """Raise UsageError if the selected nodes have processes, but none of this role and rank."""
-    from clusterctl.errors import UsageError
-    from clusterctl.inventory import fold
-
-    rows = [(process.role, process.rank) for process in known.processes]
-    if not rows or any(role in (None, one[0]) and rank in (None, one[1]) for one in rows):
-        return
-    roles = sorted({one[0] for one in rows if role in (None, one[0])}) or sorted({one[0] for one in rows})
-    there = ", ".join(f"{name} {fold(sorted({r for n, r in rows if n == name}))}" for name in roles)
-    wanted = f"{role or 'process'}{'' if rank is None else f' {rank}'}"
-    raise UsageError(f"there is no {wanted} in {run_title(known.job, known.members)}", hint=f"there: {there}")
-
-
-def parse_since(text: str | None) -> float | None:
-    """Parse `90s`, `5m`, `2h`, `1d` (ago) or an ISO date and time into seconds since the epoch."""
-    from clusterctl.errors import UsageError
-
-    if text is None:
-        return None
-    ago = AGO.fullmatch(text)
-    if ago:
-        return time.time() - float(ago[1]) * UNITS_S[ago[2]]
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise UsageError(f"--since {text!r} is not a time; write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
 
 
 def _follow(invocation: Invocation, follower: Follower, printer: LinePrinter, nodes: int) -> dict[int, str]:

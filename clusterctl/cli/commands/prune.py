@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.commands.logs import AGO, UNITS_S
+from clusterctl.api.operations.logs import AGO, UNITS_S
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.invocation import Invocation, job_of
+from clusterctl.api.operations.references import job_of
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

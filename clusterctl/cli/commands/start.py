@@ -12,26 +12,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.cli import style
-from clusterctl.cli.adopted import adopt_directory, check_options
-from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
-from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
-from clusterctl.cli.commands.hooks import Hooks
-from clusterctl.cli.commands.report import report_at_end
-from clusterctl.cli.console import human_time, plural
-from clusterctl.cli.invocation import Invocation, job_name, job_of
-from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
-from clusterctl.cli.origin import (
+from clusterctl.api.operations.origin import (
     OriginOptions,
     Target,
     begin_or_continue,
     check_target,
     job_to_start,
     kept_settings,
-    origin_json,
-    tell_origin,
     would_start_from,
 )
+from clusterctl.api.operations.references import job_name, job_of
+from clusterctl.api.operations.start import ask_how_it_ended, wait_until_up
+from clusterctl.cli import style
+from clusterctl.cli.adopted import adopt_directory, check_options
+from clusterctl.cli.causes import first_cause_lines
+from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
+from clusterctl.cli.commands.hooks import Hooks
+from clusterctl.cli.commands.report import report_at_end
+from clusterctl.cli.console import human_time, plural
+from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
+from clusterctl.cli.origin import origin_json, tell_origin
 from clusterctl.cli.screen.keys import Pressed, keys
 from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.escape import clean
@@ -40,14 +41,12 @@ if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.cluster.answers import Cause
     from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
     from clusterctl.launch import Adopted, LaunchPlan, Origin, Run
     from clusterctl.observe.follow import News
     from clusterctl.observe.record.live import LiveRecord
 
 T = TypeVar("T")
 AFTER_END_S = 5.0
-UP = ("running", "finishing")  # phases
 
 
 class _Detach(Exception):  # noqa: N818 - a request, not an error
@@ -122,7 +121,8 @@ def _dispatch(
     invocation: Invocation, cluster: Cluster, package: Path, allow_partial: bool
 ) -> tuple[str, dict[int, ClusterctlError]]:
     """Dispatch; return the job and the errors of nodes that do not have it."""
-    from clusterctl.cli.commands.dispatch import may_go_on, partial_failure, send
+    from clusterctl.api.operations.dispatch import may_go_on, partial_failure
+    from clusterctl.cli.commands.dispatch import send
 
     done = send(invocation, cluster, package, to_start=True, allow_partial=allow_partial)
     error = partial_failure(done, len(cluster.nodes))
@@ -165,10 +165,10 @@ def launch_and_follow(
 
     The run is added to `started` then.
     """
+    from clusterctl.api.operations.start import start as launch_run
     from clusterctl.cli.commands.check import finding_lines
     from clusterctl.cli.commands.stop import stop_job, uninterrupted
     from clusterctl.errors import InterruptedRun
-    from clusterctl.launch import start as launch_run
 
     started = [] if started is None else started
 
@@ -179,15 +179,9 @@ def launch_and_follow(
         for line in finding_lines(run.findings):
             invocation.console.say(line)
 
-    def find_origin(job: str, nodes: Sequence[Node], placed: LaunchPlan) -> Origin:
-        assert origin is not None
-        chosen = origin.find(cluster, job, nodes, placed)
-        tell_origin(invocation, chosen, cluster.settings)
-        return chosen
-
     try:
-        more: Any = {"allow_partial": allow_partial, "failed": failed, "find_origin": find_origin if origin else None}
-        more["patient"] = origin is not None and origin.is_patient
+        more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": failed}
+        more["on_origin"] = lambda chosen: tell_origin(invocation, chosen, cluster.settings)
         with invocation.progress.operation("starting") as operation:
             run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
         name = job_name(cluster.settings, cluster.inventory, run.job)
@@ -236,38 +230,14 @@ def _detached(adopted: Adopted | None, invocation: Invocation, cluster: Cluster,
 
     view = LiveRecord(run.nodes)
     with invocation.progress.operation("starting the processes"):
-        if not _await_running(cluster, run, view, [run.lead]):
-            _await_running(cluster, run, view, run.nodes)
-    if view.phase not in UP:
-        _ask_how_it_ended(cluster, run, view)
-    if view.phase not in UP and (view.ended or {}).get("state") != "succeeded":
+        is_up = wait_until_up(cluster, run.job, run.run, run.nodes, view)
+    if not is_up:
         raise_failed(invocation, cluster, run, view)
     name = job_name(cluster.settings, cluster.inventory, run.job)
     more = {} if adopted is None else {"adopted": adopted.to_json()}
     invocation.console.document({**_identity(run), "job_workspace": name, "state": "running", **more})
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
     invocation.console.say(style.good("all processes are running") + f"     follow: {follow}   stop: {stop}")
-
-
-def _await_running(cluster: Cluster, run: Run, view: LiveRecord, nodes: Sequence[Node]) -> bool:
-    """Wait until all processes are running, or the run has ended; return False if these nodes cannot tell for now.
-
-    The lead's node knows. If it does not answer, the run is lost once the others have ended.
-    """
-    from clusterctl.observe.follow import Follower, is_passing
-
-    with Follower(cluster, nodes, run.job, run.run, budget=0) as follower:
-        for news in follower:
-            for event in news.events if news is not None else ():
-                view.take(event)
-            if view.phase in UP or view.ended is not None:
-                return True
-            error = news.error if news is not None and news.node.id == run.lead.id else None
-            if error is not None and not is_passing(error):
-                return True
-            if error is not None and len(nodes) < len(run.nodes):
-                return False
-    return False
 
 
 def follow_run(
@@ -293,7 +263,7 @@ def follow_run(
         if request.signal_number:
             raise SystemExit(128 + request.signal_number) from None
         return view
-    _ask_how_it_ended(cluster, run, view)
+    ask_how_it_ended(cluster, run.job, run.run, view)
     if view.ended is None or view.ended["state"] != "succeeded":
         raise_failed(invocation, cluster, run, view)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
@@ -326,17 +296,6 @@ def _identity(run: Run) -> dict[str, Any]:
     name = {"name": run.name} if run.name else {}
     about = {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json()}
     return {**about, **origin_json(run.origin)}
-
-
-def _ask_how_it_ended(cluster: Cluster, run: Run, view: LiveRecord) -> None:
-    """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
-    from clusterctl.observe.record.status import status
-
-    if view.ended is None:
-        answer = status(cluster, run.job, answer_s=LAST_WORD_S)
-        ended = answer.lead.get("ended") if answer.lead else None
-        if answer.run == run.run and ended:
-            view.take(ended)
 
 
 def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, log_feed: LogFeed) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.references import run_title
+from clusterctl.api.operations.status import to_json
 from clusterctl.cli import style
-from clusterctl.cli.causes import first_cause_lines, run_title, warning_lines
+from clusterctl.cli.causes import first_cause_lines, warning_lines
 from clusterctl.cli.console import human_time
-from clusterctl.cli.invocation import Invocation, job_name
+from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.pserver_counts import count_lines
 from clusterctl.cli.screen.gpu_lines import cells as gpu_cells
 from clusterctl.cli.screen.gpu_lines import headings as gpu_headings
@@ -64,12 +66,12 @@ def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
             if current.state in LIVE:
                 return
         while watch and current.state in LIVE:
-            invocation.console.record(_document(cluster, current))
+            invocation.console.record(to_json(cluster, current))
             _show(invocation, cluster, current, clear=True)
             time.sleep(WATCH_S)
             current = read(cluster, current.job, run=named.run)
         _show(invocation, cluster, current, clear=False)
-        document = {**_document(cluster, current), **scheduler_json(invocation)}
+        document = {**to_json(cluster, current), **scheduler_json(invocation)}
         invocation.console.finish(document, _problem(current, len(cluster.nodes), watch))
 
 
@@ -94,7 +96,7 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
     for current in found:
         _show(invocation, cluster, current, clear=False)
     errors = [error for current in found for error in [_problem(current, len(cluster.nodes), False)] if error]
-    document = {"jobs": [_document(cluster, current) for current in found]}
+    document = {"jobs": [to_json(cluster, current) for current in found]}
     invocation.console.finish(document, errors[0] if errors else None)
 
 
@@ -105,23 +107,6 @@ def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None
     if watch and not current.errors and current.state in ("failed", "lost"):
         return JobFailedError(f"{current.job} {'failed' if current.state == 'failed' else 'is lost'}")
     return unheard(current.errors, of)
-
-
-def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
-    dropped = current.cut_dropped
-    return {
-        "job": current.job,
-        "run": current.run,
-        **({"name": current.members.name} if current.members.name else {}),
-        "state": current.state,
-        "job_workspace": job_name(cluster.settings, cluster.inventory, current.job),
-        **current.members.to_json(),
-        "resumed": (current.lead or {}).get("resumed"),
-        **({"cut_dropped": {key: dropped[key] for key in ("t", "message", "trainers")}} if dropped else {}),
-        **({"warnings": current.warnings} if current.warnings else {}),
-        "processes": [process.to_json() for process in current.processes],
-        "nodes": current.nodes,
-    }
 
 
 def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.references import run_title
 from clusterctl.cli import style
-from clusterctl.cli.causes import FIRST_CAUSE, headline, incident_line, run_title, warning_lines
+from clusterctl.cli.causes import FIRST_CAUSE, headline, incident_line, warning_lines
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.shapes import END_OF_TIME

@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import os
 
+from clusterctl.api.operations.caches import cache_directory
 from clusterctl.common.fastjson import loads
 
 TYPE_CHECKING = False
@@ -41,13 +42,7 @@ class Known:
         conf = options.get("--conf") or environ.get("CLUSTERCTL_CONF") or "conf.py"
         if "--dir" in options and not os.path.exists(conf):  # noqa: PTH110 - pathlib is slow
             conf = f"{options['--dir']}/conf.py"
-        return read(cache_dir(environ), os.path.expanduser(conf))  # noqa: PTH111
-
-
-def cache_dir(environ: Mapping[str, str]) -> str:
-    """Return this user's cache directory; it may not exist yet."""
-    given = environ.get("XDG_CACHE_HOME", "")
-    return f"{given if os.path.isabs(given) else os.path.expanduser('~/.cache')}/clusterctl"  # noqa: PTH111, PTH117
+        return read(cache_directory(environ), os.path.expanduser(conf))  # noqa: PTH111
 
 
 def path_of(cache_dir: str, conf: str) -> str:

@@ -133,8 +133,8 @@ def start(
 
     Everything after -- and any unknown --key=value goes to the training program.
     """
+    from clusterctl.api.operations.origin import OriginOptions, Target
     from clusterctl.cli.commands.start import start
-    from clusterctl.cli.origin import OriginOptions, Target
 
     only_jobs = resume or rejoin or adopt
     target = Target.find(workspace_or_job, job_workspace, job_dispatch_package, only_jobs=only_jobs)

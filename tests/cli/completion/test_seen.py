@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cli.completion.caches import HOSTILE, JOB, NO_NAMES, OLDER, Cache, job, node
+from clusterctl.api.operations.caches import cache_directory
 from clusterctl.cli.completion import known, seen
 from clusterctl.cli.completion.known import Known
 from clusterctl.cli.completion.seen import Seen
@@ -26,7 +27,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def writer(cache: Cache, *, of_some: bool = False) -> Seen:
-    return Seen(Path(known.cache_dir(cache.environ)), cache.conf, of_some=of_some)
+    return Seen(Path(cache_directory(cache.environ)), cache.conf, of_some=of_some)
 
 
 def read(cache: Cache) -> Known:
@@ -165,7 +166,7 @@ def test_a_full_cache_is_still_read(cache: Cache) -> None:
 def test_the_oldest_files_are_removed(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen, "MOST_FILES", 3)
     for number in range(5):
-        one = Seen(Path(known.cache_dir(cache.environ)), tmp_path / f"{number}.py")
+        one = Seen(Path(cache_directory(cache.environ)), tmp_path / f"{number}.py")
         one.document({"job": JOB, "nodes": []})
         (newest,) = (path for path in cache.path.parent.iterdir() if path.stat().st_mtime > 1000)
         os.utime(newest, (number, number))

@@ -1,0 +1,157 @@
+"""The nodes of a conf.py, for a program: dispatch, find jobs, run commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from clusterctl.api.job import Job
+from clusterctl.api.operations.references import run_of
+from clusterctl.api.run import Run
+from clusterctl.api.session import Session
+from clusterctl.api.views import Executed, Node
+from clusterctl.observe.record.status import find
+
+if TYPE_CHECKING:
+    from clusterctl.api.operations.exec import Output
+    from clusterctl.cluster import NodeOutcome
+    from clusterctl.inventory import Node as InventoryNode
+    from clusterctl.transport import Command
+
+KEPT_BYTES = 16 << 20  # of each stream of a command on a node
+
+
+class Cluster:
+    """The nodes of a conf.py and the connections to them. A context manager; thread-safe.
+
+    It prints and asks nothing, ends no process, and leaves signals and the working directory alone. Secrets, such as
+    the passphrase of a key, have to be in an SSH agent. All methods raise the errors of `clusterctl.errors`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @classmethod
+    def from_conf(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        set: Mapping[str, object] | None = None,
+        only: str | None = None,
+        progress: bool | Callable[[str], object] = False,
+    ) -> Cluster:
+        """Open a conf.py; by default that in CLUSTERCTL_CONF, else ./conf.py. Nodes are first asked by a method.
+
+        `set` are settings over those in the file, as with `--set`; `only` selects nodes, as with `--only`. `progress`
+        is called with lines of text about operations and warnings, one call at a time, from any thread; True prints
+        them. Raises ConfigError for mistakes in the file, and UsageError for invalid arguments.
+        """
+        environ = dict(os.environ)
+        conf = Path(path or environ.get("CLUSTERCTL_CONF") or "conf.py").absolute()
+        write = print if progress is True else progress if callable(progress) else None
+        return cls(Session(conf, set or {}, only, environ, write))
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {self._session.conf}>"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, or those that `only` selects."""
+        return tuple(map(Node.of, self._session.nodes.nodes))
+
+    def dispatch(self, workspace: str | os.PathLike[str], *, rehash: bool = False, allow_partial: bool = False) -> Job:
+        """Send a workspace to all nodes and return its job; only what is missing there is sent.
+
+        `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start.
+        """
+        from clusterctl.api.operations.dispatch import may_go_on, partial_failure, scan, send
+        from clusterctl.dispatch import Progress
+
+        nodes, progress, directory = self._session.nodes, self._session.progress, Path(workspace)
+        progress.say(f"dispatching {directory} to {len(nodes.nodes)} nodes")
+        hashing, sending = progress.bytes("hashing"), progress.bytes("sending")
+        cache = self._session.cache
+        scanned = scan(nodes, directory, cache=cache, rehash=rehash, report=hashing.here)
+        warnings = (*scanned.missing, *scanned.warnings)
+        for warning in warnings:
+            progress.say(f"warning: {warning}")
+        report = Progress(sending.on, progress.say)
+        done = send(nodes, scanned.workspace, report, cache=cache, rehash=rehash, allow_partial=allow_partial)
+        error = partial_failure(done, len(nodes.nodes))
+        if error is not None and not (allow_partial and may_go_on(done)):
+            raise error
+        failed = {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
+        progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
+        return Job(self._session, done.job, warnings=warnings, failed=failed)
+
+    def job(self, ref: str | None = None) -> Job:
+        """Return a job by its id, a unique prefix of it, its directory, or the name of a run.
+
+        By default it is the one that runs, if exactly one does, else the one that ran last. Raises UsageError if there
+        is none.
+        """
+        nodes = self._session.nodes
+        named = run_of(nodes, ref)
+        return Job(self._session, find(nodes, named.job)[0])
+
+    def run(self, ref: str | None = None) -> Run:
+        """Return a run by its name or JOB/RUN; a job means its newest run."""
+        nodes = self._session.nodes
+        named = run_of(nodes, ref)
+        number = None if named.run is None else int(named.run)
+        return Job(self._session, find(nodes, named.job)[0]).run(number)
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs on the nodes that answer, newest first. Raises if none of them does."""
+        from clusterctl.observe.record.jobs import jobs
+
+        found, _ = jobs(self._session.nodes)
+        return [Job(self._session, job.job) for job in found]
+
+    def exec(self, argv: Sequence[str] | str, *, job: str | Job | None = None) -> list[Executed]:
+        """Run a command on all nodes and return what it printed on each, in the order of the nodes.
+
+        A list is a program and its arguments, a text is a line for a shell. With a `job` it runs in its directory. A
+        node that fails does not raise an error: see `Executed.ok`. There is no time limit; use `timeout 60 ...`.
+        """
+        from clusterctl.api.operations.exec import Output, in_directory_of, remote_command, run
+
+        nodes = self._session.nodes
+        command = remote_command([argv] if isinstance(argv, str) else list(argv))
+        commands: Callable[[InventoryNode], Command] = lambda _: command  # noqa: E731
+        if job is not None:
+            _, commands = in_directory_of(nodes, job.id if isinstance(job, Job) else job, command)
+        outputs = {node.id: Output(KEPT_BYTES) for node in nodes.nodes}
+
+        def take(node: InventoryNode, piece: bytes, is_error: bool) -> None:
+            outputs[node.id].keep(piece, is_error)
+
+        outcomes = run(nodes, commands, take, lambda node, code: None)
+        return [_executed(outcome, outputs[outcome.node.id]) for outcome in outcomes]
+
+    def close(self) -> None:
+        """Close all connections; runs go on. Safe to call again."""
+        self._session.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _executed(outcome: NodeOutcome[int], output: Output) -> Executed:
+    return Executed(
+        node=Node.of(outcome.node),
+        exit_code=outcome.value,
+        stdout=output.text(False),
+        stderr=output.text(True),
+        dropped_bytes=output.dropped,
+        error=outcome.error,
+        seconds=outcome.seconds,
+    )

@@ -1,0 +1,167 @@
+"""A job on the nodes, and the start of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.api.operations.origin import OriginOptions, check_name, kept_settings
+from clusterctl.api.operations.references import job_of
+from clusterctl.api.operations.start import start
+from clusterctl.api.operations.stop import stop
+from clusterctl.api.run import Run, collect, status_of
+from clusterctl.api.session import Session, texts
+from clusterctl.api.views import Collected, Status
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.status import find
+
+if TYPE_CHECKING:
+    from clusterctl.launch import Origin
+    from clusterctl.launch import Run as Launched
+
+
+class Job:
+    """A dispatched workspace. `warnings` are those of the dispatch, if this object comes from one. Thread-safe."""
+
+    def __init__(
+        self,
+        session: Session,
+        id: str,
+        *,
+        warnings: Sequence[str] = (),
+        failed: Mapping[int, ClusterctlError] | None = None,
+    ) -> None:
+        self._session = session
+        self._failed = dict(failed or {})
+        self.id = id
+        self.warnings = tuple(warnings)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+    def start(
+        self,
+        args: Sequence[str] | None = None,
+        *,
+        set: Mapping[str, object] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        resume_from: str | Job | Run | None = None,
+        load: str | Job | Run | None = None,
+        load_tag: str | None = None,
+        allow_partial: bool = False,
+        timeout: float | None = None,
+    ) -> Run:
+        """Start a new run on all nodes with these arguments for the program; return once all supervisors are up.
+
+        `set` are settings over those of conf.py, `name` is a name for the run. The run begins from the newest complete
+        checkpoint of this job (`resume`) or of another one (`resume_from`), or from a model of another job (`load`;
+        `load_tag` unless it is the newest). A run that resumes takes the arguments and settings of the one before,
+        where none are given. With `allow_partial`, nodes that fail are left out. With a `timeout`, also wait so many
+        seconds until all processes are running. Raises RefusedError if a run of the job is live. An interrupt stops
+        what has been started.
+        """
+        if isinstance(args, str):
+            raise UsageError(f"args has to be a list of arguments, not the text {args!r}")
+        check_name(name)
+        if sum(map(bool, (resume, resume_from, load))) > 1:
+            raise UsageError("resume, resume_from and load exclude each other: a run starts from one of them")
+        if load_tag is not None and load is None:
+            raise UsageError("load_tag chooses a model of the job that load names")
+        origin = OriginOptions(resume, _ref(resume_from), _ref(load), None, load_tag)
+        chosen = texts(set or {})
+        if origin.resumes:
+            with self._session.whole(chosen) as nodes:
+                other = job_of(nodes, origin.resume_from)
+                _, kept = kept_settings(nodes, other or self.id, {**self._session.chosen, **chosen})
+            chosen = {**kept, **chosen}
+        launched = self._launch(args, chosen, origin, name, allow_partial)
+        warnings = [f"{one.message}{f' ({one.hint})' if one.hint else ''}" for one in launched.findings]
+        warnings += [f"left out: {error}" for error in launched.left_out.values()]
+        run = Run(self._session, launched.job, int(launched.run), warnings=warnings)
+        for line in (*(f"warning: {one}" for one in warnings), f"{run.id} is up on {len(launched.nodes)} nodes"):
+            self._session.progress.say(line)
+        if timeout is not None:
+            run.wait_until_running(timeout)
+        return run
+
+    def _launch(
+        self,
+        args: Sequence[str] | None,
+        chosen: Mapping[str, str],
+        origin: OriginOptions,
+        name: str | None,
+        allow_partial: bool,
+    ) -> Launched:
+        from clusterctl.launch import plan
+
+        say = self._session.progress.say
+        started: list[Launched] = []
+
+        def on_origin(found: Origin) -> None:
+            for line in (*found.warnings, f"{'loading' if origin.load else 'resuming from'} {found}"):
+                say(line)
+
+        with self._session.whole(chosen) as nodes:
+            say(f"starting {self.id}")
+            launch = plan(nodes.settings, nodes.inventory, None if args is None else list(args), name=name)
+            more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": self._failed}
+            try:
+                return start(
+                    nodes,
+                    launch,
+                    self.id,
+                    started.append,
+                    on_origin=on_origin,
+                    on_wait=lambda node, words: say(f"{node.label}: {words}"),
+                    **more,
+                )
+            except KeyboardInterrupt:
+                if started:
+                    with suppress(ClusterctlError):
+                        stop(nodes, started[0].job, started[0].nodes)
+                raise
+
+    def runs(self) -> list[Run]:
+        """Return the runs of the job, oldest first."""
+        from clusterctl.observe.record.jobs import jobs
+
+        found, _ = jobs(self._session.nodes)
+        return [Run(self._session, self.id, int(run.run)) for job in found if job.job == self.id for run in job.runs]
+
+    def run(self, number: int | None = None) -> Run:
+        """Return a run of the job, by default the newest. Raises UsageError if there is none."""
+        from clusterctl.observe.record.references import run_number
+
+        _, members = find(self._session.nodes, self.id, run=None if number is None else run_number(number))
+        if members.run is None:
+            raise UsageError(f"{self.id} was never started", hint="start it with Job.start")
+        return Run(self._session, self.id, int(members.run), members)
+
+    @property
+    def state(self) -> str:
+        """`dispatched`, or the state of the newest run."""
+        return self.status().state
+
+    def status(self) -> Status:
+        """Return the state of the newest run and of its processes."""
+        return status_of(self._session.nodes, self.id, None)
+
+    def stop(self) -> None:
+        """Stop the newest run, as `Run.stop` does; a job that never ran stays as it is."""
+        with self._session.whole() as nodes:
+            self._session.progress.say(f"stopping {self.id}")
+            stopped = stop(nodes, self.id)
+        if stopped.problem is not None:
+            raise stopped.problem
+
+    def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
+        """Bring the logs, the outputs and the model of the newest run home, as `Run.collect` does."""
+        return collect(self._session, Reference(self.id), directory, tag=tag, every=every)
+
+
+def _ref(value: str | Job | Run | None) -> str | None:
+    return value.id if isinstance(value, (Job, Run)) else value

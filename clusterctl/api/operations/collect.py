@@ -1,0 +1,98 @@
+"""Bring the logs, the outputs and the model of a run home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.collect import Collection
+    from clusterctl.errors import ClusterctlError, NodeError
+    from clusterctl.inventory import Node
+    from clusterctl.observe.record.members import Members
+    from clusterctl.observe.record.references import Reference
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What of a run is in `target` now. `problem` is the error to report: nodes of which something is missing."""
+
+    job: str
+    members: Members
+    target: Path
+    collection: Collection
+    problem: ClusterctlError | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `collect --json`, except `report`."""
+        found = self.collection
+        return {
+            "job": self.job,
+            "run": self.members.run,
+            **self.members.to_json(),
+            "files": [vars(file) for file in found.files],
+            "left": [{"node": one.node, "path": one.path, "kind": one.kind} for one in found.left],
+            "model": str(found.model) if found.model else None,
+            "tag": found.tag,
+            "more_models": found.more_models,
+            "warnings": found.warnings,
+        }
+
+
+def check_tag(tag: str | None) -> None:
+    from clusterctl.common.manifest import is_tag
+    from clusterctl.errors import UsageError
+
+    if tag is not None and not is_tag(tag):
+        raise UsageError(f"{tag!r} cannot be the tag of a model")
+
+
+def collect(
+    cluster: Cluster,
+    named: Reference,
+    output: Path | None,
+    report: Callable[[Node, int, int], None],
+    *,
+    tag: str | None = None,
+    every: bool = False,
+) -> Collected:
+    """Collect a run into `output` (None: the directory named like the job). `report(node, done, total)` counts bytes.
+
+    With `every`, all complete models are brought, else `tag` or the newest one.
+    """
+    from clusterctl.cluster import combined, failures
+    from clusterctl.collect import Selection
+    from clusterctl.collect import collect as run
+    from clusterctl.observe.record.status import find
+
+    job, members = find(cluster, named.job, run=named.run)
+    target = output or _default_target(job, None if named.chosen else named.job)
+    collection = run(cluster, members.nodes, job, target, report, Selection(members.run, tag, every))
+    errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
+    errors += _unnameable(collection)
+    problem = combined(errors, len(collection.outcomes), "collect") if errors else None
+    return Collected(job, members, target, collection, problem)
+
+
+def _default_target(job: str, ref: str | None) -> Path:
+    """Return the directory that is named like the job. Nodes name the job, and could choose any name but an id."""
+    from clusterctl.common.paths import is_job_id
+    from clusterctl.errors import UsageError
+
+    if not is_job_id(job) and job != ref:
+        raise UsageError(
+            f"the job is {job}, which was deployed by hand", hint=f"to collect it into {job}/: clusterctl collect {job}"
+        )
+    return Path(job)
+
+
+def _unnameable(collection: Collection) -> Iterator[NodeError]:
+    """Yield an error for each node with files that were not brought because of their names."""
+    from clusterctl.errors import NodeError
+
+    for node in sorted({one.node for one in collection.left if one.kind == "name"}):
+        hint = "rename them there, and collect again"
+        yield NodeError("some files were not collected because of their names", node=f"node{node}", hint=hint)

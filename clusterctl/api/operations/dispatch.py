@@ -1,0 +1,137 @@
+"""Read a workspace and send it to the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.api.operations.references import job_name
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.dispatch import Dispatched, Progress, Workspace
+    from clusterctl.errors import ClusterctlError
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A workspace that was read. `missing`: a message for each script that a role runs and that is not in it."""
+
+    workspace: Workspace
+    missing: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def scan(
+    cluster: Cluster, directory: Path, *, cache: Path, rehash: bool = False, report: Callable[[int, int], None]
+) -> Scanned:
+    """Read a workspace, while connections to the nodes are being made. `report(done, total)` counts bytes."""
+    cluster.warm_up()
+    from clusterctl.dispatch import scan as read
+    from clusterctl.dispatch.shards import Shards
+    from clusterctl.launch import scripts
+
+    workspace = read(directory, rehash=rehash, cache=cache, report=report)
+    paths = {entry.path for entry in workspace.entries}
+    needed = [one for one in scripts(cluster.settings) if one[1] not in paths]
+    missing = [f"{name} runs {script}, which is not in the workspace" for name, script in needed]
+    shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
+    unmatched = [] if _is_of_a_fake_cluster(cluster.settings.source) else shards.unmatched()
+    warnings = (*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings)
+    return Scanned(workspace, tuple(missing), warnings)
+
+
+def _is_of_a_fake_cluster(conf: Path | None) -> bool:
+    """True for a fake cluster's conf.py: it lists the shards of the template for every workspace."""
+    from clusterctl.fake.layout import conf_is_ours
+
+    return conf is not None and conf_is_ours(conf)
+
+
+def need_scripts(cluster: Cluster, directory: Path, scanned: Scanned) -> None:
+    """Refuse a workspace without the scripts that are to run: its job is to start now."""
+    from clusterctl.errors import RefusedError
+
+    if scanned.missing:
+        hint = f"add it to {directory}, or set the command in {cluster.settings.source}"
+        raise RefusedError(f"nothing was sent: {'; '.join(scanned.missing)}", hint=hint)
+
+
+def send(
+    cluster: Cluster,
+    workspace: Workspace,
+    progress: Progress,
+    *,
+    cache: Path,
+    rehash: bool = False,
+    allow_partial: bool = False,
+    to_start: bool = False,
+) -> Dispatched:
+    """Send a workspace to all nodes under a new id; some outcomes may be errors. See `clusterctl.dispatch.dispatch`."""
+    from clusterctl.dispatch import dispatch, new_job_id
+
+    return dispatch(
+        cluster,
+        workspace,
+        progress,
+        new_job_id(),
+        cache=cache,
+        rehash=rehash,
+        allow_partial=allow_partial,
+        to_start=to_start,
+    )
+
+
+def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
+    """Return the error to report if some nodes do not have the job."""
+    from clusterctl.cluster import combined, failures, fold_errors
+    from clusterctl.errors import NodeError
+
+    errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
+    if not errors:
+        return None
+    error = combined(errors, of, "dispatch")
+    have = f"{of - len(errors)}/{of} nodes have {done.job}"
+    changed = [one for one in errors if "changed" in one.details]
+    if changed:  # the last dispatch cannot be completed from another workspace
+        others = [one for one in errors if "changed" not in one.details]
+        message = "\n".join([changed[0].message, *fold_errors(others), have])
+        return NodeError(message, hint=changed[0].hint, details=error.details)
+    lines = [error.message] + ([f"  {error.hint}"] if error.hint else [])
+    lines.append(f"{have}; start needs it on all nodes, or --allow-partial")
+    retry = "retry the others: clusterctl dispatch --only failed@last"
+    return type(error)("\n".join(lines), node=error.node, hint=retry, details=error.details)
+
+
+def may_go_on(done: Dispatched) -> bool:
+    """Return True if --allow-partial covers all failures: some node has the job, and none refused it for safety."""
+    from clusterctl.errors import NodeError
+
+    none_refused = all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
+    return none_refused and any(outcome.ok for outcome in done.outcomes)
+
+
+def to_json(cluster: Cluster, done: Dispatched) -> dict[str, Any]:
+    """The document of `dispatch --json`."""
+    name = job_name(cluster.settings, cluster.inventory, done.job)
+    return {"job": done.job, "job_workspace": name, "nodes": [_node(outcome) for outcome in done.outcomes]}
+
+
+def _node(outcome: Any) -> dict[str, Any]:
+    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    if not outcome.ok:
+        return {**node, "error": outcome.error.to_json(), "seconds": round(outcome.seconds, 3)}
+    sent = outcome.get()
+    return {
+        **node,
+        "dir": sent.dir,
+        "kept": sent.kept,
+        "files_sent": sent.files_received,
+        "bytes_received": sent.bytes_received,
+        "bytes_sent": sent.bytes_sent,
+        "bytes_copied": sent.bytes_copied,
+        "copy_seconds": round(sent.copy_seconds, 3),
+        "seconds": round(sent.seconds, 3),
+    }

@@ -1,0 +1,129 @@
+"""Run a command on the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.api.operations.references import job_of
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster, NodeOutcome
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
+    from clusterctl.transport import Command
+
+AT_ONCE = 256  # nodes: commands may run long, and the last node should not wait for the first
+LINE_BYTES = 64 << 10
+
+
+def run(
+    cluster: Cluster,
+    commands: Callable[[Node], Command],
+    take: Callable[[Node, bytes, bool], None],
+    end: Callable[[Node, int], None],
+) -> list[NodeOutcome[int]]:
+    """Run a command on every node, to its end. Outcomes are exit codes.
+
+    `take(node, piece, is_error)` receives the output, and `end(node, code)` follows it, in the thread of the node.
+    """
+    from clusterctl.cluster.remote_command import run_command
+
+    def work(node: Node) -> int:
+        code = run_command(cluster, node, commands(node), lambda piece, is_error: take(node, piece, is_error))
+        end(node, code)
+        return code
+
+    return cluster.map(work, at_once=AT_ONCE)
+
+
+def in_directory_of(cluster: Cluster, job: str | None, command: Command) -> tuple[str, Callable[[Node], Command]]:
+    """Return the id of a job, and a function that returns the command in its directory on a node.
+
+    It raises for a node that does not have the job.
+    """
+    from clusterctl.observe.record.status import find_directories
+
+    by_node = find_directories(cluster, job_of(cluster, job))
+    found = next(outcome.get()["job"] for outcome in by_node.values() if outcome.ok)
+    return found, lambda node: in_directory(by_node[node.id].get()["dir"], command)
+
+
+def in_directory(directory: str, command: Command) -> Command:
+    """Return the command to run in a directory; it does not run if there is no such directory."""
+    from clusterctl.transport import Command, Raw, RemotePath
+
+    is_shell_text = any(isinstance(argument, Raw) for argument in command.argv)
+    enter = (Raw("cd"), RemotePath(directory), Raw("|| exit;"), *(() if is_shell_text else (Raw("exec"),)))
+    return Command((*enter, *command.argv))
+
+
+def remote_command(words: list[str]) -> Command:
+    """Build the command: one argument is a shell command line, several are a program and its arguments."""
+    from clusterctl.transport import Command, Raw
+
+    return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))
+
+
+def problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
+    from clusterctl.cluster import combined
+    from clusterctl.errors import NodeError
+
+    errors = [
+        outcome.error or NodeError(f"the command exited with code {outcome.value}", node=outcome.node.label)
+        for outcome in outcomes
+        if outcome.error or outcome.value
+    ]
+    return combined(errors, len(outcomes), "exec") if errors else None
+
+
+class Output:
+    """The output of one node. The first bytes of each stream are kept, the rest only counted."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._streams = (bytearray(), bytearray())
+        self._partial = [b"", b""]
+        self.dropped = 0
+        self.code: int | None = None
+        self.ending = ""  # how the command ended, if not well
+        self.shown = False  # True once the node is on the screen
+
+    def keep(self, piece: bytes, is_error: bool) -> None:
+        stream = self._streams[is_error]
+        room = self._limit - len(stream)
+        stream += piece[:room]
+        self.dropped += max(0, len(piece) - room)
+
+    def take_lines(self, piece: bytes, is_error: bool) -> list[bytes]:
+        """Return the lines that this piece completes; an incomplete last line is held until its end arrives."""
+        *lines, rest = (self._partial[is_error] + piece).split(b"\n")
+        if len(rest) > LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        self._partial[is_error] = rest
+        return lines
+
+    def take_rest(self) -> list[bytes]:
+        """Return the incomplete last lines, once no more output will come."""
+        rest = [line for line in self._partial if line]
+        self._partial = [b"", b""]
+        return rest
+
+    def give_up(self) -> tuple[bytes, bytes]:
+        """Return everything that was kept, and release it."""
+        kept = (bytes(self._streams[0]), bytes(self._streams[1]))
+        self._streams = (bytearray(), bytearray())
+        return kept
+
+    def view(self) -> dict[str, Any]:
+        """Return it as in the JSON document of the command."""
+        return {"stdout": self.text(False), "stderr": self.text(True), "dropped_bytes": self.dropped}
+
+    def text(self, is_error: bool) -> str:
+        return self._streams[is_error].decode(errors="replace")
+
+    @property
+    def digest(self) -> bytes:
+        import hashlib
+
+        return hashlib.sha256(repr((self.ending, self.dropped, self._streams)).encode()).digest()

@@ -1,0 +1,204 @@
+"""The job that a start is about, and the checkpoint or model that its run begins from."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.api.operations.references import job_of, job_ref, run_of
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.inventory import Node
+    from clusterctl.launch import LaunchPlan, Origin
+
+
+@dataclass(frozen=True)
+class Target:
+    """A dispatched `job` to start, or a workspace to dispatch first; `word` names it if no option does."""
+
+    job: str | None = None
+    package: Path | None = None
+    word: str | None = None
+
+    @classmethod
+    def find(cls, word: str | None, job_workspace: str | None, package: Path | None, *, only_jobs: bool) -> Target:
+        """Return the target that `word` or one of the options names.
+
+        An existing directory is a workspace, unless the other options go with a job only. Raises UsageError if `word`
+        and an option are given.
+        """
+        from clusterctl.errors import UsageError
+
+        if word is None:
+            return cls(job_workspace, package)
+        if job_workspace is not None or package is not None:
+            option = "--job_workspace" if package is None else "--job_dispatch_package"
+            raise UsageError(f"{word!r} and {option} both name what to start", hint="give one of them")
+        if not only_jobs and Path(word).is_dir():
+            return cls(package=Path(word), word=word)
+        return cls(job=word, word=word)
+
+
+def check_target(target: Target, options: OriginOptions, name: str | None) -> None:
+    """Raise UsageError unless there is one job to start, at most one origin, and a plain name, if any."""
+    check_origin(target.job, target.package, options, name)
+    check_name(name)
+
+
+def check_name(name: str | None) -> None:
+    """Raise UsageError if this cannot be the name of a run."""
+    from clusterctl.common.paths import MOST_LABEL_CHARS, is_label
+    from clusterctl.errors import UsageError
+
+    if name is not None and not is_label(name):
+        hint = (
+            f"use 1 to {MOST_LABEL_CHARS} letters, digits and ._-=+, not - or . at the beginning, and nothing that "
+            "looks like a job id"
+        )
+        raise UsageError(f"--name {name!r} cannot be the name of a run", hint=hint)
+
+
+def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as_given: bool) -> str | None:
+    """Return the reference of the job to send to the nodes; `as_given`: without asking the nodes.
+
+    The name of a run means its job. A resume continues from the newest run, which has to be that one then.
+    """
+    from clusterctl.common.paths import is_label
+    from clusterctl.errors import UsageError
+    from clusterctl.observe.record.references import is_known, need_newest
+
+    if as_given:
+        return job_ref(cluster.settings, target.job)
+    if target.package is not None:
+        if target.word is not None:
+            _refuse_job_of_this_name(cluster, target.word)
+        return None
+    named = run_of(cluster, target.job)
+    if named.chosen and not options.resume:
+        return named.job
+    if target.word is not None and is_label(target.word) and not named.chosen and not is_known(cluster, target.word):
+        message = f"there is no job {target.word} on the nodes, and no directory {target.word} here"
+        raise UsageError(message, hint="clusterctl jobs lists the jobs on the nodes")
+    return need_newest(cluster, named)
+
+
+def begin_or_continue(
+    cluster: Cluster, target: Target, options: OriginOptions, name: str | None
+) -> tuple[Target, OriginOptions]:
+    """Return what to start. A workspace to resume is the job of the newest run of this name, if it has a checkpoint.
+
+    Otherwise the workspace is dispatched and started: so one command serves for every life of a job.
+    """
+    from clusterctl.launch import has_checkpoint
+    from clusterctl.observe.record.references import need_newest, resolve
+
+    if not (options.resume and target.package is not None and name is not None):
+        return target, options
+    named = resolve(cluster, name)
+    job = need_newest(cluster, named) if named.chosen else None
+    if job is not None and has_checkpoint(cluster, job):
+        return Target(job=job), options
+    return target, replace(options, resume=False, wanted_resume=True)
+
+
+def _refuse_job_of_this_name(cluster: Cluster, word: str) -> None:
+    """Raise UsageError if a directory of this machine is named like a job or a run. Errors of nodes come later."""
+    from clusterctl.errors import UsageError
+    from clusterctl.observe.record.references import is_known
+
+    ref = job_ref(cluster.settings, word)
+    if ref is not None and is_known(cluster, ref):
+        quoted = shlex.quote(word)
+        raise UsageError(
+            f"{word!r} is a directory here, and a job on the nodes",
+            hint=f"--job_dispatch_package {quoted} starts the directory, --job_workspace {quoted} the job",
+        )
+
+
+@dataclass(frozen=True)
+class OriginOptions:
+    """The options of `start` that name a checkpoint or a model to start from.
+
+    `wanted_resume`: there was no run to resume, so that one begins.
+    """
+
+    resume: bool = False
+    resume_from: str | None = None
+    load: str | None = None
+    load_run: int | None = None
+    load_tag: str | None = None
+    wanted_resume: bool = False
+
+    def given(self) -> dict[str, object]:
+        """Return the value of each option; those that were not given have none."""
+        names = {"--resume-from": self.resume_from, "--load-run": self.load_run, "--load-tag": self.load_tag}
+        return {"--resume": self.resume, "--load": self.load, **names}
+
+    @property
+    def is_patient(self) -> bool:
+        """True if an earlier run of the job may still be ending."""
+        return self.resume or self.wanted_resume
+
+    @property
+    def resumes(self) -> bool:
+        return self.resume or self.resume_from is not None
+
+    def __bool__(self) -> bool:
+        return self.resumes or self.load is not None
+
+    def find(self, cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan) -> Origin:
+        """Return what a run of `job` on these nodes starts from."""
+        from clusterctl.launch import choose, choose_model
+
+        if self.load is None:
+            return choose(cluster, job, nodes, launch, job_of(cluster, self.resume_from))
+        named = run_of(cluster, self.load, self.load_run)
+        assert named.job is not None
+        run = None if named.run is None else int(named.run)
+        return choose_model(cluster, named.job, nodes, launch, run=run, tag=self.load_tag)
+
+
+def check_origin(job_workspace: str | None, package: Path | None, options: OriginOptions, name: str | None) -> None:
+    """Raise UsageError unless the options name the job to start in exactly one way, and at most one origin."""
+    from clusterctl.errors import UsageError
+
+    named = [name for name in ("--resume", "--resume-from", "--load") if options.given()[name]]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} exclude each other: a run starts from one checkpoint or model")
+    if options.load is None and (options.load_run is not None or options.load_tag is not None):
+        raise UsageError("--load-run and --load-tag choose a model of the job that --load names", hint="--load JOB")
+    if options.resume and package is not None and (name is None or job_workspace is not None):
+        raise UsageError(
+            "--resume continues a job that is on the nodes; --job_dispatch_package creates a new one",
+            hint="name the job with --job_workspace DIR, or leave it out for the one that ran last; with --name, a run "
+            "of that name is resumed if there is one; a new job takes the checkpoint of another one with "
+            "--resume-from JOB",
+        )
+    if not options.resume and (job_workspace is None) == (package is None):
+        raise UsageError(
+            "start needs a job: --job_workspace DIR, or --job_dispatch_package WORKSPACE to dispatch one first",
+            hint="clusterctl start WORKSPACE does the latter; clusterctl jobs lists the jobs on the nodes",
+        )
+
+
+def would_start_from(
+    cluster: Cluster, launch: LaunchPlan, ref: str | None, options: OriginOptions
+) -> tuple[str, Origin]:
+    """Return the job and what it would start from."""
+    from clusterctl.observe.record.status import find
+
+    job = find(cluster, ref, to_resume=True)[0] if options.resume else ref or "JOB..."
+    return job, options.find(cluster, job, launch.nodes, launch)
+
+
+def kept_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return the job to resume, and the `--set`s of its run that apply again; those `given` now replace them."""
+    from clusterctl import launch
+    from clusterctl.observe.record.status import find
+
+    job, _ = find(cluster, ref, to_resume=True)
+    return job, launch.kept_settings(cluster, job, given)

@@ -1,0 +1,110 @@
+"""Start a run, and wait until its processes are running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterctl.api.operations.origin import OriginOptions
+    from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
+    from clusterctl.launch import LaunchPlan, Origin, Run
+    from clusterctl.observe.record.live import LiveRecord
+
+UP = ("running", "finishing")  # phases
+LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause of an end
+
+
+def start(
+    cluster: Cluster,
+    launch: LaunchPlan,
+    ref: str | None,
+    on_go: Callable[[Run], None],
+    *,
+    origin: OriginOptions | None = None,
+    on_origin: Callable[[Origin], None],
+    on_wait: Callable[[Node, str], None],
+    allow_partial: bool = False,
+    failed: Mapping[int, ClusterctlError] | None = None,
+) -> Run:
+    """Start the job from its `origin`, if any; `on_origin` gets what was found. See `clusterctl.launch.start`."""
+    from clusterctl.launch import start as launch_run
+
+    def find_origin(job: str, nodes: Sequence[Node], placed: LaunchPlan) -> Origin:
+        assert origin is not None
+        chosen = origin.find(cluster, job, nodes, placed)
+        on_origin(chosen)
+        return chosen
+
+    return launch_run(
+        cluster,
+        launch,
+        ref,
+        on_go,
+        allow_partial=allow_partial,
+        failed=failed,
+        find_origin=find_origin if origin else None,
+        patient=origin is not None and origin.is_patient,
+        on_wait=on_wait,
+    )
+
+
+def wait_until_up(
+    cluster: Cluster,
+    job: str,
+    run: str,
+    nodes: Sequence[Node],
+    view: LiveRecord,
+    is_late: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait until all processes of a run are running, or it has ended; return True if they ran, or it succeeded.
+
+    `view` takes its events. Once `is_late()`, return False.
+    """
+    if not _await_running(cluster, job, run, nodes, view, nodes[:1], is_late) and not is_late():
+        _await_running(cluster, job, run, nodes, view, nodes, is_late)
+    if view.phase not in UP and not is_late():
+        ask_how_it_ended(cluster, job, run, view)
+    return view.phase in UP or (view.ended or {}).get("state") == "succeeded"
+
+
+def _await_running(
+    cluster: Cluster,
+    job: str,
+    run: str,
+    nodes: Sequence[Node],
+    view: LiveRecord,
+    asked: Sequence[Node],
+    is_late: Callable[[], bool],
+) -> bool:
+    """Follow the run on the nodes that are `asked`; return False if these cannot tell for now.
+
+    The lead's node, the first one, knows. If it does not answer, the run is lost once the others have ended.
+    """
+    from clusterctl.observe.follow import Follower, is_passing
+
+    with Follower(cluster, asked, job, run, budget=0) as follower:
+        for news in follower:
+            for event in news.events if news is not None else ():
+                view.take(event)
+            if view.phase in UP or view.ended is not None:
+                return True
+            error = news.error if news is not None and news.node.id == nodes[0].id else None
+            if error is not None and not is_passing(error):
+                return True
+            if is_late() or (error is not None and len(asked) < len(nodes)):
+                return False
+    return False
+
+
+def ask_how_it_ended(cluster: Cluster, job: str, run: str, view: LiveRecord) -> None:
+    """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
+    from clusterctl.observe.record.status import status
+
+    if view.ended is None:
+        answer = status(cluster, job, answer_s=LAST_WORD_S)
+        ended = answer.lead.get("ended") if answer.lead else None
+        if answer.run == run and ended:
+            view.take(ended)

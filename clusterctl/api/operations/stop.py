@@ -1,0 +1,114 @@
+"""Stop a job on its nodes, and prove that nothing of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster, NodeOutcome
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
+    from clusterctl.observe.record.members import Members
+
+STOP_S = 300.0  # two grace periods and their margins, on a node that swaps
+OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothing needs to be stopped
+SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports_busy", "holders")
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What the nodes answered to a stop. `problem` is the error to report; None proves that nothing is left."""
+
+    job: str
+    outcomes: list[NodeOutcome[dict[str, Any]]]
+    members: Members
+    problem: ClusterctlError | None
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        return [outcome.get() for outcome in self.outcomes if outcome.ok]
+
+    @property
+    def survivors(self) -> int:
+        """The number of processes that are left."""
+        return sum(answer["survivors"] for answer in self.answers)
+
+    @property
+    def was_over(self) -> bool:
+        """True if nothing had to be stopped."""
+        return bool(self.answers) and all(map(_was_over, self.answers))
+
+    @property
+    def taken(self) -> list[str]:
+        """A message for each of the job's former ports that another process has."""
+        return [message for outcome in self.outcomes if outcome.ok for message in _taken(outcome)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `stop --json`."""
+        nodes = [_node(outcome) for outcome in self.outcomes]
+        return {"job": self.job, "survivors": self.survivors, **self.members.to_json(), "nodes": nodes}
+
+
+def stop(cluster: Cluster, ref: str, nodes: Sequence[Node] | None = None) -> Stopped:
+    """Stop job `ref` on `nodes` (None: all). A node that is not in the newest run need not answer."""
+    from clusterctl.observe.record.members import members_of
+
+    outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
+    answers = [outcome.get() for outcome in outcomes if outcome.ok]
+    members = members_of(cluster.inventory, answers)
+    return Stopped(answers[0]["job"] if answers else ref, outcomes, members, _problem(outcomes, members))
+
+
+def processes(count: int) -> str:
+    return f"{count} {'process' if count == 1 else 'processes'}"
+
+
+def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> ClusterctlError | None:
+    """Return the error to report: nodes that did not answer, processes that are left, ports that are taken."""
+    from clusterctl.cluster import combined
+
+    answered = any(outcome.ok for outcome in outcomes)
+    errors: list[ClusterctlError] = [
+        error
+        for error in members.errors(outcomes)  # a job that never ran, or was removed, need not be on all nodes
+        if members.run is not None or not answered or error.details.get("reason") != "no_job"
+    ]
+    for outcome in outcomes:
+        errors += _remains(outcome) if outcome.ok else []
+    return combined(errors, len(outcomes), "stop") if errors else None
+
+
+def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
+    from clusterctl.errors import NodeError
+
+    answer, label = outcome.get(), outcome.node.label
+    if answer["survivors"]:
+        left = ", ".join(f"pid {row['pid']} ({row['command']})" for row in answer["left"])
+        hint = "KILL had no effect (stuck in the kernel?); run clusterctl stop again to retry"
+        message = f"{processes(answer['survivors'])} left: {left}"
+        yield NodeError(message, node=label, hint=hint, details={"reason": "survivors"})
+    for message in () if _was_over(answer) else _taken(outcome):
+        hint = "kill it if it belongs to the job (it may have cleared its environment); start can use another port"
+        yield NodeError(message, node=label, hint=hint, details={"reason": "port_busy"})
+
+
+def _was_over(answer: dict[str, Any]) -> bool:
+    """True if nothing had to be stopped; the present users of the job's former ports then do not matter."""
+    return answer["was"] in OVER and not answer["leftovers"]
+
+
+def _taken(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[str]:
+    """Describe the ports that are taken, and the process on each."""
+    for holder in outcome.get()["holders"]:
+        owner = f"pid {holder['pid']} ({holder['name']})" if holder["pid"] else f"another account (uid {holder['uid']})"
+        yield f"port {holder['port']} is in use by {owner}, without the job's environment"
+
+
+def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
+    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    if outcome.error is not None:
+        return {**view, "error": outcome.error.to_json()}
+    answer = outcome.get()
+    return {**view, **{key: answer[key] for key in SHOWN}}

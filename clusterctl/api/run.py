@@ -1,0 +1,272 @@
+"""One run of a job: its events, its end, its figures and its logs."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.api.event_reader import event_of
+from clusterctl.api.events import Event
+from clusterctl.api.outcome import failure, outcome_of
+from clusterctl.api.session import Session
+from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
+from clusterctl.cluster import Cluster as Nodes
+from clusterctl.cluster import combined
+from clusterctl.errors import ClusterctlError, WaitTimeoutError
+from clusterctl.observe.record.references import Reference, need_newest, run_number
+from clusterctl.observe.record.status import LIVE, UNKNOWN, find, status
+from clusterctl.observe.why.report import why
+
+if TYPE_CHECKING:
+    from clusterctl.api.metrics import Metrics
+    from clusterctl.inventory import Node
+    from clusterctl.observe.follow import News
+    from clusterctl.observe.record.members import Members
+
+AFTER_END_S = 5.0  # for the other nodes, once the lead's has ended the run
+
+
+class Run:
+    """A run on the nodes. It holds no state but its name, so that any number of programs may look at one.
+
+    Thread-safe. What it returns was asked for at that moment. Methods raise the errors of `clusterctl.errors`.
+    `warnings` are those of the start, if this object comes from one.
+    """
+
+    def __init__(
+        self, session: Session, job: str, number: int, members: Members | None = None, *, warnings: Sequence[str] = ()
+    ) -> None:
+        self._session = session
+        self._known = members
+        self.job = job
+        self.number = number
+        self.warnings = tuple(warnings)
+
+    @property
+    def id(self) -> str:
+        """`JOB20261121-081530/1`, which every command and `Cluster.run` accept."""
+        return f"{self.job}/{self.number}"
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}>"
+
+    @property
+    def _name(self) -> str:
+        return run_number(self.number)
+
+    @property
+    def _members(self) -> Members:
+        if self._known is None:
+            self._known = find(self._session.nodes, self.job, run=self._name)[1]
+        return self._known
+
+    @property
+    def name(self) -> str | None:
+        """The name that it was given at the start."""
+        return self._members.name
+
+    @property
+    def state(self) -> str:
+        """One of starting, running, succeeded, failed, stopped, lost and unknown."""
+        return self.status().state
+
+    def status(self) -> Status:
+        """Return the state of the run and of its processes. Nodes that do not answer are among its `errors`."""
+        return status_of(self._session.nodes, self.job, self._name)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events of all nodes, from the first one on, as they arrive; end with the run.
+
+        Those of a process come in order. A broken connection is opened again, without gaps or repeats. Raises the
+        errors of nodes that cannot be followed, after the events of the others. Leaving the loop leaves the run
+        running.
+        """
+        errors: list[ClusterctlError] = []
+        for news in self._news(errors):
+            yield from map(event_of, news.events if news is not None else ())
+        if errors:
+            raise combined(errors, len(self._members.nodes), "following")
+
+    def _news(self, errors: list[ClusterctlError], **wanted: Any) -> Iterator[News | None]:
+        from clusterctl.observe.follow import Follower, is_passing
+
+        nodes = self._session.nodes
+        with Follower(nodes, self._members.nodes, self.job, self._name, role="", **wanted) as follower:
+            for news in follower:
+                if news is not None and news.error is not None:
+                    if is_passing(news.error):
+                        self._session.progress.say(f"{news.error}; retrying")
+                    else:
+                        errors.append(news.error)
+                yield news
+
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> Outcome:
+        """Wait for the end of the run and return how it ended.
+
+        Raises JobFailedError unless it succeeded; with `check=False` it never does. Raises WaitTimeoutError after
+        `timeout` seconds. The run continues then, as it does after a KeyboardInterrupt.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._await_end(lambda: deadline is not None and time.monotonic() > deadline, timeout)
+        report = why(self._session.nodes, self.job, run=self._name)
+        error = failure(report) if check else None
+        if error is not None:
+            raise error
+        return outcome_of(report)
+
+    def _await_end(self, is_late: Callable[[], bool], timeout: float | None) -> None:
+        state = self.status().state
+        while state in (*LIVE, UNKNOWN):  # of a node that does not answer now, more may be known later
+            errors = self._follow_to_end(is_late, timeout)
+            state = self.status().state
+            if errors and state in LIVE:
+                raise combined(errors, len(self._members.nodes), "following")
+            if state == UNKNOWN:
+                return
+
+    def _follow_to_end(self, is_late: Callable[[], bool], timeout: float | None) -> list[ClusterctlError]:
+        """Return once the run has ended on all nodes that can be followed, and the errors of the others."""
+        ended: float | None = None
+        errors: list[ClusterctlError] = []
+        for news in self._news(errors, events=False):
+            if is_late():
+                raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
+            if news is not None and news.node.id == self._members.lead:
+                ended = time.monotonic() if news.ended is not None else None if news.back else ended
+            if ended is not None and time.monotonic() - ended > AFTER_END_S:
+                break
+        return errors
+
+    def wait_until_running(self, timeout: float | None = None) -> None:
+        """Wait until all processes of the run are running.
+
+        Raises JobFailedError if it fails first, and WaitTimeoutError after `timeout` seconds; it continues then.
+        """
+        from clusterctl.api.operations.start import wait_until_up
+        from clusterctl.observe.record.live import LiveRecord
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        nodes, members = self._session.nodes, self._members.nodes
+
+        def is_late() -> bool:
+            return deadline is not None and time.monotonic() > deadline
+
+        if wait_until_up(nodes, self.job, self._name, members, LiveRecord(members), is_late):
+            return
+        report = why(nodes, self.job, run=self._name)
+        error = failure(report)
+        if error is None or report.state in LIVE:
+            limit = "so far" if timeout is None else f"within {timeout:g} s"
+            raise WaitTimeoutError(f"{self.id}: not all processes were running {limit}; it continues")
+        raise error
+
+    def outcome(self) -> Outcome:
+        """Return how the run ended and its first cause, as `clusterctl why` does; its state so far if it continues."""
+        return outcome_of(why(self._session.nodes, self.job, run=self._name))
+
+    def metrics(self) -> Metrics:
+        """Return all points of the curves of the run so far. Raises if a part is missing, as of a silent node."""
+        from clusterctl.api.metrics import read_metrics
+
+        return read_metrics(self._session.nodes, self.job, self._name)
+
+    def logs(
+        self,
+        *,
+        role: str | None = None,
+        rank: int | None = None,
+        node: int | str | None = None,
+        since: float | datetime.datetime | str | None = None,
+        tail: int | None = None,
+        grep: str | None = None,
+    ) -> Iterator[LogLine]:
+        """Return the lines of all processes so far, in time order, or of some, as the options of `clusterctl logs` say.
+
+        `node` is an id or a node set such as "node[0-2]". `since` is a time in seconds since the epoch, a datetime, or
+        a text such as "90s". `tail` counts lines of each process. `grep` is a regular expression. Errors of nodes come
+        after the lines of the others.
+        """
+        from clusterctl.api.operations.logs import check, check_process, parse_since, taking_part
+        from clusterctl.inventory import select
+
+        start = since.timestamp() if isinstance(since, datetime.datetime) else since
+        start = parse_since(start) if isinstance(start, str) else start
+        wanted = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
+        check(wanted)
+        nodes = self._session.nodes
+        known = status(nodes, self.job, run=self._name)
+        check_process(known, role, rank)
+        chosen = nodes.nodes
+        if node is not None:
+            chosen = select(nodes.inventory, f"node{node}" if isinstance(node, int) else node)
+        return self._lines(taking_part(self.job, known.members, chosen), wanted)
+
+    def _lines(self, nodes: list[Node], wanted: Mapping[str, Any]) -> Iterator[LogLine]:
+        from clusterctl.observe.logs import read_logs
+
+        for line in read_logs(self._session.nodes, nodes, self.job, run=self._name, **wanted):
+            yield LogLine(line.t, line.node.id, line.role, line.rank, line.text)
+
+    def stop(self) -> None:
+        """Stop the run: TERM, wait, KILL. Return once nothing of it is left; raise if a node cannot prove that.
+
+        A run that is over stays as it is. Raises UsageError if the job has a newer run.
+        """
+        from clusterctl.api.operations.stop import stop
+
+        with self._session.whole() as nodes:
+            job = need_newest(nodes, Reference(self.job, self._name))
+            assert job is not None
+            self._session.progress.say(f"stopping {self.id}")
+            stopped = stop(nodes, job)
+        if stopped.problem is not None:
+            raise stopped.problem
+
+    def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
+        """Bring the logs, the outputs and the model of this run into `directory`, checked by hash.
+
+        `tag` chooses a model; by default it is the newest. With `every`, all complete models are brought.
+        """
+        reference = Reference(self.job, self._name)
+        return collect(self._session, reference, directory, tag=tag, every=every)
+
+
+def status_of(nodes: Nodes, job: str, run: str | None) -> Status:
+    from clusterctl.api.operations.status import to_json
+
+    known = status(nodes, job, run=run)
+    return Status(
+        job=known.job,
+        run=None if known.run is None else int(known.run),
+        name=known.members.name,
+        state=known.state,
+        processes=tuple(map(Process.of, known.processes)),
+        errors=tuple(known.errors),
+        document=to_json(nodes, known),
+    )
+
+
+def collect(
+    session: Session, reference: Reference, directory: str | Path, *, tag: str | None, every: bool
+) -> Collected:
+    from clusterctl.api.operations.collect import check_tag
+    from clusterctl.api.operations.collect import collect as bring
+
+    check_tag(tag)
+    target = Path(directory)
+    progress = session.progress.bytes("collecting")
+    found = bring(session.nodes, reference, target, progress.on, tag=tag, every=every)
+    if found.problem is not None:
+        raise found.problem
+    brought = found.collection
+    session.progress.say(f"collected {len(brought.files)} files of {found.job} into {target}")
+    return Collected(
+        directory=target,
+        model=brought.model,
+        tag=brought.tag if brought.model else None,
+        files=tuple(target / file.path for file in brought.files),
+        warnings=tuple(warning["message"] for warning in brought.warnings),
+    )

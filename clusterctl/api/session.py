@@ -1,0 +1,86 @@
+"""A conf.py that a program has opened: its settings, its nodes, and the connections to them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from clusterctl.api.operations.caches import cache_directory
+from clusterctl.api.operations.chosen_settings import choose
+from clusterctl.api.progress import Progress
+from clusterctl.cluster import Cluster as Nodes
+from clusterctl.config import Settings, load
+from clusterctl.errors import UsageError
+from clusterctl.inventory import build, select
+from clusterctl.schedulers import resolve
+
+
+class Session:
+    """The nodes of a conf.py that `only` selects, and agents that stay there for the next call. Thread-safe.
+
+    `environ` is a copy of the environment of this program, and `conf` absolute: a later change of either, or of the
+    working directory, has no effect.
+    """
+
+    def __init__(
+        self,
+        conf: Path,
+        chosen: Mapping[str, object],
+        only: str | None,
+        environ: Mapping[str, str],
+        write: Callable[[str], object] | None,
+    ) -> None:
+        self.progress = Progress(write)
+        self.only = only
+        self.chosen = texts(chosen)
+        self.conf = conf
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._nodes = self._open(self.settings({}))
+        self._nodes.__enter__()
+        self._close = weakref.finalize(self, self._nodes.__exit__, None, None, None)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Raises UsageError once the session is closed."""
+        if not self._close.alive:
+            raise UsageError("this cluster is closed", hint="open another one with Cluster.from_conf")
+        return self._nodes
+
+    @property
+    def cache(self) -> Path:
+        return Path(cache_directory(self._environ))
+
+    def settings(self, chosen: Mapping[str, str]) -> Settings:
+        """Return the settings of conf.py with `chosen` ones, as text, over those of the session."""
+        return load(self.conf, self._environ, chosen={**self.chosen, **chosen})
+
+    @contextlib.contextmanager
+    def whole(self, chosen: Mapping[str, str] | None = None) -> Iterator[Nodes]:
+        """Yield all nodes, for what cannot be done on some of them, with other settings if any are `chosen`."""
+        if self.only is not None:
+            raise UsageError(f"a job runs on all its nodes or not at all, and this cluster is only {self.only}")
+        if not chosen:
+            yield self.nodes
+            return
+        with self._open(self.settings(chosen)) as nodes:
+            yield nodes
+
+    def _open(self, settings: Settings) -> Nodes:
+        settings = resolve(settings, self._environ)
+        inventory = build(settings)
+        chosen = select(inventory, self.only) if self.only else inventory.nodes
+        return Nodes(settings, inventory, chosen, ask=lambda prompt, stop: None)
+
+    def close(self) -> None:
+        """Close all connections. Safe to call again."""
+        with self._lock:
+            self._close()
+
+
+def texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Return settings as `--set` would take them: text as it is, other values as Python literals."""
+    return choose((name, value if isinstance(value, str) else repr(value)) for name, value in values.items())
