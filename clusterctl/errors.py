@@ -53,30 +53,42 @@ class ClusterctlError(Exception):
 
 
 class JobFailedError(ClusterctlError):
+    """The job failed: its processes did, or it was lost or stopped by others."""
+
     kind = "job_failed"
     exit_code = 1
 
 
 class UsageError(ClusterctlError):
+    """A call with wrong or contradictory arguments."""
+
     kind = "usage"
     exit_code = 2
 
 
 class ConfigError(ClusterctlError):
+    """A conf.py, a setting or a file of the workspace that is wrong."""
+
     kind = "config"
     exit_code = 2
 
 
 class NodeError(ClusterctlError):
+    """An operation that failed on some nodes."""
+
     kind = "node"
     exit_code = 3
 
 
 class UnreachableError(NodeError):
+    """A node that does not answer."""
+
     kind = "unreachable"
 
 
 class RefusedError(ClusterctlError):
+    """An operation that was refused for safety, such as a second run of a job."""
+
     kind = "refused"
     exit_code = 4
 
