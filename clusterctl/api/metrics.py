@@ -116,11 +116,12 @@ def _cell(value: object) -> object:
     return min(value, LARGEST) if isinstance(value, int) else value
 
 
-def read_metrics(cluster: Cluster, job: str, run: str) -> Metrics:
-    """Read all points of a run. Raises NodeError if the part of a node is missing."""
+def read_metrics(cluster: Cluster, job: str, run: str, cache: Path) -> Metrics:
+    """Read all points of a run, through files below `cache`. Raises NodeError if the part of a node is missing."""
     record = read_history(cluster, job, run=run, buckets=1, tail=0)
     errors = [NodeError(known.problem or "", node=known.node.label) for known in record.silent]
-    with tempfile.TemporaryDirectory() as scratch:
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".points-", dir=cache) as scratch:
         outcomes = read_points(cluster, record, Path(scratch))
         points = [point for outcome in outcomes if outcome.ok for point in outcome.get()]
     missing = [*errors, *(outcome.error for outcome in outcomes if outcome.error)]

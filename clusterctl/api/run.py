@@ -171,7 +171,7 @@ class Run:
         """Return all points of the curves of the run so far. Raises if a part is missing, as of a silent node."""
         from clusterctl.api.metrics import read_metrics
 
-        return read_metrics(self._session.nodes, self.job, self._name)
+        return read_metrics(self._session.nodes, self.job, self._name, self._session.cache)
 
     def logs(
         self,

@@ -151,7 +151,7 @@ def test_an_unknown_name_gets_the_nearest_known_one_as_suggestion(conf: Path, na
 
 def test_a_name_unlike_any_other_gets_a_hint_and_no_suggestion(conf: Path) -> None:
     conf.write_text("HOSTS = ['h']\nXYZZY = 1\n")
-    with pytest.raises(ConfigError, match=r"conf\.py:2: XYZZY is not a setting$") as raised:
+    with pytest.raises(ConfigError, match=r"(?m)conf\.py:2: XYZZY is not a setting$") as raised:
         load(conf, {})
     assert raised.value.hint == "see conf.py.example for all settings; use lower case for your own names"
 
@@ -205,7 +205,7 @@ def test_an_exception_in_the_file_is_reported_with_the_line_of_the_file(conf: Pa
 
 
 def test_the_error_for_a_missing_file_says_how_to_create_or_name_one(conf: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^conf\.py: no such file$") as raised:
+    with pytest.raises(ConfigError, match=r"(?m)^conf\.py: no such file$") as raised:
         load(None, {})
     assert "clusterctl init" in str(raised.value.hint)
     assert "--conf" in str(raised.value.hint)

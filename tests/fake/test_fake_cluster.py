@@ -410,7 +410,7 @@ NO_COMPOSE = 'test "$1" = version && echo 28.0'
 @pytest.mark.parametrize(
     ("docker", "message", "hint"),
     [
-        (None, "needs docker$", "apt-get install docker.io docker-compose"),
+        (None, "(?m)needs docker$", "apt-get install docker.io docker-compose"),
         (NO_DAEMON, "docker does not answer: Cannot connect", "start it: systemctl start docker"),
         (NO_PERMISSION, "docker does not answer: permission denied", "run as root, or join the docker group"),
         (NO_COMPOSE, "needs docker compose", "apt-get install docker-compose"),
