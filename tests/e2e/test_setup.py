@@ -13,6 +13,7 @@ import pytest
 from agent.nodes import PYTHONS
 from support.pythons import bare_python
 from support.site import Site, make_site
+from support.uv import write_program
 from support.wheels import tiny
 
 TRAIN = "import sys, tiny\nprint('got', tiny.VERSION, sys.prefix, flush=True)\n"
@@ -132,9 +133,11 @@ def test_nodes_with_other_pythons_get_matching_wheels_even_without_pip_and_venv(
     first, second = list(others)[:2]
     bare = bare_python(tmp_path / "bare", sys.executable)
     with make_site("openssh", tmp_path, 3) as site:
-        for node, python in enumerate([others[first], others[second], bare]):
+        for node, python in enumerate([others[first], others[second]]):
             site.bin(node).mkdir()
             (site.bin(node) / "python3").symlink_to(python)
+        # The PATH of nodes has the directory of this Python, where uv is.
+        write_program(site.bin(2) / "python3", f'PATH=/usr/bin:/bin exec {bare} "$@"')
         directory = workspace(site)
         index = site.directory / "index"
         for version, python in (("1.1", first), ("1.2", second)):
