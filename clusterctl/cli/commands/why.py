@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.references import run_title
 from clusterctl.cli import style
-from clusterctl.cli.causes import FIRST_CAUSE, headline, incident_line, warning_lines
+from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, incident_line, warning_lines
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.shapes import END_OF_TIME
@@ -144,6 +144,9 @@ def _show_next(console: Console, report: Why, where: str) -> None:
     elif last and report.state in ("failed", "lost", "stopped"):
         resume = f"clusterctl start --job_workspace {report.job} --resume"
         console.say(f"last checkpoint: {last['tag']}     next{where}: {resume}")
+        cause = report.explanation.cause
+        if corrected := corrected_hint(report.job, cause and cause.role):
+            console.say(corrected)
 
 
 def _moment(t: float) -> str:
