@@ -68,6 +68,9 @@ def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site
     site.ok("report", job, "-o", "failed.html")
     assert corrected in (site.directory / "failed.html").read_text()
 
+    assert site.run("start", "--resume").code == 1  # the program on the node is still the same
+    assert corrected in commands(site.ok("why").out)
+
     site.workspace(BROKEN.partition("        if n == 12")[0])
     for word in ("workspace", "workspace/", "./workspace"):
         refused = site.run("start", word, "--resume")

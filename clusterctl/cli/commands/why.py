@@ -138,15 +138,23 @@ def _left(report: Why) -> list[str]:
 
 
 def _show_next(console: Console, report: Why, where: str) -> None:
-    last = report.explanation.checkpoint
+    last = _checkpoint(report)
     if report.members.run is None:
         console.say(f"next{where}: clusterctl start --job_workspace {report.job}")
     elif last and report.state in ("failed", "lost", "stopped"):
         resume = f"clusterctl start --job_workspace {report.job} --resume"
-        console.say(f"last checkpoint: {last['tag']}     next{where}: {resume}")
+        console.say(f"last checkpoint: {last}     next{where}: {resume}")
         cause = report.explanation.cause
-        if corrected := corrected_hint(report.job, cause and cause.role):
+        if corrected := corrected_hint(report.job, cause.role if cause else None):
             console.say(corrected)
+
+
+def _checkpoint(report: Why) -> str | None:
+    """Return the tag of the checkpoint that a resume takes: the newest of the run, or else the one that it began from."""
+    last, began = report.explanation.checkpoint, (report.seen.lead or {}).get("resumed")
+    if last is None and began and not began.get("job"):
+        return began["tag"]
+    return str(last["tag"]) if last else None
 
 
 def _moment(t: float) -> str:
