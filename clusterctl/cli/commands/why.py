@@ -150,11 +150,11 @@ def _show_next(console: Console, report: Why, where: str) -> None:
 
 
 def _checkpoint(report: Why) -> str | None:
-    """Return the tag of the checkpoint that a resume takes: the newest of the run, or else the one that it began from."""
+    """Return the tag of the checkpoint that a resume takes: the newest of the run, else the one it began from."""
     last, began = report.explanation.checkpoint, (report.seen.lead or {}).get("resumed")
-    if last is None and began and not began.get("job"):
-        return began["tag"]
-    return str(last["tag"]) if last else None
+    if last is not None:
+        return str(last["tag"])
+    return began.get("tag") if began and not began.get("job") else None
 
 
 def _moment(t: float) -> str:
