@@ -66,6 +66,10 @@ class Job:
         """
         if isinstance(args, str):
             raise UsageError(f"args has to be a list of arguments, not the text {args!r}")
+        for at, one in enumerate(args or ()):
+            if not isinstance(one, str):
+                message = f"args[{at}] has to be a text, not the {type(one).__name__} {one}"
+                raise UsageError(message, hint=f"write str({one!r})" if isinstance(one, (int, float)) else "use str()")
         check_name(name)
         if sum(map(bool, (resume, resume_from, load))) > 1:
             raise UsageError("resume, resume_from and load exclude each other: a run starts from one of them")

@@ -53,6 +53,11 @@ def warning_lines(warnings: Sequence[RunWarning] | None) -> list[str]:
     return [style.warning(f"warning: {clean(warning['message'])}") for warning in warnings or ()]
 
 
+def corrected_hint(job: str, role: str | None) -> str | None:
+    """Return how a corrected program takes the checkpoint of a job, if it was a trainer that failed."""
+    return f"with a corrected program: clusterctl start WORKSPACE --resume-from {job}" if role == "trainer" else None
+
+
 def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Cause | None) -> list[str]:
     """The first cause of a run that failed: from the events of all nodes, or else the cause as the lead saw it."""
     from clusterctl.errors import ClusterctlError

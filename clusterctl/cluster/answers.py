@@ -87,9 +87,10 @@ class Checkpoint(TypedDict):
 
 
 class Resumed(Checkpoint, total=False):
-    """The checkpoint from which a run was resumed, and its job if that is another one."""
+    """The checkpoint from which a run was resumed, its tag, and its job if that is another one."""
 
     job: str | None
+    tag: str
 
 
 class StatusAnswer(Membership, JobChoice, total=False):

@@ -142,16 +142,19 @@ def cause_card(record: RunRecord) -> Html | None:
         element("pre", Html("".join(_escaped_lines(lines)))) if lines else None,
         *(element("p", note) for note in cause.notes),
         element("p", element("b", "What to do: "), cause.advice) if cause.advice else None,
-        _how_to_resume(record),
+        *_how_to_resume(record, cause),
         class_="card",
     )
 
 
-def _how_to_resume(record: RunRecord) -> Html | None:
+def _how_to_resume(record: RunRecord, cause: CauseRecord) -> Iterator[Html]:
     if record.is_live or not record.checkpoints:
-        return None
+        return
     command = element("code", f"clusterctl start --resume --job_workspace {record.job}")
-    return element("p", element("b", "To resume"), f" from {record.checkpoints[-1]}: ", command)
+    yield element("p", element("b", "To resume"), f" from {record.checkpoints[-1]}: ", command)
+    if cause.role == "trainer":
+        command = element("code", f"clusterctl start WORKSPACE --resume-from {record.job}")
+        yield element("p", element("b", "With a corrected program"), ": ", command)
 
 
 def _escaped_lines(lines: str) -> Iterator[Html]:

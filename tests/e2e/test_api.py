@@ -105,6 +105,14 @@ def assert_its_figures_and_logs_are_those_of_the_program(run: clusterctl.Run) ->
         run.logs(role="trainer", rank=7)
 
 
+def test_an_argument_that_is_no_text_is_refused_before_anything_starts(site: Site, cluster: clusterctl.Cluster) -> None:
+    job = cluster.dispatch(site.workspace(FAILS))
+    with pytest.raises(clusterctl.UsageError, match=r"args\[1\] has to be a text, not the float 0.1") as raised:
+        job.start(["--lr", 0.1])  # type: ignore[list-item]
+    assert raised.value.hint == "write str(0.1)"
+    assert job.runs() == []
+
+
 def test_a_failed_run_is_an_error_with_its_first_cause_or_an_outcome(site: Site, cluster: clusterctl.Cluster) -> None:
     job = cluster.dispatch(site.workspace(FAILS))
     run = job.start(["--num_passes=1"])

@@ -12,6 +12,16 @@ from support.site import Result, Site
 
 pytestmark = pytest.mark.nodes(1)
 CONF = "my lab/conf.py"
+BROKEN = """
+from clusterctl.runtime import SGD, connect, zeros
+
+with connect() as ps:
+    table = ps.dense("w", shape=2, rule=SGD(0.1), init=zeros())
+    for n in ps.steps(lambda pass_, rng: range(20), passes=1):
+        ps.push({table: table.value + 1}, samples=1)
+        if n == 12:
+            raise IndexError("number 12")
+"""
 
 
 @pytest.fixture
@@ -44,6 +54,32 @@ def test_the_next_command_of_each_step_works(elsewhere: Site) -> None:
         assert done.code == 0, done.err
         said = done.out
     assert list(site.directory.glob("JOB*"))
+
+
+def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site: Site) -> None:
+    site.conf(SAVE_EVERY="5 steps")
+    site.workspace(BROKEN)
+    failed = site.run("start", "workspace")
+    assert failed.code == 1
+    job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    corrected = f"clusterctl start WORKSPACE --resume-from {job}"
+    assert corrected in commands(failed.err)
+    assert corrected in commands(site.ok("why").out)
+    site.ok("report", job, "-o", "failed.html")
+    assert corrected in (site.directory / "failed.html").read_text()
+
+    assert site.run("start", "--resume").code == 1  # the program on the node is still the same
+    assert corrected in commands(site.ok("why").out)
+
+    site.workspace(BROKEN.partition("        if n == 12")[0])
+    for word in ("workspace", "workspace/", "./workspace"):
+        refused = site.run("start", word, "--resume")
+        assert refused.code == 2
+        assert f"--resume does not send the directory {word}" in refused.err
+        assert f"clusterctl start {word} --resume-from JOB" in refused.err
+    done = paste(site, corrected.replace("WORKSPACE", "workspace"))
+    assert done.code == 0, done.err
+    assert "resuming from checkpoint step-0000000" in done.out
 
 
 def test_a_hint_of_an_error_works_in_text_and_in_json(elsewhere: Site) -> None:

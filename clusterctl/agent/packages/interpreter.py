@@ -89,7 +89,7 @@ def _run(python: str, runtime: bool) -> str:
     if tried.returncode:
         missing = [name for name in MODULES if f"'{name}'" in tried.stderr]
         if missing:
-            hint = "run clusterctl setup: it makes an environment from requirements.txt"
+            hint = "run clusterctl setup: it makes an environment that has it"
             raise AgentError(f"{python} has no {missing[0]}", hint=hint)
         raise AgentError(f"{python} does not work: {tried.stderr.strip()[-300:]}")
     return tried.stdout

@@ -12,6 +12,7 @@ from clusterctl.api.operations.references import job_of, job_ref, run_of
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.errors import UsageError
     from clusterctl.inventory import Node
     from clusterctl.launch import LaunchPlan, Origin
 
@@ -68,7 +69,6 @@ def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as
     The name of a run means its job. A resume continues from the newest run, which has to be that one then.
     """
     from clusterctl.common.paths import is_label
-    from clusterctl.errors import UsageError
     from clusterctl.observe.record.references import is_known, need_newest
 
     if as_given:
@@ -77,13 +77,35 @@ def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as
         if target.word is not None:
             _refuse_job_of_this_name(cluster, target.word)
         return None
+    word = target.word or ""
+    if options.resume and _is_relative_directory(word):
+        raise _unknown(word, options)
     named = run_of(cluster, target.job)
     if named.chosen and not options.resume:
         return named.job
-    if target.word is not None and is_label(target.word) and not named.chosen and not is_known(cluster, target.word):
-        message = f"there is no job {target.word} on the nodes, and no directory {target.word} here"
-        raise UsageError(message, hint="clusterctl jobs lists the jobs on the nodes")
+    label = word.rstrip("/")
+    if is_label(label) and not named.chosen and not is_known(cluster, label):
+        raise _unknown(word, options)
     return need_newest(cluster, named)
+
+
+def _is_relative_directory(word: str) -> bool:
+    """Return True for a directory of this machine that no node knows by this path."""
+    return "/" in word.rstrip("/") and not word.startswith(("/", "~")) and Path(word).is_dir()
+
+
+def _unknown(word: str, options: OriginOptions) -> UsageError:
+    """Return the error about a word that is no job: a directory here is meant, if it exists."""
+    from clusterctl.errors import UsageError
+
+    if options.resume and Path(word).is_dir():
+        return UsageError(
+            f"there is no job {word} on the nodes, and --resume does not send the directory {word}",
+            hint=f"clusterctl start {shlex.quote(word)} --resume-from JOB sends it, and resumes from the newest "
+            "checkpoint of JOB; without a directory, --resume continues the job that ran last",
+        )
+    message = f"there is no job {word} on the nodes, and no directory {word} here"
+    return UsageError(message, hint="clusterctl jobs lists the jobs on the nodes")
 
 
 def begin_or_continue(

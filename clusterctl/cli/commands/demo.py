@@ -187,7 +187,7 @@ def _close(
     say(f"  {name} init try && cd try && {name} fake up -n 4{kind}")
     say("  python3 workspace/prepare_data.py --shards 4")
     say("  export CLUSTERCTL_CONF=fake/conf.py")
-    say(f"  {name} start --job_dispatch_package workspace")
+    say(f"  {name} start workspace")
 
 
 def program(environ: Mapping[str, str]) -> str:

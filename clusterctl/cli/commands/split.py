@@ -27,7 +27,7 @@ def split(invocation: Invocation, file: Path, count: int, delimiter: str, output
     total = human_bytes(sum(shard.bytes for shard in shards))
     each = f"{last.records:,}" + (f" or {first.records:,}" if first.records != last.records else "")
     invocation.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
-    invocation.console.say(f'next: set SHARDS = ["{first.path.name.rpartition("-")[0]}-*"] in conf.py')
+    invocation.console.say(f'conf.py needs SHARDS = ["{first.path.name.rpartition("-")[0]}-*"]')
 
 
 def delimiter_bytes(text: str) -> bytes:

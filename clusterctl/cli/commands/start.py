@@ -25,7 +25,7 @@ from clusterctl.api.operations.references import job_name, job_of
 from clusterctl.api.operations.start import ask_how_it_ended, wait_until_up
 from clusterctl.cli import style
 from clusterctl.cli.adopted import adopt_directory, check_options
-from clusterctl.cli.causes import first_cause_lines
+from clusterctl.cli.causes import corrected_hint, first_cause_lines
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
 from clusterctl.cli.commands.hooks import Hooks
 from clusterctl.cli.commands.report import report_at_end
@@ -348,6 +348,8 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: LiveR
         hint += f"; clusterctl stop {run.job} shows what is left on {silent}"
     if view.checkpoints:
         hint += f"; to resume from {view.checkpoints[-1]}: clusterctl start --resume --job_workspace {run.job}"
+        corrected = corrected_hint(run.job, cause.get("role"))
+        hint += f"; {corrected}" if corrected else ""
     raise JobFailedError(style.join("\n", lines), hint=hint, details=details)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.references import run_title
 from clusterctl.cli import style
-from clusterctl.cli.causes import FIRST_CAUSE, headline, incident_line, warning_lines
+from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, incident_line, warning_lines
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.shapes import END_OF_TIME
@@ -138,12 +138,23 @@ def _left(report: Why) -> list[str]:
 
 
 def _show_next(console: Console, report: Why, where: str) -> None:
-    last = report.explanation.checkpoint
+    last = _checkpoint(report)
     if report.members.run is None:
         console.say(f"next{where}: clusterctl start --job_workspace {report.job}")
     elif last and report.state in ("failed", "lost", "stopped"):
         resume = f"clusterctl start --job_workspace {report.job} --resume"
-        console.say(f"last checkpoint: {last['tag']}     next{where}: {resume}")
+        console.say(f"last checkpoint: {last}     next{where}: {resume}")
+        cause = report.explanation.cause
+        if corrected := corrected_hint(report.job, cause.role if cause else None):
+            console.say(corrected)
+
+
+def _checkpoint(report: Why) -> str | None:
+    """Return the tag of the checkpoint that a resume takes: the newest of the run, else the one it began from."""
+    last, began = report.explanation.checkpoint, (report.seen.lead or {}).get("resumed")
+    if last is not None:
+        return str(last["tag"])
+    return began.get("tag") if began and not began.get("job") else None
 
 
 def _moment(t: float) -> str:
