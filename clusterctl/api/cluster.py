@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from clusterctl.api.job import Job
+from clusterctl.api.job import Job, known_jobs
 from clusterctl.api.operations.references import run_of
 from clusterctl.api.run import Run
 from clusterctl.api.session import Session
@@ -105,11 +105,11 @@ class Cluster:
         return Job(self._session, find(nodes, named.job)[0]).run(number)
 
     def jobs(self) -> list[Job]:
-        """Return the jobs on the nodes that answer, newest first. Raises if none of them does."""
-        from clusterctl.observe.record.jobs import jobs
+        """Return the jobs on the nodes that answer, newest first. Raises if none of them does.
 
-        found, _ = jobs(self._session.nodes)
-        return [Job(self._session, job.job) for job in found]
+        `progress` is called with a line about each of the others.
+        """
+        return [Job(self._session, job.job) for job in known_jobs(self._session)]
 
     def exec(self, argv: Sequence[str] | str, *, job: str | Job | None = None) -> list[Executed]:
         """Run a command on all nodes and return what it printed on each, in the order of the nodes.

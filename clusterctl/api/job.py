@@ -21,6 +21,7 @@ from clusterctl.observe.record.status import find
 if TYPE_CHECKING:
     from clusterctl.launch import Origin
     from clusterctl.launch import Run as Launched
+    from clusterctl.observe.record.model import JobOverview
 
 
 class Job:
@@ -130,11 +131,9 @@ class Job:
                 raise
 
     def runs(self) -> list[Run]:
-        """Return the runs of the job, oldest first."""
-        from clusterctl.observe.record.jobs import jobs
-
-        found, _ = jobs(self._session.nodes)
-        return [Run(self._session, self.id, int(run.run)) for job in found if job.job == self.id for run in job.runs]
+        """Return the runs of the job on the nodes that answer, oldest first."""
+        found = [job for job in known_jobs(self._session) if job.job == self.id]
+        return [Run(self._session, self.id, int(run.run)) for job in found for run in job.runs]
 
     def run(self, number: int | None = None) -> Run:
         """Return a run of the job, by default the newest. Raises UsageError if there is none."""
@@ -165,6 +164,16 @@ class Job:
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of the newest run home, as `Run.collect` does."""
         return collect(self._session, Reference(self.id), directory, tag=tag, every=every)
+
+
+def known_jobs(session: Session) -> list[JobOverview]:
+    """Return the jobs on the nodes that answer, and report the other nodes to `progress`."""
+    from clusterctl.observe.record.jobs import jobs
+
+    found, errors = jobs(session.nodes)
+    for error in errors:
+        session.progress.say(f"{error}; its jobs are left out")
+    return found
 
 
 def _ref(value: str | Job | Run | None) -> str | None:

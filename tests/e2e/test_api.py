@@ -206,7 +206,8 @@ def test_a_command_has_an_outcome_on_every_node(site: Site, cluster: clusterctl.
 def test_a_node_that_cannot_be_reached_is_named_or_left_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
     site.conf(HOSTS=[site.hosts[0], "127.0.0.1:1"])
-    with clusterctl.Cluster.from_conf(site.conf_path) as cluster:
+    lines: list[str] = []
+    with clusterctl.Cluster.from_conf(site.conf_path, progress=lines.append) as cluster:
         reached, other = cluster.exec(["true"])
         assert reached.ok
         assert (other.ok, other.exit_code) == (False, None)
@@ -216,6 +217,9 @@ def test_a_node_that_cannot_be_reached_is_named_or_left_out(site: Site, monkeypa
         run = cluster.dispatch(site.workspace(LEAVE), allow_partial=True).start(allow_partial=True)
         assert [warning.startswith("left out: node1") for warning in run.warnings] == [True]
         assert run.wait(timeout=WAIT_S).ok
+        assert run.job in [job.id for job in cluster.jobs()]
+        assert lines[-1].startswith("node1")
+        assert lines[-1].endswith("its jobs are left out")
 
 
 def test_a_program_that_does_not_close_its_cluster_ends(site: Site) -> None:
