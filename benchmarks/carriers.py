@@ -71,8 +71,7 @@ def carriers(directory: Path) -> Iterator[dict[str, Carried]]:
         if reason := no_slurm():
             print(f"without srun: {reason}")
         else:
-            (directory / "slurm").mkdir()
-            lab = stack.enter_context(slurm(directory / "slurm"))
+            lab = stack.enter_context(slurm())
             job = lab.allocate("-N1")
             found["srun"] = Carried(srun(job), lab.node_of(job), env=lab.environment)
         if reason := no_mpirun():
