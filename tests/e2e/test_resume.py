@@ -111,7 +111,7 @@ def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_
     site.assert_nothing_left(job)
     last = checkpoints(site, job)[-1]
     words = " ".join(arguments)
-    assert f": clusterctl start --resume --job_workspace {job}\n" in crashed.err
+    assert f": clusterctl start --resume --job_workspace {job}; with a corrected program: " in crashed.err
     resume = ("start", "--resume", "--job_workspace", job)
     plan = site.ok(*resume, "--plan", "--json").json()
     assert (plan["job"], plan["resume"]["tag"]) == (job, last)
