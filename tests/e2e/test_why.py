@@ -35,8 +35,9 @@ KILLER = """
             except OSError:  # it has exited meanwhile
                 return b""
         mine = [int(p) for p in os.listdir("/proc") if p.isdigit() and b"runtime.pserver" in words(p, "cmdline")]
-        job = os.environ["CLUSTERCTL_JOB"].encode()
-        (pid,) = [p for p in mine if b"NODE_ID=2\\0" in words(p, "environ") and job in words(p, "environ")]
+        # Not by the id of the job: another cluster on this machine may have one of this second.
+        place = os.environ["CLUSTERCTL_JOB_DIR"].replace("/node1/", "/node2/").encode()
+        (pid,) = [p for p in mine if b"CLUSTERCTL_JOB_DIR=" + place + b"\\0" in words(p, "environ")]
         os.kill(pid, signal.SIGSEGV)
 """
 
