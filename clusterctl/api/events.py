@@ -29,7 +29,7 @@ class Event:
         return None if self.role is None else f"{self.role}{self.rank}"
 
 
-# Of a process.
+# Events of a process.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class StateLost(Event):
     message: str
 
 
-# Of a node.
+# Events of a node.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class TookOver(Event):
     seen: float | None = None
 
 
-# Of the run.
+# Events of the run.
 
 
 @dataclass(frozen=True, kw_only=True)

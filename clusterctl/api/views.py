@@ -1,4 +1,4 @@
-"""What calls of the API return: plain values of what the nodes answered."""
+"""The values that calls of the API return, made from the answers of the nodes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Executed:
 
 @dataclass(frozen=True)
 class Collected:
-    """What of a run is in `directory` now. `model` is the file of the merged model of `tag`, if there is one."""
+    """The files of a run that `directory` has now. `model` is the file of the merged model of `tag`, if any."""
 
     directory: Path
     model: Path | None

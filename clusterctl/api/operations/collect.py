@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Collected:
-    """What of a run is in `target` now. `problem` is the error to report: nodes of which something is missing."""
+    """The files of a run that `target` has now. `problem` is the error to report if files of some nodes are missing."""
 
     job: str
     members: Members

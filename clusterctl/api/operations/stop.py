@@ -19,7 +19,7 @@ SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports
 
 @dataclass(frozen=True)
 class Stopped:
-    """What the nodes answered to a stop. `problem` is the error to report; None proves that nothing is left."""
+    """The answers of the nodes to a stop. `problem` is the error to report; None proves that nothing is left."""
 
     job: str
     outcomes: list[NodeOutcome[dict[str, Any]]]
