@@ -85,9 +85,10 @@ class Child:
         cwd: Path,
         pass_fds: Sequence[int] = (),
         prefix: Sequence[str] = (),
+        executable: str = sys.executable,
     ) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, *argv],
+            [*prefix, executable, *argv],
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **env},
             cwd=cwd,
             pass_fds=pass_fds,
