@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from clusterctl.api.job import Job, known_jobs
+from clusterctl.api.job import Job, jobs_on_nodes
 from clusterctl.api.operations.references import run_of
 from clusterctl.api.run import Run
 from clusterctl.api.session import Session
@@ -109,7 +109,7 @@ class Cluster:
 
         `progress` is called with a line about each of the others.
         """
-        return [Job(self._session, job.job) for job in known_jobs(self._session)]
+        return [Job(self._session, job.job) for job in jobs_on_nodes(self._session)]
 
     def exec(self, argv: Sequence[str] | str, *, job: str | Job | None = None) -> list[Executed]:
         """Run a command on all nodes and return what it printed on each, in the order of the nodes.

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.api.operations.jobs import known_jobs
 from clusterctl.api.operations.origin import OriginOptions, check_name, kept_settings
 from clusterctl.api.operations.references import job_of
 from clusterctl.api.operations.start import start
@@ -132,7 +133,7 @@ class Job:
 
     def runs(self) -> list[Run]:
         """Return the runs of the job on the nodes that answer, oldest first."""
-        found = [job for job in known_jobs(self._session) if job.job == self.id]
+        found = [job for job in jobs_on_nodes(self._session) if job.job == self.id]
         return [Run(self._session, self.id, int(run.run)) for job in found for run in job.runs]
 
     def run(self, number: int | None = None) -> Run:
@@ -166,14 +167,12 @@ class Job:
         return collect(self._session, Reference(self.id), directory, tag=tag, every=every)
 
 
-def known_jobs(session: Session) -> list[JobOverview]:
+def jobs_on_nodes(session: Session) -> Sequence[JobOverview]:
     """Return the jobs on the nodes that answer, and report the other nodes to `progress`."""
-    from clusterctl.observe.record.jobs import jobs
-
-    found, errors = jobs(session.nodes)
-    for error in errors:
+    known = known_jobs(session.nodes)
+    for error in known.errors:
         session.progress.say(f"{error}; its jobs are left out")
-    return found
+    return known.jobs
 
 
 def _ref(value: str | Job | Run | None) -> str | None:
