@@ -102,7 +102,7 @@ INSIDE_RUNTIME: Table = {
 }
 
 # What shows a run reads its record, and streams of events that records are made of.
-VIEWS = ("cli.live_display", "cli.screen", "cli.commands.status", "cli.commands.report", "export", "report")
+VIEWS = ("cli.attached", "cli.screen", "cli.commands.status", "cli.commands.report", "export", "report")
 FOR_VIEWS = ("observe.record", "observe.follow")
 
 # The only modules that may import these packages. All other packages outside the standard library are forbidden.

@@ -67,7 +67,7 @@ class Cluster:
 
         `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start.
         """
-        from clusterctl.api.operations.dispatch import may_go_on, partial_failure, scan, send
+        from clusterctl.api.operations.dispatch import failed_nodes, scan, send
         from clusterctl.dispatch import Progress
 
         nodes, progress, directory = self._session.nodes, self._session.progress, Path(workspace)
@@ -80,10 +80,7 @@ class Cluster:
             progress.say(f"warning: {warning}")
         report = Progress(sending.on, progress.say)
         done = send(nodes, scanned.workspace, report, cache=cache, rehash=rehash, allow_partial=allow_partial)
-        error = partial_failure(done, len(nodes.nodes))
-        if error is not None and not (allow_partial and may_go_on(done)):
-            raise error
-        failed = {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
+        failed = failed_nodes(done, len(nodes.nodes), allow_partial=allow_partial)
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
         return Job(self._session, done.job, warnings=warnings, failed=failed)
 

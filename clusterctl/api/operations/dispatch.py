@@ -113,6 +113,14 @@ def may_go_on(done: Dispatched) -> bool:
     return none_refused and any(outcome.ok for outcome in done.outcomes)
 
 
+def failed_nodes(done: Dispatched, of: int, *, allow_partial: bool) -> dict[int, ClusterctlError]:
+    """Return the errors of nodes that do not have the job; raise one for all unless --allow-partial covers them."""
+    error = partial_failure(done, of)
+    if error is not None and not (allow_partial and may_go_on(done)):
+        raise error
+    return {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
+
+
 def to_json(cluster: Cluster, done: Dispatched) -> dict[str, Any]:
     """The document of `dispatch --json`."""
     name = job_name(cluster.settings, cluster.inventory, done.job)

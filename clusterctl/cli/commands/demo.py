@@ -99,8 +99,9 @@ def _train(
     invocation: Invocation, cluster: Cluster, workspace: Path, passes: int
 ) -> tuple[list[tuple[float, float]], LiveRecord]:
     """Train; return (held-out perplexity, unigram perplexity) of every pass, and the run."""
+    from clusterctl.cli.attached.follow import follow_run
     from clusterctl.cli.commands.dispatch import send
-    from clusterctl.cli.commands.start import follow_run, launch_and_follow
+    from clusterctl.cli.commands.start import launch_and_follow
     from clusterctl.cluster import raise_failures
     from clusterctl.launch import plan
 
