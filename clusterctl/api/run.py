@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from clusterctl.observe.why.report import why
 
 if TYPE_CHECKING:
     from clusterctl.api.metrics import Metrics
-    from clusterctl.inventory import Node
     from clusterctl.observe.follow import News
     from clusterctl.observe.record.members import Members
 
@@ -189,26 +188,19 @@ class Run:
         a text such as "90s". `tail` counts lines of each process. `grep` is a regular expression. Errors of nodes come
         after the lines of the others.
         """
-        from clusterctl.api.operations.logs import check, check_process, parse_since, taking_part
-        from clusterctl.inventory import select
+        from clusterctl.api.operations.logs import check, parse_since, read, select
+        from clusterctl.inventory import select as select_nodes
 
         start = since.timestamp() if isinstance(since, datetime.datetime) else since
         start = parse_since(start) if isinstance(start, str) else start
         wanted = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
         check(wanted)
         nodes = self._session.nodes
-        known = status(nodes, self.job, run=self._name)
-        check_process(known, role, rank)
-        chosen = nodes.nodes
+        some = nodes.nodes
         if node is not None:
-            chosen = select(nodes.inventory, f"node{node}" if isinstance(node, int) else node)
-        return self._lines(taking_part(self.job, known.members, chosen), wanted)
-
-    def _lines(self, nodes: list[Node], wanted: Mapping[str, Any]) -> Iterator[LogLine]:
-        from clusterctl.observe.logs import read_logs
-
-        for line in read_logs(self._session.nodes, nodes, self.job, run=self._name, **wanted):
-            yield LogLine(line.t, line.node.id, line.role, line.rank, line.text)
+            some = select_nodes(nodes.inventory, f"node{node}" if isinstance(node, int) else node)
+        lines = read(nodes, select(nodes, Reference(self.job, self._name), some, wanted))
+        return (LogLine(line.t, line.node.id, line.role, line.rank, line.text) for line in lines)
 
     def stop(self) -> None:
         """Stop the run: TERM, wait, KILL. Return once nothing of it is left; raise if a node cannot prove that.

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.api.operations.task import load_tasks, run_here
 from clusterctl.cli.attached.term import on_term
-from clusterctl.cli.commands.task import load_tasks, run_here
+from clusterctl.cli.commands.task import for_people
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import ClusterctlError, ConfigError, InterruptedRun, JobFailedError, UsageError
 
@@ -97,9 +98,8 @@ class Hooks:
 
     def _run(self, setting: str, name: str | None, values: Mapping[str, object]) -> None:
         if self._named and (call := self._call(setting, name, values)) is not None:
-            from clusterctl.fabric.tasks import calls_of
-
-            run_here(self._invocation.console, self._file, str(name), calls_of([call]))
+            with for_people(self._invocation.console):
+                run_here(self._file, str(name), [call], print)
 
     def _call(self, setting: str, name: str | None, values: Mapping[str, object]) -> Call | None:
         if name is None:
