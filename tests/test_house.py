@@ -51,8 +51,8 @@ MAY_IMPORT: Table = {
     "ranks": ("cluster", "common", "config", "errors", "inventory", "launch"),
     "fake": ("common", "errors", "templates"),
     "api": (
-        *("cluster", "collect", "common", "config", "dispatch", "errors", "escape", "fake", "inventory", "launch"),
-        *("observe", "schedulers", "transport"),
+        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "fabric", "fake"),
+        *("inventory", "launch", "observe", "prune", "report", "schedulers", "setup", "transport"),
     ),
     "cli": (
         *("api", "check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),

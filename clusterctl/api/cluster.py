@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.job import Job, jobs_on_nodes
 from clusterctl.api.operations.references import run_of
@@ -68,7 +68,6 @@ class Cluster:
         `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start.
         """
         from clusterctl.api.operations.dispatch import failed_nodes, scan, send
-        from clusterctl.dispatch import Progress
 
         nodes, progress, directory = self._session.nodes, self._session.progress, Path(workspace)
         progress.say(f"dispatching {directory} to {len(nodes.nodes)} nodes")
@@ -78,8 +77,8 @@ class Cluster:
         warnings = (*scanned.missing, *scanned.warnings)
         for warning in warnings:
             progress.say(f"warning: {warning}")
-        report = Progress(sending.on, progress.say)
-        done = send(nodes, scanned.workspace, report, cache=cache, rehash=rehash, allow_partial=allow_partial)
+        more: Any = {"cache": cache, "rehash": rehash, "allow_partial": allow_partial}
+        done = send(nodes, scanned.workspace, sending.on, progress.say, **more)
         failed = failed_nodes(done, len(nodes.nodes), allow_partial=allow_partial)
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
         return Job(self._session, done.job, warnings=warnings, failed=failed)

@@ -59,6 +59,12 @@ class Invocation:
         conf = Path(self.options.conf) if self.options.conf else None
         return load(conf, os.environ, overrides=given, chosen=chosen or {})
 
+    def settings_of(self, conf: Path) -> Settings:
+        """Load another conf.py than that of the call, as it is."""
+        from clusterctl.config import load
+
+        return load(conf, os.environ)
+
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
         return self._opened_now(self._opening.nodes(settings or self.settings()))
