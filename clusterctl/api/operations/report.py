@@ -44,23 +44,27 @@ class Reported:
         return {**about, "file": str(self.file), "bytes": self.bytes, **record.members.to_json()}
 
 
-def report(cluster: Cluster, named: Reference, output: Path | None) -> Reported:
-    """Write the report of a run to the file `output`, or into that directory (None: this one); an older one goes.
+def place(output: Path | None) -> tuple[Path | None, Path]:
+    """Return the file that `output` names, or None and the directory of a report that is named like its run.
 
-    Raises UsageError or RefusedError if that is no place for a report.
+    Raises UsageError or RefusedError if it is clear by now that this is no place for a report.
+    """
+    if output is None or output.is_dir():
+        return None, output or Path()
+    _check_target(output)
+    return output, output.parent
+
+
+def report(cluster: Cluster, named: Reference, file: Path | None, directory: Path = Path()) -> Reported:
+    """Write the report of a run to a file, by default one in `directory` that is named like the run.
+
+    An older report goes. Raises UsageError or RefusedError if that is no place for a report.
     """
     from clusterctl.observe.record.history import read_history
 
-    check_output(output)
     record = read_history(cluster, named.job, run=named.run)
-    file = _target(record, output)
-    return Reported(record, file, _write(record, file))
-
-
-def check_output(output: Path | None) -> None:
-    """Raise UsageError or RefusedError if this is no place for a report, as far as that is clear by now."""
-    if output is not None and not output.is_dir():
-        _check_target(output)
+    target = file or directory / _name(record)
+    return Reported(record, target, _write(record, target))
 
 
 def _check_target(file: Path) -> None:
@@ -81,13 +85,12 @@ def _begins(file: Path, data: bytes) -> bool:
         return there.read(len(data)) == data
 
 
-def _target(record: RunRecord, output: Path | None) -> Path:
-    """Return the file to write. Nodes name the job, and could choose any name but an id."""
+def _name(record: RunRecord) -> str:
+    """Return the name of the file. Nodes name the job, and could choose any name but an id."""
     from clusterctl.common.paths import is_job_id
 
     job = record.job if is_job_id(record.job) else "report"
-    name = f"{job}-run{int(record.run)}.html"
-    return Path(name) if output is None else output / name if output.is_dir() else output
+    return f"{job}-run{int(record.run)}.html"
 
 
 def _write(record: RunRecord, file: Path) -> int:

@@ -19,12 +19,12 @@ NAME = "report.html"  # in the directory of `collect`
 
 
 def report(invocation: Invocation, job: str | None, output: Path | None, run: int | None) -> None:
-    from clusterctl.api.operations.report import check_output
+    from clusterctl.api.operations.report import place
     from clusterctl.api.operations.report import report as write
 
-    check_output(output)
+    file, directory = place(output)
     with invocation.cluster_of(job, whole=True) as cluster:
-        written = write(cluster, invocation.run_of(cluster, job, run), output)
+        written = write(cluster, invocation.run_of(cluster, job, run), file, directory)
     record = written.record
     invocation.console.say(f"{record.name}, {record.state}: {written.file} ({human_bytes(written.bytes)})")
     for error in written.errors:
