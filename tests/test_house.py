@@ -51,7 +51,19 @@ MAY_IMPORT: Table = {
     "ranks": ("cluster", "common", "config", "errors", "inventory", "launch"),
     "fake": ("common", "errors", "templates"),
     "api": (
-        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "fabric", "fake"),
+        *(
+            "check",
+            "cluster",
+            "collect",
+            "common",
+            "config",
+            "dispatch",
+            "errors",
+            "escape",
+            "export",
+            "fabric",
+            "fake",
+        ),
         *("inventory", "launch", "observe", "prune", "report", "schedulers", "setup", "transport"),
     ),
     "cli": (

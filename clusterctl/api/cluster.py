@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.job import Job, jobs_on_nodes
-from clusterctl.api.operations.references import run_of
+from clusterctl.api.operations.references import job_ref, run_of
+from clusterctl.api.results import Checked, Prepared, Pruned
 from clusterctl.api.run import Run
 from clusterctl.api.session import Session
 from clusterctl.api.views import Executed, Node
@@ -82,6 +83,66 @@ class Cluster:
         failed = failed_nodes(done, len(nodes.nodes), allow_partial=allow_partial)
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
         return Job(self._session, done.job, warnings=warnings, failed=failed)
+
+    def adopt(self, directory: str, *, allow_partial: bool = False) -> Job:
+        """Record a directory that was deployed by hand as a job on all nodes, and return that job.
+
+        It is the name of a directory in ROOT_DIR, or its path. With `allow_partial`, nodes that fail only have to be
+        left out of the start. The warnings name files that are not the same on all nodes.
+        """
+        from clusterctl.launch import adopt
+
+        with self._session.whole() as nodes:
+            done = adopt(nodes, job_ref(nodes.settings, directory) or "", allow_partial=allow_partial)
+        warnings = [f"{path} differs between nodes" for path in done.differ]
+        warnings += [f"{path} is missing on some nodes" for path in done.missing]
+        return Job(self._session, done.job, warnings=warnings, failed=done.failed)
+
+    def check(self) -> Checked:
+        """Check every node and all pairs of them for what would make a start fail. A silent node is a finding."""
+        from clusterctl.api.operations.check import check
+
+        nodes = self._session.nodes
+        return Checked.of(nodes, check(nodes))
+
+    def setup(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        offline: bool = False,
+        upgrade: bool = False,
+        uv: bool | None = None,
+    ) -> Prepared:
+        """Make the Python environment of a workspace on every node that lacks it; raise if a node is not ready.
+
+        `offline`: nodes use no network. `upgrade` chooses new versions. `uv`: build with uv (True), where that pays off
+        (None), or never (False).
+        """
+        from clusterctl.api.operations.setup import requirements_of, setup
+
+        nodes, say = self._session.nodes, self._session.progress.say
+        requirements = requirements_of(Path(workspace), nodes.settings)
+        options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv}
+        found = setup(nodes, requirements, say=say, cache=self._session.cache, **options)
+        if found.problem is not None:
+            raise found.problem
+        return Prepared.of(found)
+
+    def prune(self, *, keep: int = 3, older_than_s: float = 86400.0, plan: bool = False) -> Pruned:
+        """Remove old jobs, with their outputs, and content that no job needs; with `plan`, only return what would go.
+
+        The newest `keep` jobs stay, those that run, and what was used within `older_than_s` seconds. Raises if a node
+        did not answer or did not remove everything.
+        """
+        from clusterctl.api.operations.prune import look, remove
+
+        nodes = self._session.nodes
+        found = look(nodes, keep=keep, older_than_s=older_than_s)
+        removed = not found.is_empty and not plan
+        problem = found.problem(remove(nodes, found) if removed else ())
+        if problem is not None:
+            raise problem
+        return Pruned.of(found, removed=removed)
 
     def job(self, ref: str | None = None) -> Job:
         """Return a job by its id, a unique prefix of it, its directory, or the name of a run.

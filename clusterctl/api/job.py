@@ -156,6 +156,14 @@ class Job:
         if stopped.problem is not None:
             raise stopped.problem
 
+    def rejoin(self) -> None:
+        """Let the nodes that the newest run is waiting for rejoin it; raise if one cannot, or if the run is over."""
+        from clusterctl.api.operations.rejoin import rejoin
+
+        done = rejoin(self._session.nodes, self.id)
+        if done.problem is not None:
+            raise done.problem
+
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of the newest run home, as `Run.collect` does."""
         return collect(self._session, Reference(self.id), directory, tag=tag, every=every)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.api.event_reader import event_of
 from clusterctl.api.events import Event
 from clusterctl.api.outcome import failure, outcome_of
+from clusterctl.api.results import Checkpoint, Comparison, Exported
 from clusterctl.api.session import Session
 from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
 from clusterctl.cluster import Cluster as Nodes
@@ -216,6 +217,48 @@ class Run:
             stopped = stop(nodes, job)
         if stopped.problem is not None:
             raise stopped.problem
+
+    def save(self, timeout: float = 300.0) -> Checkpoint:
+        """Make a checkpoint now, and return it once it is complete. Raises if that takes longer than `timeout` seconds.
+
+        Raises RefusedError if the run is over, and UsageError if the job has a newer one.
+        """
+        from clusterctl.api.operations.save import save
+
+        with self._session.whole() as nodes:
+            job = need_newest(nodes, Reference(self.job, self._name))
+            saved = save(nodes, job, timeout_s=timeout)
+        return Checkpoint(saved["tag"], saved["step"])
+
+    def report(self, output: str | Path) -> Path:
+        """Write the report of the run so far to a file, or into a directory, and return its path; an older one goes.
+
+        It is one HTML file that needs no network. Nodes that do not answer are missing in it; `progress` is called
+        with a line about each.
+        """
+        from clusterctl.api.operations.report import place, report
+
+        file, directory = place(Path(output))
+        with self._session.whole() as nodes:
+            written = report(nodes, Reference(self.job, self._name), file, directory)
+        for error in written.errors:
+            self._session.progress.say(f"{error}; it is missing in the report")
+        return written.file
+
+    def export(self, directory: str | Path, to: str = "csv") -> Exported:
+        """Write all points of the run into a directory: `to` "csv" or "tensorboard"; or its events as a "trace"."""
+        from clusterctl.export import export
+
+        with self._session.whole() as nodes:
+            return Exported.of(export(nodes, self.job, to, Path(directory), run=self._name))
+
+    def diff(self, other: str | Run) -> Comparison:
+        """Compare this run, `a`, with another one, `b`: a `Run`, the name of one or JOB/RUN."""
+        from clusterctl.api.operations.diff import diff, run_to_compare
+
+        with self._session.whole() as nodes:
+            named = run_to_compare(nodes, other.id if isinstance(other, Run) else other)
+            return Comparison.of(diff([(nodes, Reference(self.job, self._name)), (nodes, named)]))
 
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of this run into `directory`, checked by hash.
