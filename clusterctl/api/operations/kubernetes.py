@@ -13,6 +13,7 @@ from clusterctl.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from clusterctl.config import Settings
     from clusterctl.config.host_sources import KubernetesHosts
+    from clusterctl.schedulers.kubernetes.kubectl import Kubectl
     from clusterctl.schedulers.kubernetes.manifest import Submission
     from clusterctl.schedulers.kubernetes.submit import Made
 
@@ -101,20 +102,30 @@ def pods_for(
     return Pods(submission, hosts)
 
 
+@dataclass(frozen=True)
 class MadePods:
-    """What `submit` has made for HOSTS, if it is there: `made`. `where` names the namespace for messages."""
+    """What `submit` has made for HOSTS, None if it is not there."""
 
-    def __init__(self, hosts: KubernetesHosts, environ: Mapping[str, str]) -> None:
-        from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-        from clusterctl.schedulers.kubernetes.submit import find
+    kubectl: Kubectl
+    made: Made | None
 
-        self._kubectl = Kubectl(environ, hosts.in_namespace)
-        self.where = self._kubectl.where
-        self.made: Made | None = find(self._kubectl, str(hosts.selector))
+    @property
+    def where(self) -> str:
+        """The namespace for messages."""
+        return self.kubectl.where
 
     def delete(self) -> None:
         """Delete it, with all jobs on its disks; return once it is gone."""
         from clusterctl.schedulers.kubernetes.submit import remove
 
         if self.made is not None:
-            remove(self._kubectl, self.made.selector)
+            remove(self.kubectl, self.made.selector)
+
+
+def find_made(hosts: KubernetesHosts, environ: Mapping[str, str]) -> MadePods:
+    """Look for what `submit` has made for HOSTS."""
+    from clusterctl.schedulers.kubernetes.kubectl import Kubectl
+    from clusterctl.schedulers.kubernetes.submit import find
+
+    kubectl = Kubectl(environ, hosts.in_namespace)
+    return MadePods(kubectl, find(kubectl, str(hosts.selector)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.api.operations.kubernetes import MadePods, hosts_of, in_namespace, pods_for
+from clusterctl.api.operations.kubernetes import find_made, hosts_of, in_namespace, pods_for
 from clusterctl.api.operations.origin import OriginOptions, Target
 from clusterctl.api.operations.references import job_of
 from clusterctl.cli.commands.start import start
@@ -57,7 +57,7 @@ def stop_and_delete(invocation: Invocation, job: str | None) -> None:
     hosts = hosts_of(invocation.settings(), "stop --delete")
     if invocation.options.only:
         raise UsageError("stop --delete does not accept --only: it deletes all pods")
-    there = MadePods(hosts, invocation.environ)
+    there = find_made(hosts, invocation.environ)
     made = there.made
     if made is None:
         invocation.console.say(f"nothing to delete: there is nothing with {hosts.selector} {there.where}")
