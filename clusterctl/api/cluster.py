@@ -93,7 +93,7 @@ class Cluster:
         from clusterctl.launch import adopt
 
         with self._session.whole() as nodes:
-            done = adopt(nodes, job_ref(nodes.settings, directory) or "", allow_partial=allow_partial)
+            done = adopt(nodes, job_ref(nodes.settings, directory) or directory, allow_partial=allow_partial)
         warnings = [f"{path} differs between nodes" for path in done.differ]
         warnings += [f"{path} is missing on some nodes" for path in done.missing]
         return Job(self._session, done.job, warnings=warnings, failed=done.failed)
