@@ -244,8 +244,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    settings = bench.trainer_given()
-    if settings is None:
-        main()
-    else:
-        trainer(settings)
+    bench.run(main, trainer)

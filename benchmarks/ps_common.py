@@ -349,3 +349,12 @@ def show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def trainer_given() -> dict[str, Any] | None:
     """Return the settings that the harness passed to this trainer, or None if this is not a trainer process."""
     return dict(json.loads(sys.argv[2])) if sys.argv[1:2] == ["trainer"] else None
+
+
+def run(main: Callable[[], None], trainer: Callable[[dict[str, Any]], None]) -> None:
+    """Run a script: in the processes that the harness starts it is a `trainer`, else `main`."""
+    settings = trainer_given()
+    if settings is None:
+        main()
+    else:
+        trainer(settings)

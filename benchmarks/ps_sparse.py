@@ -127,8 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    settings = bench.trainer_given()
-    if settings is None:
-        main()
-    else:
-        trainer(settings)
+    bench.run(main, trainer)

@@ -42,6 +42,16 @@ if TYPE_CHECKING:
     )
     from clusterctl.api.job import Job
     from clusterctl.api.metrics import Metrics
+    from clusterctl.api.results import (
+        Checked,
+        Checkpoint,
+        Comparison,
+        Difference,
+        Exported,
+        Finding,
+        Prepared,
+        Pruned,
+    )
     from clusterctl.api.run import Run
     from clusterctl.api.views import Cause, Collected, Executed, LogLine, Node, Outcome, Process, Status
     from clusterctl.errors import (
@@ -57,17 +67,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cause",
+    "Checked",
+    "Checkpoint",
     "Cluster",
     "ClusterctlError",
     "Collected",
+    "Comparison",
     "ConfigError",
     "Copied",
     "Copying",
     "CutDropped",
+    "Difference",
     "Ended",
     "Event",
     "Executed",
     "Exited",
+    "Exported",
+    "Finding",
     "Held",
     "Job",
     "JobFailedError",
@@ -82,7 +98,9 @@ __all__ = [
     "Pass",
     "Paused",
     "Phase",
+    "Prepared",
     "Process",
+    "Pruned",
     "Ready",
     "RefusedError",
     "Rejoined",
@@ -112,6 +130,10 @@ _HOMES = {
     **dict.fromkeys(
         ("Cause", "Collected", "Executed", "LogLine", "Node", "Outcome", "Process", "Status"),
         "api.views",
+    ),
+    **dict.fromkeys(
+        ("Checked", "Checkpoint", "Comparison", "Difference", "Exported", "Finding", "Prepared", "Pruned"),
+        "api.results",
     ),
 }
 

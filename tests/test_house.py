@@ -51,8 +51,20 @@ MAY_IMPORT: Table = {
     "ranks": ("cluster", "common", "config", "errors", "inventory", "launch"),
     "fake": ("common", "errors", "templates"),
     "api": (
-        *("cluster", "collect", "common", "config", "dispatch", "errors", "escape", "fake", "inventory", "launch"),
-        *("observe", "schedulers", "transport"),
+        *(
+            "check",
+            "cluster",
+            "collect",
+            "common",
+            "config",
+            "dispatch",
+            "errors",
+            "escape",
+            "export",
+            "fabric",
+            "fake",
+        ),
+        *("inventory", "launch", "observe", "prune", "report", "schedulers", "setup", "transport"),
     ),
     "cli": (
         *("api", "check", "cluster", "collect", "common", "config", "dispatch", "errors", "escape", "export", "fabric"),
@@ -102,7 +114,7 @@ INSIDE_RUNTIME: Table = {
 }
 
 # What shows a run reads its record, and streams of events that records are made of.
-VIEWS = ("cli.live_display", "cli.screen", "cli.commands.status", "cli.commands.report", "export", "report")
+VIEWS = ("cli.attached", "cli.screen", "cli.commands.status", "cli.commands.report", "export", "report")
 FOR_VIEWS = ("observe.record", "observe.follow")
 
 # The only modules that may import these packages. All other packages outside the standard library are forbidden.

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.job import Job, known_jobs
-from clusterctl.api.operations.references import run_of
+from clusterctl.api.job import Job, jobs_on_nodes
+from clusterctl.api.operations.references import job_ref, run_of
+from clusterctl.api.results import Checked, Prepared, Pruned
 from clusterctl.api.run import Run
 from clusterctl.api.session import Session
 from clusterctl.api.views import Executed, Node
@@ -67,8 +68,7 @@ class Cluster:
 
         `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start.
         """
-        from clusterctl.api.operations.dispatch import may_go_on, partial_failure, scan, send
-        from clusterctl.dispatch import Progress
+        from clusterctl.api.operations.dispatch import failed_nodes, scan, send
 
         nodes, progress, directory = self._session.nodes, self._session.progress, Path(workspace)
         progress.say(f"dispatching {directory} to {len(nodes.nodes)} nodes")
@@ -78,14 +78,71 @@ class Cluster:
         warnings = (*scanned.missing, *scanned.warnings)
         for warning in warnings:
             progress.say(f"warning: {warning}")
-        report = Progress(sending.on, progress.say)
-        done = send(nodes, scanned.workspace, report, cache=cache, rehash=rehash, allow_partial=allow_partial)
-        error = partial_failure(done, len(nodes.nodes))
-        if error is not None and not (allow_partial and may_go_on(done)):
-            raise error
-        failed = {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
+        more: Any = {"cache": cache, "rehash": rehash, "allow_partial": allow_partial}
+        done = send(nodes, scanned.workspace, sending.on, progress.say, **more)
+        failed = failed_nodes(done, len(nodes.nodes), allow_partial=allow_partial)
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
         return Job(self._session, done.job, warnings=warnings, failed=failed)
+
+    def adopt(self, directory: str, *, allow_partial: bool = False) -> Job:
+        """Record a directory that was deployed by hand as a job on all nodes, and return that job.
+
+        It is the name of a directory in ROOT_DIR, or its path. With `allow_partial`, nodes that fail only have to be
+        left out of the start. The warnings name files that are not the same on all nodes.
+        """
+        from clusterctl.launch import adopt
+
+        with self._session.whole() as nodes:
+            done = adopt(nodes, job_ref(nodes.settings, directory) or directory, allow_partial=allow_partial)
+        warnings = [f"{path} differs between nodes" for path in done.differ]
+        warnings += [f"{path} is missing on some nodes" for path in done.missing]
+        return Job(self._session, done.job, warnings=warnings, failed=done.failed)
+
+    def check(self) -> Checked:
+        """Check every node and all pairs of them for what would make a start fail. A silent node is a finding."""
+        from clusterctl.api.operations.check import check
+
+        nodes = self._session.nodes
+        return Checked.of(nodes, check(nodes))
+
+    def setup(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        offline: bool = False,
+        upgrade: bool = False,
+        uv: bool | None = None,
+    ) -> Prepared:
+        """Make the Python environment of a workspace on every node that lacks it; raise if a node is not ready.
+
+        `offline`: nodes use no network. `upgrade` chooses new versions. `uv`: build with uv (True), where that pays off
+        (None), or never (False).
+        """
+        from clusterctl.api.operations.setup import requirements_of, setup
+
+        nodes, say = self._session.nodes, self._session.progress.say
+        requirements = requirements_of(Path(workspace), nodes.settings)
+        options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv}
+        found = setup(nodes, requirements, say=say, cache=self._session.cache, **options)
+        if found.problem is not None:
+            raise found.problem
+        return Prepared.of(found)
+
+    def prune(self, *, keep: int = 3, older_than_s: float = 86400.0, plan: bool = False) -> Pruned:
+        """Remove old jobs, with their outputs, and content that no job needs; with `plan`, only return what would go.
+
+        The newest `keep` jobs stay, those that run, and what was used within `older_than_s` seconds. Raises if a node
+        did not answer or did not remove everything.
+        """
+        from clusterctl.api.operations.prune import look, remove
+
+        nodes = self._session.nodes
+        found = look(nodes, keep=keep, older_than_s=older_than_s)
+        removed = not found.is_empty and not plan
+        problem = found.problem(remove(nodes, found) if removed else ())
+        if problem is not None:
+            raise problem
+        return Pruned.of(found, removed=removed)
 
     def job(self, ref: str | None = None) -> Job:
         """Return a job by its id, a unique prefix of it, its directory, or the name of a run.
@@ -109,7 +166,7 @@ class Cluster:
 
         `progress` is called with a line about each of the others.
         """
-        return [Job(self._session, job.job) for job in known_jobs(self._session)]
+        return [Job(self._session, job.job) for job in jobs_on_nodes(self._session)]
 
     def exec(self, argv: Sequence[str] | str, *, job: str | Job | None = None) -> list[Executed]:
         """Run a command on all nodes and return what it printed on each, in the order of the nodes.

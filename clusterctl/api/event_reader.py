@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from clusterctl.api.events import (
-    Copied,
-    Copying,
-    CutDropped,
-    Ended,
-    Event,
-    Exited,
-    Held,
-    Log,
-    Lost,
-    Nan,
-    Pass,
-    Paused,
-    Phase,
-    Ready,
-    Rejoined,
-    Restarting,
-    RolledBack,
-    Saved,
-    Spawned,
-    Stalled,
-    Standstill,
-    StateLost,
-    Step,
-    Suspect,
-    TookOver,
-    Usage,
-)
+from clusterctl.api import events
+from clusterctl.api.events import Event
 from clusterctl.common.safe_json import is_whole
 
+#: The class of each event, by the name that nodes record: `took_over` for TookOver.
 KINDS: Mapping[str, type[Event]] = {
-    "spawned": Spawned,
-    "ready": Ready,
-    "step": Step,
-    "pass": Pass,
-    "log": Log,
-    "nan": Nan,
-    "usage": Usage,
-    "stalled": Stalled,
-    "exited": Exited,
-    "restarting": Restarting,
-    "held": Held,
-    "state_lost": StateLost,
-    "suspect": Suspect,
-    "lost": Lost,
-    "rejoined": Rejoined,
-    "paused": Paused,
-    "took_over": TookOver,
-    "phase": Phase,
-    "saved": Saved,
-    "copying": Copying,
-    "copied": Copied,
-    "cut_dropped": CutDropped,
-    "rolled_back": RolledBack,
-    "standstill": Standstill,
-    "ended": Ended,
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind
+    for kind in vars(events).values()
+    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 }
 
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.operations.origin import OriginOptions, check_name, kept_settings
-from clusterctl.api.operations.references import job_of
-from clusterctl.api.operations.start import start
+from clusterctl.api.operations.jobs import known_jobs
+from clusterctl.api.operations.origin import OriginOptions, Target, check_name
+from clusterctl.api.operations.start import prepared, start
 from clusterctl.api.operations.stop import stop
 from clusterctl.api.run import Run, collect, status_of
 from clusterctl.api.session import Session, texts
@@ -78,11 +78,6 @@ class Job:
             raise UsageError("load_tag chooses a model of the job that load names")
         origin = OriginOptions(resume, _ref(resume_from), _ref(load), None, load_tag)
         chosen = texts(set or {})
-        if origin.resumes:
-            with self._session.whole(chosen) as nodes:
-                other = job_of(nodes, origin.resume_from)
-                _, kept = kept_settings(nodes, other or self.id, {**self._session.chosen, **chosen})
-            chosen = {**kept, **chosen}
         launched = self._launch(args, chosen, origin, name, allow_partial)
         warnings = [f"{one.message}{f' ({one.hint})' if one.hint else ''}" for one in launched.findings]
         warnings += [f"left out: {error}" for error in launched.left_out.values()]
@@ -101,8 +96,6 @@ class Job:
         name: str | None,
         allow_partial: bool,
     ) -> Launched:
-        from clusterctl.launch import plan
-
         say = self._session.progress.say
         started: list[Launched] = []
 
@@ -110,16 +103,18 @@ class Job:
             for line in (*found.warnings, f"{'loading' if origin.load else 'resuming from'} {found}"):
                 say(line)
 
-        with self._session.whole(chosen) as nodes:
+        given = {**self._session.chosen, **chosen}
+        more: Any = {"allow_partial": allow_partial, "failed": self._failed}
+        opened = lambda kept: self._session.whole({**kept, **chosen})  # noqa: E731
+        with prepared(opened, Target(self.id), origin, args, name=name, given=given, as_given=True) as ready:
             say(f"starting {self.id}")
-            launch = plan(nodes.settings, nodes.inventory, None if args is None else list(args), name=name)
-            more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": self._failed}
             try:
                 return start(
-                    nodes,
-                    launch,
+                    ready.cluster,
+                    ready.launch,
                     self.id,
                     started.append,
+                    origin=ready.origin,
                     on_origin=on_origin,
                     on_wait=lambda node, words: say(f"{node.label}: {words}"),
                     **more,
@@ -127,12 +122,12 @@ class Job:
             except KeyboardInterrupt:
                 if started:
                     with suppress(ClusterctlError):
-                        stop(nodes, started[0].job, started[0].nodes)
+                        stop(ready.cluster, started[0].job, started[0].nodes)
                 raise
 
     def runs(self) -> list[Run]:
         """Return the runs of the job on the nodes that answer, oldest first."""
-        found = [job for job in known_jobs(self._session) if job.job == self.id]
+        found = [job for job in jobs_on_nodes(self._session) if job.job == self.id]
         return [Run(self._session, self.id, int(run.run)) for job in found for run in job.runs]
 
     def run(self, number: int | None = None) -> Run:
@@ -161,19 +156,25 @@ class Job:
         if stopped.problem is not None:
             raise stopped.problem
 
+    def rejoin(self) -> None:
+        """Let the nodes that the newest run is waiting for rejoin it; raise if one cannot, or if the run is over."""
+        from clusterctl.api.operations.rejoin import rejoin
+
+        done = rejoin(self._session.nodes, self.id)
+        if done.problem is not None:
+            raise done.problem
+
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of the newest run home, as `Run.collect` does."""
         return collect(self._session, Reference(self.id), directory, tag=tag, every=every)
 
 
-def known_jobs(session: Session) -> list[JobOverview]:
+def jobs_on_nodes(session: Session) -> Sequence[JobOverview]:
     """Return the jobs on the nodes that answer, and report the other nodes to `progress`."""
-    from clusterctl.observe.record.jobs import jobs
-
-    found, errors = jobs(session.nodes)
-    for error in errors:
+    known = known_jobs(session.nodes)
+    for error in known.errors:
         session.progress.say(f"{error}; its jobs are left out")
-    return found
+    return known.jobs
 
 
 def _ref(value: str | Job | Run | None) -> str | None:

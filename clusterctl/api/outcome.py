@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.api.views import Cause, Outcome
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.observe.record.status import UNKNOWN, unheard
-from clusterctl.observe.why.report import Why, advice, headline
+from clusterctl.observe.why.report import Why, advice, headline, to_json
 
 STOPPED = "stopped"
 
@@ -23,6 +23,7 @@ def outcome_of(report: Why) -> Outcome:
         step=known.step,
         checkpoint=known.checkpoint["tag"] if known.checkpoint else None,
         warnings=tuple(warning["message"] for warning in report.warnings),
+        document=to_json(report),
     )
 
 

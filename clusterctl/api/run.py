@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.event_reader import event_of
 from clusterctl.api.events import Event
 from clusterctl.api.outcome import failure, outcome_of
+from clusterctl.api.results import Checkpoint, Comparison, Exported
 from clusterctl.api.session import Session
 from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
 from clusterctl.cluster import Cluster as Nodes
@@ -22,7 +23,6 @@ from clusterctl.observe.why.report import why
 
 if TYPE_CHECKING:
     from clusterctl.api.metrics import Metrics
-    from clusterctl.inventory import Node
     from clusterctl.observe.follow import News
     from clusterctl.observe.record.members import Members
 
@@ -189,26 +189,19 @@ class Run:
         a text such as "90s". `tail` counts lines of each process. `grep` is a regular expression. Errors of nodes come
         after the lines of the others.
         """
-        from clusterctl.api.operations.logs import check, check_process, parse_since, taking_part
-        from clusterctl.inventory import select
+        from clusterctl.api.operations.logs import check, parse_since, read, select
+        from clusterctl.inventory import select as select_nodes
 
         start = since.timestamp() if isinstance(since, datetime.datetime) else since
         start = parse_since(start) if isinstance(start, str) else start
         wanted = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
         check(wanted)
         nodes = self._session.nodes
-        known = status(nodes, self.job, run=self._name)
-        check_process(known, role, rank)
-        chosen = nodes.nodes
+        some = nodes.nodes
         if node is not None:
-            chosen = select(nodes.inventory, f"node{node}" if isinstance(node, int) else node)
-        return self._lines(taking_part(self.job, known.members, chosen), wanted)
-
-    def _lines(self, nodes: list[Node], wanted: Mapping[str, Any]) -> Iterator[LogLine]:
-        from clusterctl.observe.logs import read_logs
-
-        for line in read_logs(self._session.nodes, nodes, self.job, run=self._name, **wanted):
-            yield LogLine(line.t, line.node.id, line.role, line.rank, line.text)
+            some = select_nodes(nodes.inventory, f"node{node}" if isinstance(node, int) else node)
+        lines = read(nodes, select(nodes, Reference(self.job, self._name), some, wanted))
+        return (LogLine(line.t, line.node.id, line.role, line.rank, line.text) for line in lines)
 
     def stop(self) -> None:
         """Stop the run: TERM, wait, KILL. Return once nothing of it is left; raise if a node cannot prove that.
@@ -224,6 +217,48 @@ class Run:
             stopped = stop(nodes, job)
         if stopped.problem is not None:
             raise stopped.problem
+
+    def save(self, timeout: float = 300.0) -> Checkpoint:
+        """Make a checkpoint now, and return it once it is complete. Raises if that takes longer than `timeout` seconds.
+
+        Raises RefusedError if the run is over, and UsageError if the job has a newer one.
+        """
+        from clusterctl.api.operations.save import save
+
+        with self._session.whole() as nodes:
+            job = need_newest(nodes, Reference(self.job, self._name))
+            saved = save(nodes, job, timeout_s=timeout)
+        return Checkpoint(saved["tag"], saved["step"])
+
+    def report(self, output: str | Path) -> Path:
+        """Write the report of the run so far to a file, or into a directory, and return its path; an older one goes.
+
+        It is one HTML file that needs no network. Nodes that do not answer are missing in it; `progress` is called
+        with a line about each.
+        """
+        from clusterctl.api.operations.report import place, report
+
+        file, directory = place(Path(output))
+        with self._session.whole() as nodes:
+            written = report(nodes, Reference(self.job, self._name), file, directory)
+        for error in written.errors:
+            self._session.progress.say(f"{error}; it is missing in the report")
+        return written.file
+
+    def export(self, directory: str | Path, to: str = "csv") -> Exported:
+        """Write all points of the run into a directory: `to` "csv" or "tensorboard"; or its events as a "trace"."""
+        from clusterctl.export import export
+
+        with self._session.whole() as nodes:
+            return Exported.of(export(nodes, self.job, to, Path(directory), run=self._name))
+
+    def diff(self, other: str | Run) -> Comparison:
+        """Compare this run, `a`, with another one, `b`: a `Run`, the name of one or JOB/RUN."""
+        from clusterctl.api.operations.diff import diff, run_to_compare
+
+        with self._session.whole() as nodes:
+            named = run_to_compare(nodes, other.id if isinstance(other, Run) else other)
+            return Comparison.of(diff([(nodes, Reference(self.job, self._name)), (nodes, named)]))
 
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of this run into `directory`, checked by hash.

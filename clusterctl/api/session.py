@@ -10,12 +10,11 @@ from pathlib import Path
 
 from clusterctl.api.operations.caches import cache_directory
 from clusterctl.api.operations.chosen_settings import choose
+from clusterctl.api.operations.opening import Opening
 from clusterctl.api.progress import Progress
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.config import Settings, load
 from clusterctl.errors import UsageError
-from clusterctl.inventory import build, select
-from clusterctl.schedulers import resolve
 
 
 class Session:
@@ -70,10 +69,7 @@ class Session:
             yield nodes
 
     def _open(self, settings: Settings) -> Nodes:
-        settings = resolve(settings, self._environ)
-        inventory = build(settings)
-        chosen = select(inventory, self.only) if self.only else inventory.nodes
-        return Nodes(settings, inventory, chosen, ask=lambda prompt, stop: None)
+        return Opening(self._environ, self.only, lambda prompt, stop: None).nodes(settings)
 
     def close(self) -> None:
         """Close all connections. Safe to call again."""

@@ -161,7 +161,8 @@ class Cause:
 class Outcome:
     """How a run ended, or its `state` so far. A run that succeeded, or that a user stopped, has no `cause`.
 
-    `checkpoint` is the tag of the newest one from which it can be resumed.
+    `checkpoint` is the tag of the newest one from which it can be resumed. `document` is that of `clusterctl why
+    --json`, with everything else that happened.
     """
 
     job: str
@@ -174,6 +175,7 @@ class Outcome:
     step: int | None
     checkpoint: str | None
     warnings: tuple[str, ...]
+    document: Mapping[str, Any] = field(repr=False, compare=False)
 
     @property
     def ok(self) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.caches import cache_directory
-from clusterctl.api.operations.references import run_of
+from clusterctl.api.operations.opening import Opening
+from clusterctl.api.operations.scheduled import job_of, need_nodes, run_of
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import ProgressLine
@@ -58,57 +59,51 @@ class Invocation:
         conf = Path(self.options.conf) if self.options.conf else None
         return load(conf, os.environ, overrides=given, chosen=chosen or {})
 
+    def settings_of(self, conf: Path) -> Settings:
+        """Load another conf.py than that of the call, as it is."""
+        from clusterctl.config import load
+
+        return load(conf, os.environ)
+
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
-        from clusterctl.schedulers import resolve
-
-        return self._open(resolve(settings or self.settings(), os.environ))
+        return self._opened_now(self._opening.nodes(settings or self.settings()))
 
     def cluster_of(self, job: str | None, *, whole: bool = False) -> Cluster:
         """Return the nodes of a job to look at, as `cluster` does; with `whole` all of them, as `whole_cluster` does.
 
         The files of a job whose nodes its scheduler has taken back are read here. Raises NoRunError if there are none.
         """
-        from clusterctl.schedulers import resolve_job
-
         if whole:
             self._need_all()
-        settings, self.scheduled = resolve_job(self.settings(), os.environ, job)
-        cluster = self._open(settings)
-        if self.scheduled is not None:
-            cluster.is_over = self.scheduled.is_over
-        return cluster
+        cluster, self.scheduled = self._opening.nodes_of_job(self.settings(), job)
+        return self._opened_now(cluster)
 
     def cluster_of_all(self) -> tuple[Cluster | None, Callable[[str | None], str] | None]:
         """Return the nodes on which to look for all jobs, None if there is no trace of any.
 
         Where their files are read here, also return what tells the state of a run, by its name, that has not ended.
         """
-        from clusterctl.schedulers import resolve_all
+        cluster, state_of = self._opening.nodes_of_all_jobs(self.settings())
+        return (None if cluster is None else self._opened_now(cluster)), state_of
 
-        settings, state_of = resolve_all(self.settings(), os.environ)
-        if not settings.hosts:
-            return None, None
-        cluster = self._open(settings)
-        if state_of is not None:
-            cluster.is_over = lambda: True
-        return cluster, state_of
+    @property
+    def _opening(self) -> Opening:
+        def failed_last(settings: Settings) -> tuple[int, ...]:
+            from clusterctl.cli import last_failed
 
-    def _open(self, settings: Settings) -> Cluster:
-        """Return the nodes of settings with hosts that `--only` selects."""
+            return last_failed.read(last_failed.record_path(self.cache_dir, settings))
+
+        return Opening(os.environ, self.options.only, self._ask, failed_last)
+
+    def _opened_now(self, cluster: Cluster) -> Cluster:
+        """Return the cluster, with which this invocation works from now on."""
         from clusterctl.cli import last_failed
         from clusterctl.cli.fake_down import explained
-        from clusterctl.cluster import Cluster
-        from clusterctl.inventory import build, select
 
-        inventory = build(settings)
-        record = last_failed.record_path(self.cache_dir, settings)
-        self.console.explain = partial(explained, conf=settings.source)
-        only = self.options.only
-        nodes = select(inventory, only, last_failed.read(record)) if only else inventory.nodes
-        cluster = Cluster(settings, inventory, nodes, self._ask)
+        self.console.explain = partial(explained, conf=cluster.settings.source)
         cluster.watch = self.progress.watch
-        self._opened = cluster, record
+        self._opened = cluster, last_failed.record_path(self.cache_dir, cluster.settings)
         self._keep_for_completion(cluster)
         return cluster
 
@@ -156,28 +151,15 @@ class Invocation:
 
         Raises NoRunError if that job has no run yet.
         """
-        job = self.scheduled.now() if self.scheduled is not None else None
-        if job is None or job.run is None or text not in (None, job.id, job.run):
-            return run_of(cluster, text, number)
-        from clusterctl.schedulers import NoRunError
-
-        named = run_of(cluster, job.run, number)
-        if not named.chosen:
-            raise NoRunError(job)
-        return named
+        return run_of(cluster, self.scheduled, text, number)
 
     def job_of(self, cluster: Cluster, text: str | None) -> str | None:
         """Return the job of `run_of`. Raises UsageError if the text names another run of it than the newest."""
-        from clusterctl.observe.record.references import need_newest
-
-        return need_newest(cluster, self.run_of(cluster, text))
+        return job_of(cluster, self.scheduled, text)
 
     def need_nodes(self) -> None:
         """Raise NoRunError if the nodes of the job may be those of others by now, for what acts on them."""
-        if self.scheduled is not None and self.scheduled.is_over():
-            from clusterctl.schedulers import NoRunError
-
-            raise NoRunError(self.scheduled.now())
+        need_nodes(self.scheduled)
 
 
 def fail_on_broken_pipe() -> None:

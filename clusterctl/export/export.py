@@ -18,6 +18,7 @@ from clusterctl.export.trace import write_trace
 from clusterctl.observe.record.history import BUCKETS, read_history
 from clusterctl.observe.record.model import RunRecord
 from clusterctl.observe.record.points import NodePoints, read_points
+from clusterctl.observe.record.status import unheard
 
 TENSORBOARD, TRACE, CSV = FORMATS = ("tensorboard", "trace", "csv")
 TRACE_BUCKETS = 1000  # of a counter: a viewer shows more of it than a report does
@@ -36,6 +37,16 @@ class Exported:
     files: tuple[str, ...]
     count: int
     errors: tuple[ClusterctlError, ...]
+
+    @property
+    def problem(self) -> ClusterctlError | None:
+        """The error to report if parts are missing."""
+        return unheard(self.errors, len(self.record.nodes))
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `export --json`."""
+        about = {"job": self.record.job, "run": self.record.run, "state": self.record.state, "to": self.to}
+        return {**about, "dir": str(self.directory), "files": list(self.files), "count": self.count}
 
 
 def export(cluster: Cluster, ref: str | None, to: str, directory: Path, *, run: str | None = None) -> Exported:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.commands import start
+from clusterctl.cli.attached import follow
 from clusterctl.errors import UnreachableError
 from clusterctl.observe.follow import News
 
@@ -20,7 +20,7 @@ TICKS = 100  # seconds, by the clock of these tests
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that advances one second per reading."""
-    monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=itertools.count().__next__))
 
 
 def left_over(*news: News, ended: dict[str, str] | None = None) -> int:
@@ -29,7 +29,7 @@ def left_over(*news: News, ended: dict[str, str] | None = None) -> int:
     screen = SimpleNamespace(record=SimpleNamespace(ended=ended))
     display: Any = SimpleNamespace(news=lambda one: None, screen=screen)
     log_feed: Any = SimpleNamespace(take=lambda one: None)  # no key is pressed
-    start._watch(script, display, list, log_feed)
+    follow._watch(script, display, list, log_feed)
     return len(list(script))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -48,11 +48,16 @@ def imports(module: str) -> Iterator[str]:
 
     `from clusterctl.a import b` is reported as clusterctl.a.b, since b may be a module.
     """
-    for node in ast.walk(tree(module)):
+    yield from imports_of(ast.walk(tree(module)))
+
+
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Return the full names that these nodes import."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively"
+            assert node.level == 0, f"a relative import of {node.module}"
             assert node.module is not None
             ours = node.module.partition(".")[0] == "clusterctl"
             yield from (f"{node.module}.{alias.name}" if ours else node.module for alias in node.names)

@@ -30,7 +30,6 @@ MAY_READ_ENVIRONMENT = {
     "cli.invocation": "hands it to the config loader",
     "api.cluster": "hands it to the config loader",
     "fabric.groups": "hands it to the config loader",
-    "cli.commands.demo": "hands it to the config loader",
     "cli.completion.answer": "in it a shell asks for completions",
     "cli.console": "NO_COLOR, FORCE_COLOR and TERM",
     "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console as RichConsole
 
 from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.attached.live_display import Display
 from clusterctl.cli.console import Console
-from clusterctl.cli.live_display import Display
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.follow import LogLine, News

@@ -11,8 +11,9 @@ from clusterctl.api.operations.references import job_name
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.dispatch import Dispatched, Progress, Workspace
+    from clusterctl.dispatch import Dispatched, Workspace
     from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
 
 
 @dataclass(frozen=True)
@@ -62,26 +63,62 @@ def need_scripts(cluster: Cluster, directory: Path, scanned: Scanned) -> None:
 def send(
     cluster: Cluster,
     workspace: Workspace,
-    progress: Progress,
+    report: Callable[[Node, int, int], None],
+    waiting: Callable[[str], None],
     *,
     cache: Path,
     rehash: bool = False,
     allow_partial: bool = False,
     to_start: bool = False,
 ) -> Dispatched:
-    """Send a workspace to all nodes under a new id; some outcomes may be errors. See `clusterctl.dispatch.dispatch`."""
-    from clusterctl.dispatch import dispatch, new_job_id
+    """Send a workspace to all nodes under a new id; some outcomes may be errors. See `clusterctl.dispatch.dispatch`.
+
+    `report(node, done, total)` counts bytes; `waiting` receives a message about what this waits for.
+    """
+    from clusterctl.dispatch import Progress, dispatch, new_job_id
 
     return dispatch(
         cluster,
         workspace,
-        progress,
+        Progress(report, waiting),
         new_job_id(),
         cache=cache,
         rehash=rehash,
         allow_partial=allow_partial,
         to_start=to_start,
     )
+
+
+def plan(
+    cluster: Cluster, workspace: Workspace, waiting: Callable[[str], None], *, cache: Path, rehash: bool = False
+) -> tuple[dict[str, Any], ClusterctlError | None]:
+    """Return what a dispatch would send, delete and ignore, as in `dispatch --plan --json`, and the error to report."""
+    from clusterctl.cluster import combined
+    from clusterctl.dispatch import Progress
+    from clusterctl.dispatch import plan as look
+
+    outcomes = look(cluster, workspace, Progress(waiting=waiting), cache=cache, rehash=rehash)
+    ignored = [
+        {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
+        for item in workspace.ignored
+    ]
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    problem = combined(errors, len(outcomes), "plan") if errors else None
+    return {"nodes": [_planned(outcome) for outcome in outcomes], "ignored": ignored}, problem
+
+
+def _planned(outcome: Any) -> dict[str, Any]:
+    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    if not outcome.ok:
+        return {**view, "error": outcome.error.to_json() if outcome.error else None}
+    planned = outcome.get()
+    return {
+        **view,
+        "job": planned.job,
+        "send": [{"path": entry.path, "bytes": entry.size} for entry in planned.send],
+        "delete": planned.delete,
+        "bytes": sum(entry.size for entry in planned.send),
+    }
 
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
@@ -111,6 +148,14 @@ def may_go_on(done: Dispatched) -> bool:
 
     none_refused = all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
     return none_refused and any(outcome.ok for outcome in done.outcomes)
+
+
+def failed_nodes(done: Dispatched, of: int, *, allow_partial: bool) -> dict[int, ClusterctlError]:
+    """Return the errors of nodes that do not have the job; raise one for all unless --allow-partial covers them."""
+    error = partial_failure(done, of)
+    if error is not None and not (allow_partial and may_go_on(done)):
+        raise error
+    return {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
 
 
 def to_json(cluster: Cluster, done: Dispatched) -> dict[str, Any]:

@@ -1,22 +1,108 @@
-"""The selection of log lines, checked before the nodes are asked for them."""
+"""The log lines of a run: their selection, checked before nodes are asked for them, and the two ways to read them."""
 
 from __future__ import annotations
 
+import collections
 import datetime
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.operations.references import run_title
 
 if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
     from clusterctl.inventory import Node
+    from clusterctl.observe.follow import LogLine
+    from clusterctl.observe.in_order import OrderedFollower
     from clusterctl.observe.record.members import Members
+    from clusterctl.observe.record.references import Reference
     from clusterctl.observe.record.status import JobStatus
+    from clusterctl.schedulers import JobWatch
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The lines of a run to read: of which `nodes`, and what is `wanted` of them, as for `read_logs`.
+
+    `known` is the state of the run, `run` its number if it was named.
+    """
+
+    known: JobStatus
+    nodes: Sequence[Node]
+    run: str | None
+    wanted: Mapping[str, Any]
+
+    @property
+    def process_counts(self) -> dict[str, int]:
+        """How many of the selected processes have each role."""
+        ids, role, rank = {node.id for node in self.nodes}, self.wanted["role"], self.wanted["rank"]
+        return collections.Counter(
+            process.role
+            for process in self.known.processes
+            if process.node.id in ids and role in (None, process.role) and rank in (None, process.rank)
+        )
+
+
+def select(
+    cluster: Cluster,
+    named: Reference,
+    selected: Sequence[Node],
+    wanted: Mapping[str, Any],
+    *,
+    to_follow: JobWatch | None = None,
+) -> Selection:
+    """Return the lines of a run on the `selected` nodes. Raises UsageError if there can be none.
+
+    A scheduler's job `to_follow` needs a run that has begun on all nodes: raises NoRunError.
+    """
+    from clusterctl.observe.record.status import status
+
+    known = status(cluster, named.job, run=named.run)
+    nodes = taking_part(known.job, known.members, selected)
+    if to_follow is not None and not _has_begun(known, nodes):
+        from clusterctl.schedulers import NoRunError
+
+        raise NoRunError(to_follow.now())
+    check_process(known, wanted["role"], wanted["rank"])
+    return Selection(known, nodes, named.run, wanted)
+
+
+def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
+    """Return False while some of the nodes know nothing of a run that is beginning: they cannot be followed yet."""
+    from clusterctl.observe.record.status import LIVE
+
+    with_processes = {node.id for node in nodes if node.pserver_ranks or node.trainer_ranks}
+    return known.state not in LIVE or with_processes <= {process.node.id for process in known.processes}
+
+
+def read(cluster: Cluster, chosen: Selection) -> Iterator[LogLine]:
+    """Yield the lines so far, in time order. Errors of nodes come after the lines of the others."""
+    from clusterctl.observe.logs import read_logs
+
+    return read_logs(cluster, chosen.nodes, chosen.known.job, run=chosen.run, **chosen.wanted)
+
+
+def follow(cluster: Cluster, chosen: Selection) -> OrderedFollower:
+    """Return the news of the lines so far and of all to come, until the run has ended. A context manager."""
+    from clusterctl.observe.in_order import OrderedFollower
+
+    labels = {error.node for error in chosen.known.errors}
+    silent = [node for node in chosen.nodes if node.label in labels]
+    job = chosen.known.job
+    return OrderedFollower(cluster, chosen.nodes, job, chosen.run, silent=silent, events=False, **chosen.wanted)
+
+
+def final_state(ends: Mapping[int, str], lead: int) -> str:
+    """Return how a run ended, given the final state on each node that reported one: the lead's state decides."""
+    from clusterctl.observe.record.status import worst
+
+    return ends.get(lead) or worst(ends.values())
 
 
 def check(wanted: Mapping[str, Any]) -> None:

@@ -1,12 +1,25 @@
-"""Start a run, and wait until its processes are running."""
+"""Decide what a start is about, start the run, and wait until its processes are running."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.origin import (
+    OriginOptions,
+    Target,
+    begin_or_continue,
+    job_to_start,
+    kept_settings,
+    would_start_from,
+)
+from clusterctl.api.operations.references import job_of
+
 if TYPE_CHECKING:
-    from clusterctl.api.operations.origin import OriginOptions
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
@@ -15,6 +28,69 @@ if TYPE_CHECKING:
 
 UP = ("running", "finishing")  # phases
 LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause of an end
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A start that was decided on: a `job` on the nodes of `cluster`, or a `package` to dispatch to them first.
+
+    `origin` is what was asked for, without a resume where there is nothing to resume.
+    """
+
+    cluster: Cluster
+    launch: LaunchPlan
+    job: str | None
+    package: Path | None
+    origin: OriginOptions
+
+    def planned(self) -> tuple[str, LaunchPlan, Origin | None]:
+        """Return what this would start: the job, or `JOB...`, the plan with what it takes over, and its origin.
+
+        Raises ConfigError if there is no such workspace.
+        """
+        from clusterctl.dispatch import check_exists
+
+        if self.package is not None:
+            check_exists(self.package)
+        if not self.origin:
+            return self.job or "JOB...", self.launch, None
+        job, origin = would_start_from(self.cluster, self.launch, self.job, self.origin)
+        return job, origin.applied_to(self.launch), origin
+
+
+@contextlib.contextmanager
+def prepared(
+    open_with: Callable[[Mapping[str, str]], AbstractContextManager[Cluster]],
+    target: Target,
+    origin: OriginOptions,
+    args: Sequence[str] | None,
+    *,
+    name: str | None = None,
+    given: Collection[str] = (),
+    as_given: bool = False,
+    only_plan: bool = False,
+) -> Iterator[Prepared]:
+    """Open the nodes for a start of `target` from `origin`, and yield what is to be started.
+
+    `open_with(kept)` opens them with these settings over its own. A run that is resumed keeps the settings that were
+    chosen for it, except those `given` now; then the nodes are opened again. A job that is named `as_given`, to adopt
+    it for example, is not looked for on the nodes; neither is one to `only_plan`, unless it is resumed.
+    """
+    from clusterctl.launch import plan
+
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(open_with({}))
+        target, origin = begin_or_continue(cluster, target, origin, name)
+        job = job_to_start(cluster, target, origin, as_given=as_given or (only_plan and not origin))
+        if origin.resumes:
+            other = job_of(cluster, origin.resume_from)
+            resumed, kept = kept_settings(cluster, other or job, given)
+            job = resumed if origin.resume else job
+            if kept:
+                stack.close()
+                cluster = stack.enter_context(open_with(kept))
+        launch = plan(cluster.settings, cluster.inventory, None if args is None else list(args), name=name)
+        yield Prepared(cluster, launch, job, target.package, origin)
 
 
 def start(

@@ -51,6 +51,13 @@ class Stopped:
         return {"job": self.job, "survivors": self.survivors, **self.members.to_json(), "nodes": nodes}
 
 
+def job_to_stop(cluster: Cluster, ref: str | None) -> str:
+    """Return the job `ref`, or the one that is meant if none is named."""
+    from clusterctl.observe.record.status import find
+
+    return ref or find(cluster, None)[0]
+
+
 def stop(cluster: Cluster, ref: str, nodes: Sequence[Node] | None = None) -> Stopped:
     """Stop job `ref` on `nodes` (None: all). A node that is not in the newest run need not answer."""
     from clusterctl.observe.record.members import members_of

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from clusterctl.check import Finding, Report
-    from clusterctl.cluster import Cluster
     from clusterctl.cluster.gpu_answers import GpuReport
     from clusterctl.errors import ClusterctlError
 
@@ -23,17 +22,15 @@ GAP = 5
 
 
 def check(invocation: Invocation) -> None:
-    from clusterctl.check import check
-    from clusterctl.launch import plan
+    from clusterctl.api.operations.check import check, to_json
 
     with invocation.cluster() as cluster:
-        runtime = plan(cluster.settings, cluster.inventory).needs_runtime
         with invocation.progress.operation("checking"):
-            report = check(cluster, runtime=runtime)
+            report = check(cluster)
         error = problem(report, len(cluster.nodes))
         for line in lines(report):
             invocation.console.say(line)
-        invocation.console.finish(document(cluster, report), error)
+        invocation.console.finish(to_json(cluster, report), error)
 
 
 def lines(report: Report) -> list[str]:
@@ -182,42 +179,3 @@ def problem(report: Report, of: int) -> ClusterctlError | None:
 def _blocking(count: int, of: int) -> str:
     verb = "blocks" if count == 1 else "block"
     return f" {verb}" if count == of else f", {count} of which {verb}"
-
-
-def document(cluster: Cluster, report: Report) -> dict[str, Any]:
-    pairs = report.pairs
-    return {
-        "nodes": [_node(node, report) for node in cluster.nodes],
-        "pairs": {
-            "possible": pairs.possible,
-            "tried": pairs.tried,
-            "ok": pairs.ok,
-            "failed": [failure.to_json() for failure in pairs.failures],
-        },
-        "findings": [finding.to_json() for finding in report.findings],
-    }
-
-
-SHOWN = (
-    *("address", "interface", "versions", "system", "cores", "memory", "disk", "open_files", "busy", "leftovers"),
-    "gpus",
-)
-
-
-def _node(node: Any, report: Report) -> dict[str, Any]:
-    error, facts, skew = report.errors.get(node.id), report.facts.get(node.id), report.skews.get(node.id)
-    view = {
-        "node": node.id,
-        "host": node.where,
-        "ok": error is None and not any(node.id in finding.nodes for finding in report.stops),
-        "seconds": round(report.seconds[node.id], 3),
-    }
-    if error is not None:
-        view["error"] = error.to_json()
-    if facts is not None:
-        by_name: Mapping[str, object] = facts
-        view.update({name: by_name[name] for name in SHOWN})
-        view["half_dispatched"] = len(facts["half_dispatched"])
-    if skew is not None:
-        view.update(clock_ahead_s=round(skew.ahead_s, 3), clock_error_s=round(skew.error_s, 3))
-    return view

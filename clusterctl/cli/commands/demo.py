@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,19 +33,19 @@ EACH_NODE_IS = {
 
 
 def demo(invocation: Invocation, nodes: int, passes: int, backend: str, directory: Path | None) -> None:
-    from clusterctl.config import load
     from clusterctl.fake import check_backend
 
     started = time.monotonic()
     check_backend(backend, nodes)  # before anything is created
     target = _make_target(directory)
     workspace = _prepare_workspace(invocation, target, nodes)
-    with _fake_cluster(invocation, target / "cluster", nodes, backend) as conf:
-        settings = load(conf, os.environ)
-        with invocation.cluster(settings) as cluster:
-            scores, view = _train(invocation, cluster, workspace, passes)
-            model = _bring_home(invocation, cluster, target)
-            _prove_stopped(invocation, cluster)
+    with (
+        _fake_cluster(invocation, target / "cluster", nodes, backend) as conf,
+        invocation.cluster(invocation.settings_of(conf)) as cluster,
+    ):
+        scores, view = _train(invocation, cluster, workspace, passes)
+        model = _bring_home(invocation, cluster, target)
+        _prove_stopped(invocation, cluster)
     _show_results(invocation, target, workspace, model, view)
     _close(invocation, target, nodes, backend, scores, time.monotonic() - started, model)
 
@@ -84,7 +84,7 @@ def _prepare_workspace(invocation: Invocation, target: Path, shards: int) -> Pat
     return workspace
 
 
-@contextmanager
+@contextlib.contextmanager
 def _fake_cluster(invocation: Invocation, directory: Path, nodes: int, backend: str) -> Iterator[Path]:
     """Start a cluster that goes down with this process, however it ends."""
     from clusterctl import fake
@@ -99,14 +99,15 @@ def _train(
     invocation: Invocation, cluster: Cluster, workspace: Path, passes: int
 ) -> tuple[list[tuple[float, float]], LiveRecord]:
     """Train; return (held-out perplexity, unigram perplexity) of every pass, and the run."""
+    from clusterctl.api.operations.origin import OriginOptions, Target
+    from clusterctl.api.operations.start import prepared
+    from clusterctl.cli.attached.follow import follow_run
     from clusterctl.cli.commands.dispatch import send
-    from clusterctl.cli.commands.start import follow_run, launch_and_follow
+    from clusterctl.cli.commands.start import launch_and_follow
     from clusterctl.cluster import raise_failures
-    from clusterctl.launch import plan
 
     sent = send(invocation, cluster, workspace)
     raise_failures(sent.outcomes, "dispatch")
-    launch = plan(cluster.settings, cluster.inventory, [f"--num_passes={passes}"])
     scores: list[tuple[float, float]] = []
 
     def pass_line(numbers: PassNumbers) -> str:
@@ -118,7 +119,9 @@ def _train(
     def follow(invocation: Invocation, cluster: Cluster, run: Run) -> LiveRecord:
         return follow_run(invocation, cluster, run, pass_line)
 
-    return scores, launch_and_follow(invocation, cluster, launch, sent.job, follow)
+    options: Any = {"args": [f"--num_passes={passes}"], "as_given": True}
+    with prepared(lambda kept: contextlib.nullcontext(cluster), Target(sent.job), OriginOptions(), **options) as ready:
+        return scores, launch_and_follow(invocation, cluster, ready.launch, sent.job, follow)
 
 
 def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:

@@ -6,23 +6,20 @@ import contextlib
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.api.operations.references import job_ref
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
+    from clusterctl.api.operations.diff import Differences
     from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.errors import ClusterctlError
     from clusterctl.observe.record.compare import Comparison, Pair, Range
-    from clusterctl.observe.record.contents import Contents, File
-    from clusterctl.observe.record.model import RunRecord
+    from clusterctl.observe.record.contents import File
+    from clusterctl.observe.record.references import Reference
 
-BUCKETS = 200
 MOST_ROWS = 20  # of a section
 MOST_PERCENT = 10_000
 NARROWEST, WIDEST = 40, 120  # columns, whatever the terminal has
@@ -34,71 +31,35 @@ Row = tuple[str, str, str, str]
 
 
 def diff(invocation: Invocation, first: str, second: str) -> None:
-    from clusterctl.observe.record.compare import compare
-    from clusterctl.observe.record.contents import read_contents
-    from clusterctl.observe.record.history import read_history
-    from clusterctl.observe.record.status import unheard
+    from clusterctl.api.operations.diff import diff as compare
+    from clusterctl.api.operations.diff import run_to_compare
 
     with contextlib.ExitStack() as stack:
-        clusters: list[Cluster] = []
-        records = []
+        sides: list[tuple[Cluster, Reference]] = []
         for text in (first, second):
-            if not clusters or invocation.scheduled is not None:  # other jobs of a scheduler have other nodes
-                clusters.append(stack.enter_context(invocation.cluster_of(text, whole=True)))
-            job, run = _run_ref(invocation, clusters[-1], text)
-            records.append(read_history(clusters[-1], job, run=run, buckets=BUCKETS, tail=0))
-        contents, trees = read_contents([(clusters[0], records[0]), (clusters[-1], records[1])])
-    compared = compare(records, contents, trees)
-    _show(invocation.console, compared)
-    for line in _doubts(records, contents):
+            if not sides or invocation.scheduled is not None:  # other jobs of a scheduler have other nodes
+                cluster = stack.enter_context(invocation.cluster_of(text, whole=True))
+            is_scheduled = invocation.scheduled is not None
+            named = invocation.run_of(cluster, text) if is_scheduled else run_to_compare(cluster, text)
+            sides.append((cluster, named))
+        found = compare(sides)
+    _show(invocation.console, found.compared)
+    for line in _doubts(found):
         invocation.console.warn(line)
-    errors = list(_errors(records, contents).values())
-    document = {**compared.to_json(), **_changed(contents)}
-    invocation.console.finish(document, unheard(errors, max(len(cluster.nodes) for cluster in clusters)))
+    invocation.console.finish(found.to_json(), found.problem)
 
 
-def _run_ref(invocation: Invocation, cluster: Cluster, text: str) -> tuple[str | None, str | None]:
-    if invocation.scheduled is None and "/" in text:
-        return run_ref(cluster.settings, text)
-    named = invocation.run_of(cluster, text)
-    return named.job, named.run
-
-
-def run_ref(settings: Settings, text: str) -> tuple[str | None, str | None]:
-    """Return the job and the run (None: the newest) of JOB or JOB/RUN. A directory in ROOT_DIR is a job, too."""
-    job, _, number = text.rstrip("/").rpartition("/")
-    whole = job_ref(settings, text)
-    if job and number.isascii() and number.isdigit() and len(number) < 10 and "/" in (whole or ""):
-        return job_ref(settings, job), f"{int(number):04d}"
-    return whole, None
-
-
-def _errors(records: Sequence[RunRecord], contents: Sequence[Contents]) -> dict[str | None, ClusterctlError]:
-    """Return, by node, the reason why a part of the comparison is missing."""
-    from clusterctl.errors import NodeError
-
-    silent = [NodeError(one.problem or "", node=one.node.label) for record in records for one in record.silent]
-    errors = [*silent, *(error for one in contents for error in one.errors)]
-    return {error.node: error for error in reversed(errors)}
-
-
-def _doubts(records: Sequence[RunRecord], contents: Sequence[Contents]) -> Iterator[str]:
+def _doubts(found: Differences) -> Iterator[str]:
     from clusterctl.inventory import nodeset
 
-    for label, error in _errors(records, contents).items():
+    for label, error in found.errors.items():
         yield f"{label} is missing in it: {error.message}"
-    for job, by_node in {record.job: one.changed for record, one in zip(records, contents, strict=True)}.items():
+    for job, by_node in found.changed.items():
         if by_node:
             yield (
                 f"{plural(max(by_node.values()), 'file')} of {job} changed on {nodeset(by_node)} since the dispatch; "
                 "files are compared as dispatched"
             )
-
-
-def _changed(contents: Sequence[Contents]) -> dict[str, Any]:
-    sides = zip(("a", "b"), contents, strict=True)
-    rows = [{"side": side, "node": node, "files": n} for side, one in sides for node, n in one.changed.items()]
-    return {"changed_since": rows} if rows else {}
 
 
 def _show(console: Console, compared: Comparison) -> None:

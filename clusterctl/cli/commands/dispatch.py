@@ -75,14 +75,13 @@ def send(
 ) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
     from clusterctl.api.operations.dispatch import send as send_workspace
-    from clusterctl.dispatch import Progress
 
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
     options: Any = {"rehash": rehash, "allow_partial": allow_partial, "to_start": to_start}
     started = time.monotonic()
     with invocation.progress.operation(f"sending to {plural(len(cluster.nodes), 'node')}") as operation:
-        progress = Progress(operation.node_bytes, invocation.console.warn)
-        done = send_workspace(cluster, workspace, progress, cache=invocation.cache_dir, **options)
+        told = (operation.node_bytes, invocation.console.warn)
+        done = send_workspace(cluster, workspace, *told, cache=invocation.cache_dir, **options)
     _summarise(invocation.console, done, time.monotonic() - started)
     return done
 
@@ -111,35 +110,14 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
 
 def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> None:
     """Print the paths that would be sent, deleted and ignored; change nothing."""
-    from clusterctl.cluster import combined
-    from clusterctl.dispatch import Progress, plan
+    from clusterctl.api.operations.dispatch import plan
 
     workspace = _scan(invocation, cluster, directory, rehash)
-    outcomes = plan(
-        cluster, workspace, Progress(waiting=invocation.console.warn), cache=invocation.cache_dir, rehash=rehash
-    )
-    ignored = [
-        {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
-        for item in workspace.ignored
-    ]
-    nodes = []
-    for outcome in outcomes:
-        view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-        if outcome.ok:
-            planned = outcome.get()
-            view["job"] = planned.job
-            view["send"] = [{"path": entry.path, "bytes": entry.size} for entry in planned.send]
-            view["delete"] = planned.delete
-            view["bytes"] = sum(entry.size for entry in planned.send)
-        else:
-            view["error"] = outcome.error.to_json() if outcome.error else None
-        nodes.append(view)
+    waiting = invocation.console.warn
+    document, problem = plan(cluster, workspace, waiting, cache=invocation.cache_dir, rehash=rehash)
     if not invocation.console.json:
-        _show_plan(invocation.console, nodes, ignored)
-    errors = [outcome.error for outcome in outcomes if outcome.error]
-    invocation.console.finish(
-        {"nodes": nodes, "ignored": ignored}, combined(errors, len(outcomes), "plan") if errors else None
-    )
+        _show_plan(invocation.console, document["nodes"], document["ignored"])
+    invocation.console.finish(document, problem)
 
 
 def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict[str, Any]]) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 def export(invocation: Invocation, to: str, directory: Path, job: str | None, *, run: int | None) -> None:
     from clusterctl.export import export as write
-    from clusterctl.observe.record.status import unheard
 
     with invocation.cluster_of(job, whole=True) as cluster:
         named = invocation.run_of(cluster, job, run)
@@ -25,12 +24,7 @@ def export(invocation: Invocation, to: str, directory: Path, job: str | None, *,
         invocation.console.say(_summary(exported))
         for line in _next_steps(exported):
             invocation.console.say(line)
-        record = exported.record
-        document = {
-            **{"job": record.job, "run": record.run, "state": record.state, "to": to},
-            **{"dir": str(directory), "files": list(exported.files), "count": exported.count},
-        }
-        invocation.console.finish(document, unheard(exported.errors, len(record.nodes)))
+        invocation.console.finish(exported.to_json(), exported.problem)
 
 
 def _summary(exported: Exported) -> str:

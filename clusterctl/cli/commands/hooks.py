@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.commands.task import load_tasks, run_here
+from clusterctl.api.operations.task import load_tasks, run_here
+from clusterctl.cli.attached.term import on_term
+from clusterctl.cli.commands.task import for_people
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import ClusterctlError, ConfigError, InterruptedRun, JobFailedError, UsageError
 
@@ -67,7 +66,7 @@ class Hooks:
 
         try:
             with until_followed:
-                until_followed.enter_context(self._warned_by_term())
+                until_followed.enter_context(on_term(self._warn_of_term))
                 yield followed
         except JobFailedError as exc:
             self._end(str(exc.details.get("state", "failed")), exc.exit_code)
@@ -84,24 +83,10 @@ class Hooks:
         else:  # detached by a key
             self._invocation.console.warn(NOT_SEEN)
 
-    @contextlib.contextmanager
-    def _warned_by_term(self) -> Iterator[None]:
-        """Before TERM ends this program, warn if there is a run. Only the main thread can receive it."""
-
-        def warn(number: int, frame: object) -> None:
-            signal.signal(number, before)
-            if self.started:
-                self._invocation.console.warn(NOT_SEEN)
-            os.kill(os.getpid(), number)
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, warn)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    def _warn_of_term(self, _: int) -> None:
+        """Before TERM ends this program, warn if there is a run."""
+        if self.started:
+            self._invocation.console.warn(NOT_SEEN)
 
     def _end(self, state: str, exit_code: int) -> None:
         for run in self.started:
@@ -113,9 +98,8 @@ class Hooks:
 
     def _run(self, setting: str, name: str | None, values: Mapping[str, object]) -> None:
         if self._named and (call := self._call(setting, name, values)) is not None:
-            from clusterctl.fabric.tasks import calls_of
-
-            run_here(self._invocation.console, self._file, str(name), calls_of([call]))
+            with for_people(self._invocation.console):
+                run_here(self._file, str(name), [call], print)
 
     def _call(self, setting: str, name: str | None, values: Mapping[str, object]) -> Call | None:
         if name is None:

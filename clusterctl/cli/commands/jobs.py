@@ -28,31 +28,27 @@ LONGEST = 40  # characters of a cell
 
 
 def jobs(invocation: Invocation) -> None:
-    from clusterctl.observe.record.jobs import jobs as read
-    from clusterctl.observe.record.status import unheard
-    from clusterctl.schedulers import queued
+    from clusterctl.api.operations.jobs import known_jobs, to_json, waiting_jobs
 
     cluster, state_of = invocation.cluster_of_all()
-    waiting = queued(invocation.settings(), invocation.environ)
+    waiting = waiting_jobs(invocation.settings(), invocation.environ)
     for job in waiting:
         invocation.console.say(job.sentence)
-    more = {"queued": [job.to_json() for job in waiting]} if waiting else {}
     if cluster is None:
-        invocation.console.document({"jobs": [], **more})
+        invocation.console.document(to_json([], waiting))
         if not waiting:
             invocation.console.say("no jobs; clusterctl submit hands one to Slurm")
         return
     with cluster:
-        found, errors = read(cluster, state_of)
-        if not found and not waiting:
+        known = known_jobs(cluster, state_of)
+        if not known.jobs and not waiting:
             invocation.console.say("no jobs; clusterctl dispatch sends a workspace")
-        elif found and not invocation.console.json:
-            rows = [_cells(job, len(cluster.nodes)) for job in found]
+        elif known.jobs and not invocation.console.json:
+            rows = [_cells(job, len(cluster.nodes)) for job in known.jobs]
             shown = [at for at, name in enumerate(COLUMNS) if name in ALWAYS or any(row[at] for row in rows)]
             cells = [[row[at] for at in shown] for row in rows]
             invocation.console.table([COLUMNS[at] for at in shown], cells, NUMERIC, DROPPED_FIRST)
-        document = {"jobs": [job.to_json() for job in found], **more}
-        invocation.console.finish(document, unheard(errors, len(cluster.nodes)))
+        invocation.console.finish(to_json(known.jobs, waiting), known.problem)
 
 
 def _cells(job: JobOverview, of: int) -> list[str]:

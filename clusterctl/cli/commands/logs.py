@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import datetime
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.operations.logs import check, check_process, parse_since, taking_part
+from clusterctl.api.operations.logs import check, final_state, parse_since, read, select
+from clusterctl.api.operations.logs import follow as follow_lines
 from clusterctl.cli import style
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
@@ -18,10 +18,8 @@ from clusterctl.escape import clean
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
     from clusterctl.observe.folding import FoldedLine
     from clusterctl.observe.follow import Follower, LogLine
-    from clusterctl.observe.record.status import JobStatus
 
 
 def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
@@ -41,52 +39,23 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
 
 def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: dict[str, Any]) -> None:
     from clusterctl.cli.commands.scheduled import tell_end
-    from clusterctl.observe.in_order import OrderedFollower
-    from clusterctl.observe.logs import read_logs
-    from clusterctl.observe.record.status import status
-    from clusterctl.schedulers import NoRunError
 
     with invocation.cluster_of(job) as cluster:
         named = invocation.run_of(cluster, job)
-        known = status(cluster, named.job, run=named.run)
-        ref, members = known.job, known.members
-        nodes = taking_part(ref, members, cluster.nodes)
-        if follow and invocation.scheduled is not None and not _has_begun(known, nodes):
-            raise NoRunError(invocation.scheduled.now())
-        check_process(known, wanted["role"], wanted["rank"])
+        scheduled = invocation.scheduled if follow else None
+        chosen = select(cluster, named, cluster.nodes, wanted, to_follow=scheduled)
         printer = LinePrinter(invocation.console, cluster)
         if fold and not invocation.console.json:
-            printer = FoldingPrinter(invocation.console, cluster, _process_counts(known, nodes, wanted))
+            printer = FoldingPrinter(invocation.console, cluster, chosen.process_counts)
         if follow:
-            labels = {error.node for error in known.errors}
-            silent = [node for node in nodes if node.label in labels]
-            of_run = partial(OrderedFollower, cluster, nodes, ref, named.run, silent=silent, events=False)
-            with printer, of_run(**wanted) as follower:
-                ends = _follow(invocation, follower, printer, len(nodes))
+            with printer, follow_lines(cluster, chosen) as follower:
+                ends = _follow(invocation, follower, printer, len(chosen.nodes))
             tell_end(invocation)
-            _report_end(invocation, ref, ends, members.lead)
+            _report_end(invocation, chosen.known.job, ends, chosen.known.members.lead)
             return
         with printer:
-            for line in read_logs(cluster, nodes, ref, run=named.run, **wanted):
+            for line in read(cluster, chosen):
                 printer.line(line, in_order=True)
-
-
-def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
-    """Return False while some of the nodes know nothing of a run that is beginning: they cannot be followed yet."""
-    from clusterctl.observe.record.status import LIVE
-
-    with_processes = {node.id for node in nodes if node.pserver_ranks or node.trainer_ranks}
-    return known.state not in LIVE or with_processes <= {process.node.id for process in known.processes}
-
-
-def _process_counts(known: JobStatus, nodes: Sequence[Node], wanted: dict[str, Any]) -> dict[str, int]:
-    """Return how many of the selected processes have each role."""
-    ids = {node.id for node in nodes}
-    return collections.Counter(
-        process.role
-        for process in known.processes
-        if process.node.id in ids and wanted["role"] in (None, process.role) and wanted["rank"] in (None, process.rank)
-    )
 
 
 def _follow(invocation: Invocation, follower: Follower, printer: LinePrinter, nodes: int) -> dict[int, str]:
@@ -118,11 +87,10 @@ def _follow(invocation: Invocation, follower: Follower, printer: LinePrinter, no
 
 def _report_end(invocation: Invocation, ref: str, ends: dict[int, str], lead: int) -> None:
     from clusterctl.errors import JobFailedError
-    from clusterctl.observe.record.status import worst
 
     if not ends:
         return
-    state = ends.get(lead) or worst(ends.values())  # the lead's state decides
+    state = final_state(ends, lead)
     if state in ("failed", "lost"):
         raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl why {ref}")
     words = "was stopped" if state == "stopped" else state

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.logs import AGO, UNITS_S
 from clusterctl.cli.console import human_bytes, plural
@@ -19,22 +18,17 @@ WHY = {"runs": "running", "newest": "among the newest", "young": "recently used"
 
 
 def prune(invocation: Invocation, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
-    from clusterctl.cluster import combined, failures
-    from clusterctl.prune import choose, look, remove
+    from clusterctl.api.operations.prune import look, remove
 
     older_than_s = parse_age(older_than)
     with invocation.cluster() as cluster:
-        outcomes = look(cluster)
-        errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-        chosen = choose({o.node.id: o.get() for o in outcomes if o.ok}, keep, older_than_s)
-        _show(invocation, chosen)
-        confirmed = bool(chosen.going or chosen.content) and not plan and (yes or _ask(invocation, chosen))
+        found = look(cluster, keep=keep, older_than_s=older_than_s)
+        _show(invocation, found.plan)
+        confirmed = not found.is_empty and not plan and (yes or _ask(invocation, found.plan))
+        errors = remove(cluster, found) if confirmed else []
+        invocation.console.finish(found.to_json(removed=confirmed), found.problem(errors))
         if confirmed:
-            errors += remove(cluster, chosen)
-        problem = combined(errors, len(outcomes), "prune") if errors else None
-        invocation.console.finish({**_document(chosen), "removed": confirmed}, problem)
-        if confirmed:
-            invocation.console.say(f"removed {_summary(chosen)}")
+            invocation.console.say(f"removed {_summary(found.plan)}")
 
 
 def parse_age(text: str) -> float:
@@ -105,8 +99,3 @@ def _ask(invocation: Invocation, plan: PrunePlan) -> bool:
     if not agreed:
         invocation.console.say("nothing was removed")
     return agreed
-
-
-def _document(plan: PrunePlan) -> dict[str, Any]:
-    jobs = [dataclasses.asdict(job) for job in plan.jobs]
-    return {"jobs": jobs, "content": [dataclasses.asdict(item) for item in plan.content], "bytes": plan.bytes}

@@ -11,7 +11,6 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.common.errors import first_of
 
 if TYPE_CHECKING:
-    from clusterctl.errors import ClusterctlError
     from clusterctl.setup import Group, Prepared
 
 MOST_SHOWN = 4
@@ -20,11 +19,12 @@ MOST_SHOWN = 4
 def setup(
     invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bool, uv: bool | None, engine: str | None
 ) -> None:
-    from clusterctl.setup import Wishes, prepare, read_requirements
+    from clusterctl.api.operations.setup import requirements_of
+    from clusterctl.api.operations.setup import setup as set_up
 
     console = invocation.console
     settings = invocation.settings(ENGINE=engine)
-    requirements = read_requirements(workspace, runtime=settings.engine == "clusterctl")
+    requirements = requirements_of(workspace, settings)
     with invocation.cluster(settings) as cluster:
         nodes = plural(len(cluster.nodes), "node")
         packages = first_of(requirements.packages, MOST_SHOWN)
@@ -32,18 +32,11 @@ def setup(
         if requirements.lock and requirements.ignored:
             console.say(f"{requirements.ignored} is not used, because {requirements.lock.name} is there")
         with invocation.progress.operation("setting up") as operation:
-            wishes = Wishes(offline, upgrade, uv)
-            done = prepare(cluster, requirements, wishes, console.say, invocation.cache_dir, operation.step)
-    error = _partial_failure(done)
-    document = {
-        "requirements": requirements.packages,
-        "lock": requirements.lock.name if requirements.lock else None,
-        "environments": [_group(group) for group in done.groups],
-        "nodes": [_node(outcome) for outcome in done.outcomes],
-    }
-    _summarise(console, done)
-    console.finish(document, error)
-    count = len(done.outcomes)
+            options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv, "on_step": operation.step}
+            found = set_up(cluster, requirements, say=console.say, cache=invocation.cache_dir, **options)
+    _summarise(console, found.done)
+    console.finish(found.to_json(), found.problem)
+    count = len(found.done.outcomes)
     console.say(style.good(f"{count}/{count} nodes ready") + f"     next: clusterctl dispatch {workspace}")
 
 
@@ -84,37 +77,3 @@ def _differences(groups: list[Group]) -> list[str]:
             shown = ", ".join(f"{version} on {nodeset(ids)}" for version, ids in versions.items())
             lines.append(style.warning(f"{name} differs: {shown}"))
     return lines
-
-
-def _partial_failure(done: Prepared) -> ClusterctlError | None:
-    from clusterctl.cluster import combined, failures
-
-    errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
-    if not errors:
-        return None
-    of = len(done.outcomes)
-    error = combined(errors, of, "setup")
-    if len(errors) < of:
-        error.message += f"\n{of - len(errors)}/{of} nodes ready; run setup again for the others"
-    return error
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {
-        "python": group.kind.python,
-        "machine": group.kind.machine,
-        "packages": group.packages,
-        "chosen_by": group.chosen_by,
-        "relayed": group.relayed,
-        "nodes": [node.id for node in group.nodes],
-    }
-
-
-def _node(outcome: Any) -> dict[str, Any]:
-    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    node["seconds"] = round(outcome.seconds, 3)
-    if not outcome.ok:
-        return {**node, "error": outcome.error.to_json()}
-    ready = outcome.get()
-    built = {"built": ready.built, "built_by": ready.builder, "uv_problem": ready.problem}
-    return {**node, "environment": ready.environment, **built, "bytes_sent": ready.bytes_sent}

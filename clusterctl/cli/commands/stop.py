@@ -48,12 +48,11 @@ def stop_job(
 
     A node that is not in the newest run need not answer.
     """
-    from clusterctl.api.operations.stop import processes
+    from clusterctl.api.operations.stop import job_to_stop, processes
     from clusterctl.api.operations.stop import stop as stop_everything
     from clusterctl.cli.console import plural
-    from clusterctl.observe.record.status import find
 
-    ref = ref or find(cluster, None)[0]
+    ref = job_to_stop(cluster, ref)
     console = invocation.console
     console.say(f"stopping {ref} on {plural(len(cluster.nodes if nodes is None else nodes), 'node')}")
     with invocation.progress.operation("stopping"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.api.operations.task import load_tasks, problem, run_here, run_on_nodes
 from clusterctl.cli.commands.exec import Screen
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.task_output import NodeStream, PerThread
@@ -16,7 +17,6 @@ from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
     from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.config import Settings
     from clusterctl.fabric.tasks import Call, TaskFile
     from clusterctl.inventory import Node
 
@@ -43,21 +43,13 @@ def task(invocation: Invocation, name: str | None, *, listing: bool, fold: bool 
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the tasks alone
             outcomes = _run(cluster, file, call, screen, invocation.console)
     screen.close()
-    problem = _problem(outcomes, name)
-    if problem is None:
+    error = problem(outcomes, name)
+    if error is None:
         try:
             _around(invocation.console, file, name, call.task.post)
         except ClusterctlError as exc:
-            problem = exc
-    invocation.console.finish({"task": name, "nodes": [_view(one, screen) for one in outcomes]}, problem)
-
-
-def load_tasks(settings: Settings) -> TaskFile:
-    """Run the file of tasks beside conf.py."""
-    import clusterctl.fabric.tasks
-
-    assert settings.source is not None
-    return clusterctl.fabric.tasks.load(settings.source.absolute().parent)
+            error = exc
+    invocation.console.finish({"task": name, "nodes": [_view(one, screen) for one in outcomes]}, error)
 
 
 def _list(console: Console, file: TaskFile) -> None:
@@ -84,22 +76,12 @@ def _help(console: Console, file: TaskFile, name: str) -> None:
 
 def _around(console: Console, file: TaskFile, name: str, tasks: Sequence[Any]) -> None:
     """Run the `pre` or the `post` of a task on this machine."""
-    from clusterctl.fabric.tasks import calls_of
-
-    run_here(console, file, name, calls_of(tasks))
-
-
-def run_here(console: Console, file: TaskFile, name: str, calls: Iterable[Call]) -> None:
-    """Run calls on this machine, with the settings of the task `name`. Raises ClusterctlError for the first failure."""
-    from clusterctl.fabric.connection import make_config
-    from clusterctl.fabric.execution import here
-
-    with _for_people(console):
-        here(calls, make_config(file.settings_of(name)), file.path, print)
+    with for_people(console):
+        run_here(file, name, tasks, print)
 
 
 @contextlib.contextmanager
-def _for_people(console: Console) -> Iterator[None]:
+def for_people(console: Console) -> Iterator[None]:
     """Keep output of Python code out of JSON documents, and with `--quiet` off the screen."""
     with contextlib.redirect_stdout(io.StringIO() if console.quiet else console.people):
         yield
@@ -109,29 +91,25 @@ def _run(
     cluster: Cluster, file: TaskFile, call: Call, screen: Screen, console: Console
 ) -> list[NodeOutcome[ClusterctlError | None]]:
     """Call a task for every node. Its failure is the value of an outcome."""
-    from clusterctl.fabric.connection import Connection, make_config
-    from clusterctl.fabric.execution import exit_code, on_node
     from clusterctl.inventory import nodeset
 
-    assert call.called_as is not None
-    config = make_config(file.settings_of(call.called_as))
     stdout, stderr = PerThread(sys.stdout), PerThread(sys.stderr)
 
-    def work(node: Node) -> ClusterctlError | None:
+    @contextlib.contextmanager
+    def output(node: Node) -> Iterator[None]:
         streams = [NodeStream(_taker(cluster, screen, node, is_error)) for is_error in (False, True)]
-        own = Connection(node, cluster.transport, config.clone())
-        with own as connection, stdout.to(streams[0]), stderr.to(streams[1]):
-            failure = on_node(call, connection, file.path, print)
-        code = exit_code(failure)
+        with stdout.to(streams[0]), stderr.to(streams[1]):
+            yield
+
+    def end(node: Node, code: int | None, failure: ClusterctlError | None) -> None:
         if code is not None:
             screen.end(node.id, code, "(failed)" if failure else "")
         if failure is not None and console.verbose and failure.__cause__ is not None:
             console.traceback(failure.__cause__)
-        return failure
 
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            outcomes = cluster.map(work)
+            outcomes = run_on_nodes(cluster, file, call, print, output, end)
     except KeyboardInterrupt:
         screen.show_held()
         raise InterruptedRun(
@@ -161,10 +139,3 @@ def _view(outcome: NodeOutcome[ClusterctlError | None], screen: Screen) -> dict[
     if failure is not None:
         view["error"] = failure.to_json()
     return {**view, **output.view()}
-
-
-def _problem(outcomes: Sequence[NodeOutcome[ClusterctlError | None]], name: str) -> ClusterctlError | None:
-    from clusterctl.cluster import combined
-
-    errors = [failure for outcome in outcomes if (failure := outcome.error or outcome.value)]
-    return combined(errors, len(outcomes), f"task {name}") if errors else None

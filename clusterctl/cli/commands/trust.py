@@ -4,54 +4,43 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
+    from clusterctl.api.operations.trust import Scanned
     from clusterctl.inventory import Node
-    from clusterctl.transport import HostKey, Verdict
 
 
 def trust(invocation: Invocation, *, yes: bool) -> None:
-    from clusterctl.cluster import combined, failures
+    from clusterctl.api.operations.trust import look, record
     from clusterctl.errors import RefusedError
 
     with invocation.cluster() as cluster:
-
-        def look(node: Node) -> tuple[Node, HostKey, Verdict]:
-            key = cluster.transport.scan_host_key(node)
-            return node, key, cluster.transport.host_key_verdict(node, key)
-
-        by_ssh = [node for node in cluster.nodes if node.via == "ssh"]
-        if others := len(cluster.nodes) - len(by_ssh):
+        keys = look(cluster)
+        if keys.without:
             invocation.console.say(
-                f"{plural(others, 'host')} without a host key: VIA reaches them by other means than SSH"
+                f"{plural(keys.without, 'host')} without a host key: VIA reaches them by other means than SSH"
             )
-        outcomes = cluster.map(look, by_ssh)
-        scanned = [outcome.get() for outcome in outcomes if outcome.ok]
-        refused = [one for one in scanned if one[2].state in ("changed", "revoked")]
-        unknown = [(node, key) for node, key, verdict in scanned if verdict.state == "unknown"]
-        _show(invocation, len(scanned) - len(unknown) - len(refused), unknown)
+        unknown = keys.unknown
+        _show(invocation, keys.known, unknown)
         recorded = bool(unknown) and (yes or _ask(invocation, len(unknown)))
+        unaccepted = []
         if recorded:
-            for node, key in unknown:
-                cluster.transport.record_host_key(node, key)
+            record(cluster, unknown)
             invocation.console.say(f"recorded {plural(len(unknown), 'key')}")
-        errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-        errors += [cluster.transport.host_key_refusal(*one) for one in refused]
-        if unknown and not recorded:
-            errors.append(RefusedError(f"{plural(len(unknown), 'host key')} not accepted"))
-        problem = combined(errors, len(outcomes), "trust") if errors else None
-        invocation.console.finish({"nodes": [_view(*one, recorded) for one in scanned]}, problem)
+        elif unknown:
+            unaccepted.append(RefusedError(f"{plural(len(unknown), 'host key')} not accepted"))
+        invocation.console.finish(keys.to_json(recorded=recorded), keys.problem(*unaccepted))
 
 
-def _show(invocation: Invocation, known: int, unknown: list[tuple[Node, HostKey]]) -> None:
+def _show(invocation: Invocation, known: int, unknown: list[Scanned]) -> None:
     from clusterctl.inventory import fold
 
     by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
-    for node, key in unknown:
+    for node, key, _ in unknown:
         by_key[key.type, key.fingerprint].append(node)
     if known:
         invocation.console.say(f"{plural(known, 'host')} already known")
@@ -69,8 +58,3 @@ def _ask(invocation: Invocation, count: int) -> bool:
         raise UsageError(message, hint="trust --yes records keys without asking")
     answer = input(f"Compare with the fingerprints from the machines' owners. Record {keys}? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
-
-
-def _view(node: Node, key: HostKey, verdict: Verdict, recorded: bool) -> dict[str, Any]:
-    state = "recorded" if recorded and verdict.state == "unknown" else verdict.state
-    return {"node": node.id, "host": node.where, "type": key.type, "fingerprint": key.fingerprint, "state": state}

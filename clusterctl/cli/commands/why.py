@@ -40,18 +40,16 @@ def why(invocation: Invocation, job: str | None) -> None:
 
 
 def _why(invocation: Invocation, job: str | None) -> None:
-    from clusterctl.cli.commands.scheduled import scheduler_json, with_end
-    from clusterctl.observe.record.status import unheard
+    from clusterctl.api.operations.why import explain, problem
+    from clusterctl.cli.commands.scheduled import scheduler_json
     from clusterctl.observe.why.report import to_json
-    from clusterctl.observe.why.report import why as ask
 
     with invocation.cluster_of(job, whole=True) as cluster:
-        named = invocation.run_of(cluster, job)
-        report = with_end(invocation, ask(cluster, named.job, run=named.run))
+        report = explain(cluster, invocation.run_of(cluster, job), invocation.scheduled)
         if not invocation.console.json:
             _show(invocation.console, report, outside=invocation.scheduled is not None)
         document = {**to_json(report), **scheduler_json(invocation)}
-        invocation.console.finish(document, unheard(report.errors, len(cluster.nodes)))
+        invocation.console.finish(document, problem(report, len(cluster.nodes)))
 
 
 def _show(console: Console, report: Why, *, outside: bool) -> None:

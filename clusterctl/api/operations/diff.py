@@ -1,0 +1,85 @@
+"""Compare two runs: their records and what they ran on the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.api.operations.references import job_ref, run_of
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.observe.record.compare import Comparison
+    from clusterctl.observe.record.contents import Contents
+    from clusterctl.observe.record.model import RunRecord
+    from clusterctl.observe.record.references import Reference
+
+BUCKETS = 200
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The comparison of two runs, and what it was made from: their `records`, and the `contents` of their jobs.
+
+    `problem` is the error to report if nodes did not answer.
+    """
+
+    compared: Comparison
+    records: tuple[RunRecord, RunRecord]
+    contents: tuple[Contents, Contents]
+    errors: dict[str | None, ClusterctlError]
+    problem: ClusterctlError | None
+
+    @property
+    def changed(self) -> dict[str, dict[int, int]]:
+        """By job and node, how many files were changed there since the dispatch; they are compared as dispatched."""
+        return {record.job: dict(one.changed) for record, one in zip(self.records, self.contents, strict=True)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `diff --json`."""
+        sides = zip(("a", "b"), self.contents, strict=True)
+        rows = [{"side": side, "node": node, "files": n} for side, one in sides for node, n in one.changed.items()]
+        return {**self.compared.to_json(), **({"changed_since": rows} if rows else {})}
+
+
+def diff(sides: Sequence[tuple[Cluster, Reference]]) -> Differences:
+    """Compare two runs, each on its nodes, which may be those of the same cluster."""
+    from clusterctl.observe.record.compare import compare
+    from clusterctl.observe.record.contents import read_contents
+    from clusterctl.observe.record.history import read_history
+    from clusterctl.observe.record.status import unheard
+
+    clusters = [cluster for cluster, _ in sides]
+    a, b = (read_history(cluster, one.job, run=one.run, buckets=BUCKETS, tail=0) for cluster, one in sides)
+    contents, trees = read_contents(list(zip(clusters, (a, b), strict=True)))
+    errors = _errors((a, b), contents)
+    problem = unheard(list(errors.values()), max(len(cluster.nodes) for cluster in clusters))
+    return Differences(compare((a, b), contents, trees), (a, b), (contents[0], contents[1]), errors, problem)
+
+
+def _errors(records: Sequence[RunRecord], contents: Sequence[Contents]) -> dict[str | None, ClusterctlError]:
+    """Return, by node, the reason why a part of the comparison is missing."""
+    from clusterctl.errors import NodeError
+
+    silent = [NodeError(one.problem or "", node=one.node.label) for record in records for one in record.silent]
+    errors = [*silent, *(error for one in contents for error in one.errors)]
+    return {error.node: error for error in reversed(errors)}
+
+
+def run_to_compare(cluster: Cluster, text: str) -> Reference:
+    """Return the run that a user named as `run_of` does, without asking the nodes where a text is clear."""
+    from clusterctl.observe.record.references import Reference
+
+    return Reference(*run_ref(cluster.settings, text)) if "/" in text else run_of(cluster, text)
+
+
+def run_ref(settings: Settings, text: str) -> tuple[str | None, str | None]:
+    """Return the job and the run (None: the newest) of JOB or JOB/RUN. A directory in ROOT_DIR is a job, too."""
+    job, _, number = text.rstrip("/").rpartition("/")
+    whole = job_ref(settings, text)
+    if job and number.isascii() and number.isdigit() and len(number) < 10 and "/" in (whole or ""):
+        return job_ref(settings, job), f"{int(number):04d}"
+    return whole, None

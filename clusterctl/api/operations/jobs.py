@@ -1,0 +1,45 @@
+"""The jobs on the nodes, and those that wait for nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.observe.record.model import JobOverview
+    from clusterctl.schedulers import ScheduledJob
+
+
+@dataclass(frozen=True)
+class KnownJobs:
+    """The jobs on the nodes that answered, newest first. `problem` is the error to report if others did not."""
+
+    jobs: Sequence[JobOverview]
+    errors: Sequence[ClusterctlError]
+    problem: ClusterctlError | None
+
+
+def known_jobs(cluster: Cluster, state_of: Callable[[str | None], str] | None = None) -> KnownJobs:
+    """Ask all nodes for their jobs. `state_of` tells the state of a run where that is not for nodes to say."""
+    from clusterctl.observe.record.jobs import jobs
+    from clusterctl.observe.record.status import unheard
+
+    found, errors = jobs(cluster, state_of)
+    return KnownJobs(found, errors, unheard(errors, len(cluster.nodes)))
+
+
+def waiting_jobs(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]:
+    """Return the jobs that were handed to a scheduler and wait for nodes."""
+    from clusterctl.schedulers import queued
+
+    return queued(settings, environ)
+
+
+def to_json(jobs: Sequence[JobOverview], waiting: Sequence[ScheduledJob]) -> dict[str, Any]:
+    """The document of `jobs --json`."""
+    more = {"queued": [job.to_json() for job in waiting]} if waiting else {}
+    return {"jobs": [job.to_json() for job in jobs], **more}

@@ -1,0 +1,69 @@
+"""From settings to the connections to their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.schedulers import JobWatch
+    from clusterctl.transport import Ask
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How to open the nodes of settings: those that `only` selects, None for all.
+
+    `environ` is for the commands of schedulers. `ask` prompts for secrets, and `failed_last` are the ids that
+    `failed@last` means.
+    """
+
+    environ: Mapping[str, str]
+    only: str | None
+    ask: Ask
+    failed_last: Callable[[Settings], Collection[int]] = lambda settings: ()
+
+    def nodes(self, settings: Settings) -> Cluster:
+        """Return the nodes of the settings; a scheduler is asked for its own."""
+        from clusterctl.schedulers import resolve
+
+        return self._open(resolve(settings, self.environ))
+
+    def nodes_of_job(self, settings: Settings, job: str | None) -> tuple[Cluster, JobWatch | None]:
+        """Return the nodes of a job to look at, and the job if a scheduler has it and this is not on its nodes.
+
+        The files of a job whose nodes its scheduler has taken back are read here. Raises NoRunError if there are none.
+        """
+        from clusterctl.schedulers import resolve_job
+
+        settings, scheduled = resolve_job(settings, self.environ, job)
+        cluster = self._open(settings)
+        if scheduled is not None:
+            cluster.is_over = scheduled.is_over
+        return cluster, scheduled
+
+    def nodes_of_all_jobs(self, settings: Settings) -> tuple[Cluster | None, Callable[[str | None], str] | None]:
+        """Return the nodes on which to look for all jobs, None if there is no trace of any.
+
+        Where their files are read here, also return what tells the state of a run, by its name, that has not ended.
+        """
+        from clusterctl.schedulers import resolve_all
+
+        settings, state_of = resolve_all(settings, self.environ)
+        if not settings.hosts:
+            return None, None
+        cluster = self._open(settings)
+        if state_of is not None:
+            cluster.is_over = lambda: True
+        return cluster, state_of
+
+    def _open(self, settings: Settings) -> Cluster:
+        from clusterctl.cluster import Cluster
+        from clusterctl.inventory import build, select
+
+        inventory = build(settings)
+        chosen = select(inventory, self.only, self.failed_last(settings)) if self.only else inventory.nodes
+        return Cluster(settings, inventory, chosen, self.ask)

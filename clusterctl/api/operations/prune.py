@@ -1,0 +1,58 @@
+"""Remove old jobs and unused content from the nodes, after a look at them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.prune import PrunePlan
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the nodes have, and the `plan` of what can go. `errors` are those of nodes that did not answer."""
+
+    plan: PrunePlan
+    errors: Sequence[ClusterctlError]
+    of: int
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing can go."""
+        return not (self.plan.going or self.plan.content)
+
+    def problem(self, more: Sequence[ClusterctlError] = ()) -> ClusterctlError | None:
+        """Return the error to report, given those of the removal."""
+        from clusterctl.cluster import combined
+
+        errors = [*self.errors, *more]
+        return combined(errors, self.of, "prune") if errors else None
+
+    def to_json(self, *, removed: bool) -> dict[str, Any]:
+        """The document of `prune --json`."""
+        jobs = [dataclasses.asdict(job) for job in self.plan.jobs]
+        content = [dataclasses.asdict(item) for item in self.plan.content]
+        return {"jobs": jobs, "content": content, "bytes": self.plan.bytes, "removed": removed}
+
+
+def look(cluster: Cluster, *, keep: int, older_than_s: float) -> Found:
+    """Ask every node, and choose what can go: all but the newest `keep` jobs and what was used in `older_than_s`."""
+    from clusterctl import prune
+    from clusterctl.cluster import failures
+
+    outcomes = prune.look(cluster)
+    errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
+    answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
+    return Found(prune.choose(answers, keep, older_than_s), errors, len(outcomes))
+
+
+def remove(cluster: Cluster, found: Found) -> list[ClusterctlError]:
+    """Remove what can go; return the errors of nodes that failed or where something was still in use."""
+    from clusterctl import prune
+
+    return prune.remove(cluster, found.plan)

@@ -1,0 +1,103 @@
+"""A run as one HTML file on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.observe.record.model import RunRecord
+    from clusterctl.observe.record.references import Reference
+
+MODE = 0o644
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The report of a run in `file`, which has so many `bytes`."""
+
+    record: RunRecord
+    file: Path
+    bytes: int
+
+    @property
+    def errors(self) -> list[ClusterctlError]:
+        """An error for each node that is missing in it."""
+        from clusterctl.errors import NodeError
+
+        return [NodeError(known.problem or "", node=known.node.label) for known in self.record.silent]
+
+    @property
+    def problem(self) -> ClusterctlError | None:
+        """The error to report if nodes are missing in it."""
+        from clusterctl.observe.record.status import unheard
+
+        return unheard(self.errors, len(self.record.nodes))
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `report --json`."""
+        record = self.record
+        about = {"job": record.job, "run": record.run, "state": record.state}
+        return {**about, "file": str(self.file), "bytes": self.bytes, **record.members.to_json()}
+
+
+def place(output: Path | None) -> tuple[Path | None, Path]:
+    """Return the file that `output` names, or None and the directory of a report that is named like its run.
+
+    Raises UsageError or RefusedError if it is clear by now that this is no place for a report.
+    """
+    if output is None or output.is_dir():
+        return None, output or Path()
+    _check_target(output)
+    return output, output.parent
+
+
+def report(cluster: Cluster, named: Reference, file: Path | None, directory: Path = Path()) -> Reported:
+    """Write the report of a run to a file, by default one in `directory` that is named like the run.
+
+    An older report goes. Raises UsageError or RefusedError if that is no place for a report.
+    """
+    from clusterctl.observe.record.history import read_history
+
+    record = read_history(cluster, named.job, run=named.run)
+    target = file or directory / _name(record)
+    return Reported(record, target, _write(record, target))
+
+
+def _check_target(file: Path) -> None:
+    """Refuse a file in a directory that does not exist, and one that is not a report."""
+    from clusterctl.errors import RefusedError, UsageError
+    from clusterctl.report.page import BEGIN
+
+    if not file.parent.is_dir():
+        raise UsageError(f"{file.parent} is not a directory", hint=f"mkdir -p {file.parent}")
+    if file.exists() and not _begins(file, BEGIN.encode()):
+        raise RefusedError(f"{file} is not a report of clusterctl", hint="choose another file: -o FILE")
+
+
+def _begins(file: Path, data: bytes) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as there:
+        return there.read(len(data)) == data
+
+
+def _name(record: RunRecord) -> str:
+    """Return the name of the file. Nodes name the job, and could choose any name but an id."""
+    from clusterctl.common.paths import is_job_id
+
+    job = record.job if is_job_id(record.job) else "report"
+    return f"{job}-run{int(record.run)}.html"
+
+
+def _write(record: RunRecord, file: Path) -> int:
+    from clusterctl.common.files import write_atomic
+    from clusterctl.report.page import render
+
+    _check_target(file)
+    data = render(record).encode()
+    write_atomic(file, data, MODE, durable=False)
+    return len(data)

@@ -1,0 +1,28 @@
+"""A checkpoint of the running job, now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+
+MARGIN_S = 60.0  # for the answer of a node that swaps
+
+
+def save(cluster: Cluster, ref: str | None, *, timeout_s: float) -> dict[str, Any]:
+    """Ask the lead for a checkpoint, and return its `job`, `run`, `tag` and `step` once it is complete.
+
+    Raises if that takes longer than `timeout_s`, and RefusedError if the job is not running.
+    """
+    from clusterctl.cluster import raise_failures
+    from clusterctl.errors import UsageError
+    from clusterctl.observe.record.status import find
+
+    job, members = find(cluster, ref)
+    if members.run is None:
+        raise UsageError(f"{job} was never started", hint=f"clusterctl start --job_workspace {job}")
+    request = {"op": "save", "ref": job, "limit_s": timeout_s}
+    outcomes = cluster.ask(request, members.nodes[:1], answer_s=timeout_s + MARGIN_S)
+    (answer,) = raise_failures(outcomes, "save")
+    return {name: answer[name] for name in ("job", "run", "tag", "step")}

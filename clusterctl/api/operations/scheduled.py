@@ -1,0 +1,111 @@
+"""A job of a scheduler seen from outside it, which may wait for nodes or have lost them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.api.operations import references
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.observe.record.references import Reference
+    from clusterctl.schedulers import JobWatch, ScheduledJob
+
+LINES = 10
+TAIL_BYTES = 1 << 16
+NO_RUN: dict[str, Any] = {"job": None, "run": None}
+NO_NODES: dict[str, Any] = {"members": [], "left_out": [], "nodes": []}
+STATES = {"succeeded": "succeeded", "cancelled": "stopped", "unknown": "unknown", "": "unknown"}
+
+
+def run_of(cluster: Cluster, scheduled: JobWatch | None, text: str | None, number: int | None = None) -> Reference:
+    """Return a run as `references.run_of` does. That of a scheduler's job may be named by the job's id, or not at all.
+
+    Raises NoRunError if that job has no run yet.
+    """
+    job = scheduled.now() if scheduled is not None else None
+    if job is None or job.run is None or text not in (None, job.id, job.run):
+        return references.run_of(cluster, text, number)
+    from clusterctl.schedulers import NoRunError
+
+    named = references.run_of(cluster, job.run, number)
+    if not named.chosen:
+        raise NoRunError(job)
+    return named
+
+
+def job_of(cluster: Cluster, scheduled: JobWatch | None, text: str | None) -> str | None:
+    """Return the job of `run_of`. Raises UsageError if the text names another run of it than the newest."""
+    from clusterctl.observe.record.references import need_newest
+
+    return need_newest(cluster, run_of(cluster, scheduled, text))
+
+
+def need_nodes(scheduled: JobWatch | None) -> None:
+    """Raise NoRunError if the nodes of the job may be those of others by now, for what acts on them."""
+    if scheduled is not None and scheduled.is_over():
+        from clusterctl.schedulers import NoRunError
+
+        raise NoRunError(scheduled.now())
+
+
+def state_of(job: ScheduledJob) -> str:
+    """Return the state of a job without a run, as `status` shows it."""
+    if job.stage != "ended":
+        return "queued" if job.stage == "queued" else "starting"
+    return STATES.get(job.kind, "failed")
+
+
+def was_ended(job: ScheduledJob) -> bool:
+    """Return True if the scheduler, or a user through it, has ended the job, and not its script."""
+    from clusterctl.observe.why.scheduler import ENDS
+
+    return job.stage == "ended" and job.kind in ENDS
+
+
+def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) -> ScheduledJob:
+    """Cancel a job that waits, or whose run has not begun, and return it as it is then.
+
+    One that has ended stays as it is. One that was queued may run by now, and has to be stopped like any other.
+    """
+    from clusterctl import schedulers
+    from clusterctl.errors import NodeError
+
+    if job.stage == "ended":
+        return job
+    after = schedulers.cancel(settings, environ, job)
+    if after.stage != "ended" and (job.stage, after.stage) != ("queued", "running"):
+        raise NodeError(f"{after.name} is still {after.stage}", hint=f"try scancel {job.id}")
+    return after
+
+
+def printed_last(job: ScheduledJob) -> list[str]:
+    """Return the last lines that the script of a failed job printed; nothing if they cannot be read."""
+    if job.stage != "ended" or job.kind == "succeeded":
+        return []
+    try:
+        with Path(job.output or "/dev/null").open("rb") as f:
+            f.seek(max(0, f.seek(0, 2) - TAIL_BYTES))
+            return f.read().decode(errors="replace").splitlines()[-LINES:]
+    except OSError:
+        return []
+
+
+def status_json(job: ScheduledJob) -> dict[str, Any]:
+    """The document of `status --json` for a job that has no run."""
+    more: dict[str, Any] = {"job_workspace": None, "resumed": None, "processes": []}
+    return {**NO_RUN, **NO_NODES, **more, "state": state_of(job), "scheduler": job.to_json()}
+
+
+def why_json(job: ScheduledJob, lines: list[str]) -> dict[str, Any]:
+    """The document of `why --json` for a job that has no run; `lines` are those of `printed_last`."""
+    about = {**NO_RUN, "state": state_of(job), "cause": None, "advice": job.hint, "lines": lines}
+    return {**about, "scheduler": job.to_json()}
+
+
+def stop_json(job: ScheduledJob) -> dict[str, Any]:
+    """The document of `stop --json` for a job that was cancelled."""
+    return {**NO_RUN, **NO_NODES, "survivors": 0, "scheduler": job.to_json()}

@@ -1,0 +1,93 @@
+"""The Python environment of a job on the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
+    from clusterctl.setup import Group, Prepared, Requirements
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """The outcome of a setup. `problem` is the error to report if nodes are not ready."""
+
+    requirements: Requirements
+    done: Prepared
+    problem: ClusterctlError | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `setup --json`."""
+        lock = self.requirements.lock
+        return {
+            "requirements": self.requirements.packages,
+            "lock": lock.name if lock else None,
+            "environments": [_group(group) for group in self.done.groups],
+            "nodes": [_node(outcome) for outcome in self.done.outcomes],
+        }
+
+
+def requirements_of(workspace: Path, settings: Settings) -> Requirements:
+    """Read the requirements of a workspace, and what the engine needs besides. Raises ConfigError."""
+    from clusterctl.setup import read_requirements
+
+    return read_requirements(workspace, runtime=settings.engine == "clusterctl")
+
+
+def setup(
+    cluster: Cluster,
+    requirements: Requirements,
+    *,
+    offline: bool = False,
+    upgrade: bool = False,
+    uv: bool | None = None,
+    say: Callable[[str], None],
+    cache: Path,
+    on_step: Callable[[Node | None, str], None] = lambda node, words: None,
+) -> SetUp:
+    """Build the environment on every node that lacks it. See `clusterctl.setup.prepare` and `Wishes`."""
+    from clusterctl.setup import Wishes, prepare
+
+    done = prepare(cluster, requirements, Wishes(offline, upgrade, uv), say, cache, on_step)
+    return SetUp(requirements, done, _partial_failure(done))
+
+
+def _partial_failure(done: Prepared) -> ClusterctlError | None:
+    from clusterctl.cluster import combined, failures
+
+    errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
+    if not errors:
+        return None
+    of = len(done.outcomes)
+    error = combined(errors, of, "setup")
+    if len(errors) < of:
+        error.message += f"\n{of - len(errors)}/{of} nodes ready; run setup again for the others"
+    return error
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "python": group.kind.python,
+        "machine": group.kind.machine,
+        "packages": group.packages,
+        "chosen_by": group.chosen_by,
+        "relayed": group.relayed,
+        "nodes": [node.id for node in group.nodes],
+    }
+
+
+def _node(outcome: Any) -> dict[str, Any]:
+    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    node["seconds"] = round(outcome.seconds, 3)
+    if not outcome.ok:
+        return {**node, "error": outcome.error.to_json()}
+    ready = outcome.get()
+    built = {"built": ready.built, "built_by": ready.builder, "uv_problem": ready.problem}
+    return {**node, "environment": ready.environment, **built, "bytes_sent": ready.bytes_sent}

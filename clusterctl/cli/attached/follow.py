@@ -1,0 +1,162 @@
+"""Follow a run that was started: to its end, on a display, or until all its processes are running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from clusterctl.api.operations.references import job_name
+from clusterctl.api.operations.start import ask_how_it_ended, wait_until_up
+from clusterctl.cli import style
+from clusterctl.cli.attached.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
+from clusterctl.cli.attached.term import on_term
+from clusterctl.cli.causes import corrected_hint, first_cause_lines
+from clusterctl.cli.console import human_time
+from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.origin import origin_json
+from clusterctl.cli.screen.keys import Pressed, keys
+from clusterctl.cli.screen.log_feed import LogFeed
+from clusterctl.escape import clean
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.answers import Cause
+    from clusterctl.launch import Adopted, Run
+    from clusterctl.observe.follow import News
+    from clusterctl.observe.record.live import LiveRecord
+
+AFTER_END_S = 5.0
+
+
+class _Detach(Exception):  # noqa: N818 - a request, not an error
+    """The user pressed d, or somebody sent TERM to this program."""
+
+    def __init__(self, signal_number: int = 0) -> None:
+        self.signal_number = signal_number
+
+
+def _detach(signal_number: int) -> NoReturn:
+    raise _Detach(signal_number)
+
+
+def follow_run(
+    invocation: Invocation, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line
+) -> LiveRecord:
+    """Show the run until it ends. Raises if it failed."""
+    from clusterctl.observe.follow import Follower
+    from clusterctl.observe.record.live import LiveRecord
+
+    view = LiveRecord(run.nodes)
+    display = Display(invocation.console, view, _title(cluster, run), pass_line)
+    try:
+        with (
+            display,
+            on_term(_detach),
+            keys(wanted=invocation.console.live) as pressed,
+            Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
+        ):
+            _watch(follower, display, pressed, LogFeed(display.screen, follower))
+    except _Detach as request:
+        words = f"detached from {run.job}, which continues" if request.signal_number else f"detached from {run.job}"
+        invocation.console.say(f"{words}; to follow it: clusterctl logs -f {run.job}")
+        if request.signal_number:
+            raise SystemExit(128 + request.signal_number) from None
+        return view
+    ask_how_it_ended(cluster, run.job, run.run, view)
+    if view.ended is None or view.ended["state"] != "succeeded":
+        _raise_failed(invocation, cluster, run, view)
+    saved = f" · saved {view.saved[-1]}" if view.saved else ""
+    invocation.console.record({**identity(run), "state": "succeeded"})
+    invocation.console.say(style.state("succeeded") + f" after {_duration(run, view)}{_progress(view)}{saved}")
+    for doubt in view.doubts:
+        invocation.console.warn(f"warning: {clean(doubt)}")
+    invocation.console.say(f"next: clusterctl collect {run.job}")
+    return view
+
+
+def until_running(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Run) -> None:
+    """Return once all processes are running; raise if the run fails first."""
+    from clusterctl.observe.record.live import LiveRecord
+
+    view = LiveRecord(run.nodes)
+    with invocation.progress.operation("starting the processes"):
+        is_up = wait_until_up(cluster, run.job, run.run, run.nodes, view)
+    if not is_up:
+        _raise_failed(invocation, cluster, run, view)
+    name = job_name(cluster.settings, cluster.inventory, run.job)
+    more = {} if adopted is None else {"adopted": adopted.to_json()}
+    invocation.console.document({**identity(run), "job_workspace": name, "state": "running", **more})
+    follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
+    invocation.console.say(style.good("all processes are running") + f"     follow: {follow}   stop: {stop}")
+
+
+def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, log_feed: LogFeed) -> None:
+    """Show news until all nodes have reported the end, or the lead has and the others take too long."""
+    since = None
+    for news in follower:
+        display.news(news)
+        log_feed.take(news)
+        for key in pressed():
+            if key == "d":
+                raise _Detach
+            if display.screen.press(key):
+                log_feed.update()
+        if display.screen.record.ended is None:
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        elif time.monotonic() - since > AFTER_END_S:
+            return
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """Return the fields of a JSON document about a run that was started."""
+    name = {"name": run.name} if run.name else {}
+    about = {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json()}
+    return {**about, **origin_json(run.origin)}
+
+
+def _title(cluster: Cluster, run: Run) -> str:
+    named = f" ({run.name})" if run.name else ""
+    return f"{run.job} run {int(run.run)}{named} · {cluster.settings.mode}"
+
+
+def _duration(run: Run, view: LiveRecord) -> str:
+    """Return the duration of a run that has ended, by the clock of the lead's node; so far if its end is unknown."""
+    until = view.ended["t"] if view.ended else time.time()
+    return human_time(max(0.0, until - (run.started_t or until)))
+
+
+def _raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: LiveRecord) -> None:
+    """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
+    from clusterctl.errors import JobFailedError
+    from clusterctl.inventory import nodeset
+
+    ended = view.ended or {"state": "lost", "cause": None}
+    state = ended["state"]
+    cause: Cause = ended["cause"] or (view.causes[0] if view.causes else {})
+    lines = [style.state(state) + f" after {_duration(run, view)}{_progress(view)}"]
+    lines += first_cause_lines(cluster, run.job, run.run, cause)
+    if state == "lost":
+        lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")
+    missing = ended.get("not_heard_of")
+    if missing == []:
+        total = len(run.nodes)
+        lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
+    elif missing:
+        silent = nodeset(node for node in missing if isinstance(node, int))
+        lines.append(f"no answer from {silent}")
+    details = {**identity(run), "state": state, "cause": cause}
+    hint = f"clusterctl why {run.job}"
+    if missing:
+        hint += f"; clusterctl stop {run.job} shows what is left on {silent}"
+    if view.checkpoints:
+        hint += f"; to resume from {view.checkpoints[-1]}: clusterctl start --resume --job_workspace {run.job}"
+        corrected = corrected_hint(run.job, cause.get("role"))
+        hint += f"; {corrected}" if corrected else ""
+    raise JobFailedError(style.join("\n", lines), hint=hint, details=details)
+
+
+def _progress(view: LiveRecord) -> str:
+    return f" · pass {view.pass_}, step {view.step:,}" if view.step else ""

@@ -1,0 +1,81 @@
+"""A command parses its arguments, calls one operation or one stage, and shows the result: it chains no stages."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from house.source import imports_of, modules, tree, within
+from test_house import FOR_VIEWS, VIEWS
+
+STAGES = (
+    *("config", "schedulers", "transport", "cluster", "check", "dispatch", "launch", "setup", "observe", "report"),
+    *("collect", "prune", "export", "fabric"),
+)
+# The modules of `cli` that call a stage themselves, each one only. All else goes through `api.operations`.
+CALLS: Mapping[str, str] = {
+    "cli.adopted": "launch.adopt",
+    "cli.causes": "observe.why.report",
+    "cli.chosen_settings": "config.declarations",
+    "cli.commands.diff": "report.formats",
+    "cli.commands.export": "export",
+    "cli.commands.logs": "observe.folding",
+    "cli.commands.metrics": "export.scraped",
+    "cli.commands.split": "dispatch.split",
+    "cli.commands.status": "observe.record.status",
+    "cli.commands.why": "observe.why.report",
+    "cli.invocation": "config",
+    "cli.screen.gpu_lines": "check.gpus",
+}
+# What every module of `cli` may use: constants, classes of values and errors, and functions that put errors into one.
+VALUES = (
+    "check.STOPS",
+    "cluster.NONSENSE",
+    "cluster.SeveralRunningError",
+    "cluster.cluster.unwatched",
+    "cluster.combined",
+    "cluster.fold_errors",
+    "cluster.raise_failures",
+    "cluster.shapes.END_OF_TIME",
+    "launch.Resume",
+    "observe.follow.is_passing",
+    "observe.record.references.Reference",
+    "observe.record.secrets.HIDDEN",
+    "schedulers.NoRunError",
+    "transport.ask_terminal",
+)
+# Screens read the record of a run themselves, as every view does.
+SCREENS = tuple(view for view in VIEWS if within(view, ["cli"]) and not within(view, ["cli.commands"]))
+
+
+def used(module: str) -> Iterator[str]:
+    """Return the names of stages that a module imports at run time, such as `launch.adopt`."""
+    for full in imports_of(running(module)):
+        name = full.removeprefix("clusterctl.")
+        if within(name, STAGES) and not (within(module, SCREENS) and within(name, FOR_VIEWS)):
+            yield name
+
+
+def running(module: str) -> Iterator[ast.AST]:
+    """Return the nodes of a module's syntax tree, except what stands under `if TYPE_CHECKING`."""
+    waiting: list[ast.AST] = [tree(module)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+def command_line() -> list[str]:
+    return [module for module in modules() if within(module, ["cli"])]
+
+
+def test_a_module_of_the_command_line_calls_at_most_one_stage_and_only_as_in_the_table() -> None:
+    called = {(module, name) for module in command_line() for name in used(module) if name not in VALUES}
+    assert [(module, name) for module, name in sorted(called) if not within(name, [CALLS.get(module, "nothing")])] == []
+    assert {module for module, _ in called} == set(CALLS)
+
+
+def test_the_values_of_stages_that_the_command_line_uses_are_those_of_the_list() -> None:
+    assert {name for module in command_line() for name in used(module) if name in VALUES} == set(VALUES)
