@@ -183,21 +183,11 @@ def burn(cpu_s: float) -> None:
 WORK = {"wait": time.sleep, "burn": burn}
 
 
-@contextlib.contextmanager
-def one_process(**given: Any) -> Iterator[bench.Fleet]:
-    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
-        child = bench.Child([str(Path(__file__).resolve()), "trainer", json.dumps(given)], {}, Path(scratch))
-        try:
-            yield bench.Fleet([], [child])
-        finally:
-            child.reap()
-
-
 def step_ms(machines: int, count: int, **given: Any) -> float:
     """Return the median milliseconds of a step in one round."""
     layout = bench.Layout(machines, machines, {"security": "curve", "shm": "off"})
-    started = one_process(**given) if machines == 1 else bench.fleet(layout, __file__, **given)
-    with started as running:
+    own = [str(Path(__file__).resolve()), "trainer", json.dumps(given)]
+    with bench.alone(own) if machines == 1 else bench.fleet(layout, __file__, **given) as running:
         return 1e3 * statistics.median(running.steps(count))
 
 

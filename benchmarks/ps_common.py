@@ -193,6 +193,19 @@ def fleet(layout: Layout, script: str, net: Network | None = None, **given: Any)
         yield Fleet([server.child for server in servers], [trainer.child for trainer in trainers])
 
 
+@contextlib.contextmanager
+def alone(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, executable: str = sys.executable
+) -> Iterator[Fleet]:
+    """Start a program that trains in one process, without pservers."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
+        child = Child(argv, dict(env or {}), Path(scratch), executable=executable)
+        try:
+            yield Fleet([], [child])
+        finally:
+            child.reap()
+
+
 @dataclass(frozen=True)
 class _Started:
     """A process, and the end of its socket to its supervisor, which the harness stands in for."""

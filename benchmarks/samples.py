@@ -84,16 +84,6 @@ def batches(program: Any, samples: np.ndarray, size: int, pass_: int, rng: np.ra
 
 
 @contextlib.contextmanager
-def alone(argv: list[str], env: dict[str, str], executable: str = sys.executable) -> Iterator[bench.Fleet]:
-    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
-        child = bench.Child(argv, env, Path(scratch), executable=executable)
-        try:
-            yield bench.Fleet([], [child])
-        finally:
-            child.reap()
-
-
-@contextlib.contextmanager
 def paddle_fleet(python: str, argv: list[str], trainers: int, pservers: int) -> Iterator[bench.Fleet]:
     """Start Paddle's servers and trainers as its launcher does."""
     addresses = [f"127.0.0.1:{bench.free_port()}" for _ in range(pservers + trainers)]
@@ -139,12 +129,12 @@ def contenders(model: str, data: Path, arrays: Path, batch: int, python: str) ->
     layout = bench.Layout(1, 2, {"mode": "async"})
     found: dict[str, Fleets] = {
         "ours, 1x2": partial(bench.fleet, layout, __file__, **given),
-        "ours, one process": partial(alone, own, {}),
+        "ours, one process": partial(bench.alone, own),
     }
     if python:
         argv = [str(PADDLE), model, str(arrays), str(batch)]
         found["Paddle, 1x2"] = partial(paddle_fleet, python, argv, 1, 2)
-        found["Paddle, one process"] = partial(alone, argv, ONE_THREAD, python)
+        found["Paddle, one process"] = partial(bench.alone, argv, ONE_THREAD, python)
     return found
 
 
@@ -213,8 +203,4 @@ def forget() -> None:
 
 
 if __name__ == "__main__":
-    settings = bench.trainer_given()
-    if settings is None:
-        main()
-    else:
-        trainer(settings)
+    bench.run(main, trainer)
