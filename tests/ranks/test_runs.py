@@ -13,6 +13,7 @@ import pytest
 from clusterctl.runtime import load_model
 from e2e.programs import REGRESSION
 from ranks.started import OBEYS, SETTINGS, Ranks, ends, ranks_in
+from support.processes import wait_until
 
 SHOW = """
 import json, os, sys
@@ -120,7 +121,7 @@ def test_keys_are_private_while_the_run_is_under_way(ranks: Ranks) -> None:
     paths = [path for path in ranks.home.rglob("*") if "lib" not in path.parts]
     assert any(path.parent.name == "keys" for path in paths)
     assert [path for path in paths if path.lstat().st_mode & 0o077] == []
-    assert json.loads(ranks.cluster("status", "--json"))["state"] == "running"
+    assert wait_until(lambda: json.loads(ranks.cluster("status", "--json"))["state"] == "running")
     ranks.cluster("stop")
     assert [code for code, _, _ in ends(started)] == [143, 143]
 
@@ -132,7 +133,7 @@ def test_commands_reach_a_node_of_another_machine_through_its_rank(ranks: Ranks)
     ranks.wait_for_output(2)
     conf = ranks.home / "conf.py"
     conf.write_text(conf.read_text().replace("gethostname()", "'elsewhere'"))
-    assert json.loads(ranks.cluster("status", "--json"))["state"] == "running"
+    assert wait_until(lambda: json.loads(ranks.cluster("status", "--json"))["state"] == "running")
     assert "up 1" in ranks.cluster("logs")
     ranks.cluster("stop")
     assert [code for code, _, _ in ends(started)] == [143, 143]

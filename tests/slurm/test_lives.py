@@ -135,6 +135,7 @@ def test_before_its_time_limit_a_job_saves_and_resumes_on_other_nodes(cgroup_lab
     assert job.restarts() == 1
     assert f"saved: checkpoint step-{began:09d}" in job.output
     assert "DUE TO JOB REQUEUE" in job.output
+    assert wait_until(lambda: job.site.status(job.id)["state"] == "running")
     status = job.site.status(job.id)
     assert (status["state"], status["run"], status["name"]) == ("running", "0002", f"slurm-{job.id}")
     assert status["resumed"]["step"] == began
