@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of `nodes`, by their ids, or of this machine if there are none. It `blocks` a start, or is a warning.
+    """A problem on `nodes` (ids), or on this machine if `nodes` is empty. It is a warning unless it `blocks` a start.
 
     `check` is what was checked, and `hint` how to fix it.
     """
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check has found. `document` is that of `clusterctl check --json`."""
+    """The result of a check. `document` is that of `clusterctl check --json`."""
 
     findings: tuple[Finding, ...]
     document: Mapping[str, Any] = field(repr=False, compare=False)

@@ -72,7 +72,7 @@ class Invocation:
     def cluster_of(self, job: str | None, *, whole: bool = False) -> Cluster:
         """Return the nodes of a job to look at, as `cluster` does; with `whole` all of them, as `whole_cluster` does.
 
-        The files of a job whose nodes its scheduler has taken back are read here. Raises NoRunError if there are none.
+        If the scheduler has released the nodes of a job, its files are read here. Raises NoRunError if there are none.
         """
         if whole:
             self._need_all()

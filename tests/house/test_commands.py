@@ -27,7 +27,7 @@ CALLS: Mapping[str, str] = {
     "cli.invocation": "config",
     "cli.screen.gpu_lines": "check.gpus",
 }
-# What every module of `cli` may use: constants, classes of values and errors, and functions that put errors into one.
+# What every module of `cli` may use: constants, value classes, errors, and functions that combine errors.
 VALUES = (
     "check.STOPS",
     "cluster.NONSENSE",

@@ -170,7 +170,7 @@ EVERYWHERE = {
 def machine_paths() -> set[str]:
     """Return the path of this checkout, and its top directory if other machines do not have that directory.
 
-    A relative path with a directory of that name is none of them.
+    A relative path that contains a directory of that name does not count.
     """
     places = {f"{ROOT}/"}
     if len(ROOT.parts) > 2 and ROOT.parts[1] not in EVERYWHERE:

@@ -104,7 +104,7 @@ def pods_for(
 
 @dataclass(frozen=True)
 class MadePods:
-    """What `submit` has made for HOSTS, None if it is not there."""
+    """The pods that `submit` created for HOSTS. `made` is None if there are none."""
 
     kubectl: Kubectl
     made: Made | None
@@ -123,7 +123,7 @@ class MadePods:
 
 
 def find_made(hosts: KubernetesHosts, environ: Mapping[str, str]) -> MadePods:
-    """Look for what `submit` has made for HOSTS."""
+    """Look for the pods that `submit` created for HOSTS."""
     from clusterctl.schedulers.kubernetes.kubectl import Kubectl
     from clusterctl.schedulers.kubernetes.submit import find
 

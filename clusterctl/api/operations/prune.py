@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What the nodes have, and the `plan` of what can go. `errors` are those of nodes that did not answer."""
+    """The jobs and content on the nodes, and the `plan` of what to remove. `errors`: from nodes that did not answer."""
 
     plan: PrunePlan
     errors: Sequence[ClusterctlError]

@@ -80,8 +80,8 @@ def send(
     options: Any = {"rehash": rehash, "allow_partial": allow_partial, "to_start": to_start}
     started = time.monotonic()
     with invocation.progress.operation(f"sending to {plural(len(cluster.nodes), 'node')}") as operation:
-        told = (operation.node_bytes, invocation.console.warn)
-        done = send_workspace(cluster, workspace, *told, cache=invocation.cache_dir, **options)
+        listeners = (operation.node_bytes, invocation.console.warn)
+        done = send_workspace(cluster, workspace, *listeners, cache=invocation.cache_dir, **options)
     _summarise(invocation.console, done, time.monotonic() - started)
     return done
 
