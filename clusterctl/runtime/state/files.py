@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.model import checksum
 from clusterctl.runtime.checkpoint.remote import open_saved_state, run_peers
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
+from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 
