@@ -1,4 +1,4 @@
-"""Measure the way from `clusterctl start` to the first step of every trainer on fake nodes: times of its parts, and CPU.
+"""Measure the parts of the way from `clusterctl start` to the first step of every trainer, on fake nodes.
 
 The job has a pserver and a trainer per node, and one small table. `--detach` returns when all processes run; without
 it, the command follows the run. The first start after a dispatch also tests the interpreter and compiles the runtime:
@@ -56,7 +56,7 @@ with connect() as ps:
 MARKS = ("python", "numpy, pyzmq", "runtime", "connect", "table", "first step")
 #: The last node of all is shown, relative to the command.
 PARTS = ("prepared", "supervisors", "pservers spawned", "pservers ready", "trainers spawned", *MARKS)
-ROLES = ("client", "nodes' agents", "supervisors", "pservers", "trainers")
+ROLES = ("client", "SSH servers", "agents", "supervisors", "pservers", "trainers")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Site:
         """Start the job, wait for every trainer's first step, and stop it."""
         for path in self.files("output/marks"):
             path.unlink()
-        before = _ticks(self.server)
+        before = _cpu_s(self.server)
         reaped = _reaped_s()
         began = time.time()
         argv = [*self.command, "start", "--quiet", *(["--detach"] if detach else []), "--job_workspace", self.job]
@@ -101,7 +101,7 @@ class Site:
                 if client.returncode:
                     out.seek(0)
                     raise RuntimeError(f"{shlex.join(argv)} exited with {client.returncode}: {out.read().decode()}")
-            cpu_s = self._cpu_s(client, before, reaped, detach=detach)
+            cpu_s = self._used_s(client, before, reaped, detach=detach)
             run([*self.command, "stop", self.job], self.environment())
             client.wait()
         reached = {**self._reached(), **{mark: max(one[mark][0] for one in marks) for mark in MARKS}}
@@ -133,7 +133,9 @@ class Site:
                     last[name] = max(times[name], last.get(name, 0.0))
         return last
 
-    def _cpu_s(self, client: subprocess.Popen[bytes], before: int, reaped: float, *, detach: bool) -> dict[str, float]:
+    def _used_s(
+        self, client: subprocess.Popen[bytes], before: tuple[float, float], reaped: float, *, detach: bool
+    ) -> dict[str, float]:
         """Return the seconds of CPU so far, by role. Trainers and pservers still run."""
         used: Counter[str] = Counter()
         for process in Path("/proc").iterdir():
@@ -142,7 +144,8 @@ class Site:
                     role = _role_of(process, self.directory, client.pid)
                     if role:
                         used[role] += _precise_s(process)
-        used["nodes' agents"] = (_ticks(self.server) - before) / os.sysconf("SC_CLK_TCK")
+        for role, now, then in zip(("SSH servers", "agents"), _cpu_s(self.server), before, strict=True):
+            used[role] = now - then
         if detach:
             used["client"] = _reaped_s() - reaped
         return dict(used)
@@ -166,9 +169,10 @@ def _precise_s(process: Path) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in (process / "task").iterdir()) / 1e9
 
 
-def _ticks(pid: int) -> int:
-    """Return the clock ticks of a process and its reaped children."""
-    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+def _cpu_s(pid: int) -> tuple[float, float]:
+    """Return the CPU time of a process, and of its reaped children."""
+    ticks = list(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return sum(ticks[:2]) / os.sysconf("SC_CLK_TCK"), sum(ticks[2:]) / os.sysconf("SC_CLK_TCK")
 
 
 def _reaped_s() -> float:
