@@ -68,14 +68,14 @@ class Figures:
     trainer_cpu_s: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Site:
-    """A fake cluster with a dispatched job, for one program."""
+    """A fake cluster and its newest job, for one program."""
 
     command: tuple[str, ...]
     directory: Path
-    job: str
     server: int
+    job: str = ""
 
     def environment(self) -> dict[str, str]:
         return _environment(self.directory)
@@ -83,10 +83,15 @@ class Site:
     def files(self, name: str) -> list[Path]:
         return list(self.directory.glob(f"fake/nodes/node*/clusterctl/{self.job}/{name}"))
 
+    def dispatch(self) -> None:
+        """Dispatch a new job: the agents search for processes of earlier runs of a job."""
+        run([*self.command, "dispatch", str(self.directory / "workspace")], self.environment())
+        jobs = json.loads(run([*self.command, "jobs", "--json"], self.environment()).out)["jobs"]
+        self.job = jobs[0]["job"]
+
     def start(self, nodes: int, *, detach: bool) -> Figures:
         """Start the job, wait for every trainer's first step, and stop it."""
-        for path in self.files("output/marks"):
-            path.unlink()
+        self.dispatch()
         before = _cpu_s(self.server)
         reaped = _reaped_s()
         began = time.time()
@@ -120,9 +125,7 @@ class Site:
     def _reached(self) -> dict[str, float]:
         """Return the time of day at which the last node passed each part, by the events of the newest run."""
         last: dict[str, float] = {}
-        for directory in {path.parent for path in self.files(".clusterctl/runs/*/spec.json")}:
-            if directory.name != max(path.name for path in directory.parent.iterdir()):
-                continue
+        for directory in (path.parent for path in self.files(".clusterctl/runs/*/spec.json")):
             times = {"prepared": json.loads((directory / "spec.json").read_text())["t"]}
             for event in map(json.loads, (directory / "events.jsonl").read_text().splitlines()):
                 times.setdefault("supervisors", event["t"])
@@ -188,17 +191,15 @@ def _environment(directory: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def site(command: Sequence[str], directory: Path, nodes: int) -> Iterator[Site]:
-    """Start a fake cluster and dispatch the job; stop it in the end."""
+    """Start a fake cluster; stop it in the end."""
     (directory / "workspace").mkdir(parents=True)
     (directory / "workspace/train.py").write_text(TRAIN)
     fake = ["--dir", str(directory / "fake")]
     env = _environment(directory)
     run([*command, "fake", "up", "-n", str(nodes), *fake], env)
     try:
-        run([*command, "dispatch", str(directory / "workspace")], env)
-        job = json.loads(run([*command, "jobs", "--json"], env).out)["jobs"][0]["job"]
         server = json.loads(run([*command, "fake", "status", "--json", *fake], env).out)["pid"]
-        yield Site(tuple(command), directory, job, server)
+        yield Site(tuple(command), directory, server)
     finally:
         run([*command, "fake", "down", "--yes", *fake], env)
         shutil.rmtree(directory)

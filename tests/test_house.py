@@ -117,8 +117,8 @@ THIRD_PARTY = {
     "numpy": ("runtime", "torch", "api.metrics"),
     "pandas": ("api.metrics",),  # in one method, for those who have it
     "torch": ("torch",),
-    "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
-    "cryptography": ("certificates",),
+    "zmq": ("runtime",),
+    "cryptography": ("certificates", "launch.keys"),
     "packaging": ("setup.locks",),
     "tomli": ("setup.locks.lock_file",),
     "tensorboardX": ("export.tensorboard",),
