@@ -57,19 +57,23 @@ else:
         return fields
 
     def _compile_init(cls, fields, frozen):
-        assign = "put(self, {0!r}, {1})" if frozen else "self.{0} = {1}"
-        parameters, body = ["self"], []
+        assign = "_put(self, {0!r}, {1})" if frozen else "self.{0} = {1}"
+        parameters, body, bound = ["self"], [], {"_put": object.__setattr__, "_missing": _REQUIRED}
         for name, (_, default) in fields.items():
-            parameters.append(name if default is _REQUIRED else f"{name}=defaults[{name!r}]")
-            made = f"{name}.make() if {name} is defaults[{name!r}] else {name}"
-            body.append(assign.format(name, made if isinstance(default, _Factory) else name))
+            is_made = isinstance(default, _Factory)
+            bound[f"_default_{name}"] = default.make if is_made else default
+            chosen = "_missing" if is_made else f"_default_{name}"
+            parameters.append(name if default is _REQUIRED else f"{name}={chosen}")
+            body.append(
+                assign.format(name, f"_default_{name}() if {name} is _missing else {name}" if is_made else name)
+            )
         if hasattr(cls, "__post_init__"):
             body.append("self.__post_init__()")
         lines = [f"def __init__({', '.join(parameters)}):", *(f"    {line}" for line in body or ["pass"])]
-        source = "\n    ".join(["def bind(defaults, put):", *lines, "return __init__"])
+        source = "\n    ".join([f"def bind({', '.join(bound)}):", *lines, "return __init__"])
         names = {}
         exec(source, vars(sys.modules[cls.__module__]), names)
-        init = names["bind"]({name: default for name, (_, default) in fields.items()}, object.__setattr__)
+        init = names["bind"](**bound)
         init.__qualname__ = f"{cls.__qualname__}.__init__"
         init.__annotations__ = {name: kind for name, (kind, _) in fields.items()}
         return init
