@@ -28,7 +28,7 @@ from pathlib import Path
 from farm import options, program, run, scratch, show
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 TRAIN = """\
 import time
 marks = {}
