@@ -93,10 +93,11 @@ INSIDE_AGENT: Table = {
     "entry": ("replication", "supervisor"),
 }
 
-# The folders of the runtime, and the modules beside them. All may import `arrays` and `errors`.
+# The folders of the runtime, and the modules beside them. All may import `arrays`, `dataclass` and `errors`.
 INSIDE_RUNTIME: Table = {
     "errors": (),
     "arrays": (),
+    "dataclass": (),
     "environment": (),
     "modes": (),
     "cuts": ("modes",),
@@ -128,8 +129,8 @@ THIRD_PARTY = {
     "numpy": ("runtime", "torch", "api.metrics"),
     "pandas": ("api.metrics",),  # in one method, for those who have it
     "torch": ("torch",),
-    "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
-    "cryptography": ("certificates",),
+    "zmq": ("runtime",),
+    "cryptography": ("certificates", "launch.keys"),
     "packaging": ("setup.locks",),
     "tomli": ("setup.locks.lock_file",),
     "tensorboardX": ("export.tensorboard",),
@@ -160,7 +161,7 @@ def test_the_folders_of_the_agent_import_exactly_as_in_the_table() -> None:
 
 
 def test_the_folders_of_the_runtime_import_exactly_as_in_the_table() -> None:
-    used = {(part, target) for part, target in arrows("runtime") if target not in ("arrays", "errors")}
+    used = {(part, target) for part, target in arrows("runtime") if target not in ("arrays", "dataclass", "errors")}
     assert sorted(used) == allowed(INSIDE_RUNTIME)
 
 

@@ -6,8 +6,7 @@ In the other modes the lead orders them, see `pserver.lane_cut`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.modes import Every
 
 #: What a cut is for: any of these, added.

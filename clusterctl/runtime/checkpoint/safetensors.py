@@ -11,9 +11,7 @@ import hashlib
 import json
 import mmap
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Protocol, Union
 
@@ -21,6 +19,7 @@ import numpy as np
 
 from clusterctl.common.files import sync_directory
 from clusterctl.runtime.arrays import Array
+from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import ModelError
 
 #: The array types of the tensor types. numpy has no bfloat16 and no float8: their arrays are the bits, as integers.
@@ -53,6 +52,8 @@ def write_tensors(
     path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], *, durable: bool = True
 ) -> tuple[int, str]:
     """Write a file atomically; return its size and sha256. Unless `durable`, a power cut may lose it."""
+    import tempfile  # 2 ms, with the compressions that it imports; a trainer may never write
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

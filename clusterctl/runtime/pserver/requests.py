@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
+from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.errors import TableError, WireError
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Table, Tables

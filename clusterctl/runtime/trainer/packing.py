@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, Union
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids, is_finite
+from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.rules import is_rate
 from clusterctl.runtime.table.sharding import PART_ELEMENTS

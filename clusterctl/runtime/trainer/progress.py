@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Callable
 
+from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 from clusterctl.runtime.trainer.metrics import Logbook
@@ -83,7 +83,9 @@ class Progress:
                 window.loss_weight += samples
                 window.losses += 1
                 window.finite_losses += math.isfinite(loss)
-        self._pushed = True
+        if not self._pushed:
+            self._supervisor.send("pushed")  # from now on it counts as running
+            self._pushed = True
         if self._clock() - self._recent.began >= _EVENT_EVERY_S:
             self.flush(step)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import zmq
 
+from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
 from clusterctl.runtime.supervisor_socket import print_line
