@@ -16,6 +16,7 @@ from clusterctl.config import Settings, load
 from clusterctl.errors import UsageError
 from clusterctl.inventory import build, select
 from clusterctl.schedulers import resolve
+from clusterctl.transport.keep.place import directory_of
 
 
 class Session:
@@ -73,7 +74,9 @@ class Session:
         settings = resolve(settings, self._environ)
         inventory = build(settings)
         chosen = select(inventory, self.only) if self.only else inventory.nodes
-        return Nodes(settings, inventory, chosen, ask=lambda prompt, stop: None)
+        return Nodes(
+            settings, inventory, chosen, ask=lambda prompt, stop: None, keep_in=directory_of(self.cache)
+        )
 
     def close(self) -> None:
         """Close all connections. Safe to call again."""

@@ -100,13 +100,14 @@ class Invocation:
         from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
+        from clusterctl.transport.keep.place import directory_of
 
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
         self.console.explain = partial(explained, conf=settings.source)
         only = self.options.only
         nodes = select(inventory, only, last_failed.read(record)) if only else inventory.nodes
-        cluster = Cluster(settings, inventory, nodes, self._ask)
+        cluster = Cluster(settings, inventory, nodes, self._ask, keep_in=directory_of(self.cache_dir))
         cluster.watch = self.progress.watch
         self._opened = cluster, record
         self._keep_for_completion(cluster)
