@@ -43,7 +43,7 @@ class Helper:
         self._stopped = threading.Event()
         self._sessions: set[Session] = set()
         self._began = time.monotonic()
-        self._was_used = self._ending = False
+        self._was_used = False
 
     def serve(self) -> None:
         self._listener.settimeout(TICK_S)
@@ -75,12 +75,13 @@ class Helper:
             self._connections.tend()
 
     def end(self) -> list[str]:
-        """End soon, and return the servers whose connections that closes."""
-        self._ending = True
-        return self._connections.names()
+        """End now, and return the servers whose connections that closes."""
+        names = self._connections.names()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return names
 
     def _is_over(self) -> bool:
-        if self._ending or self._inode() != self._identity:
+        if self._inode() != self._identity:
             return True
         with self._lock:
             is_used = bool(self._sessions)

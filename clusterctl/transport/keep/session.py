@@ -50,6 +50,7 @@ class Session:
             if kind == frames.END:
                 closed = {"closed": self._end_helper(), "pid": os.getpid()}
                 self._sock.sendall(frames.json_frame(frames.BEGUN, closed))
+                self._received.next()  # the client waits until this process has ended, which closes the socket
             elif kind in (frames.OPEN, frames.DIAL):
                 self._serve(kind, json.loads(data))
 
