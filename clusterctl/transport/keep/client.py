@@ -24,7 +24,6 @@ from clusterctl.transport.target import Target
 
 HELLO_S = 5.0  # a helper that runs greets at once, whatever it is doing
 START_S = 30.0  # one that has just been started has to load Python first
-BACKLOG = 1024
 ATTEMPTS = 2  # a helper may end just when it is found
 PACKAGE_ROOT = str(Path(__file__).parents[3])
 
@@ -204,7 +203,7 @@ class Keeper:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(where)
             os.chmod(name, 0o600, dir_fd=directory)  # nobody can connect before `listen`
-            listener.listen(BACKLOG)
+            listener.listen(frames.BACKLOG)
             search = os.pathsep.join(filter(None, (PACKAGE_ROOT, self._environ.get("PYTHONPATH"))))
             words = (str(listener.fileno()), str(self._directory), name, repr(self._timeout_s), str(int(self._strict)))
             helper = subprocess.Popen(

@@ -30,14 +30,14 @@ def end_helpers(directory: Path) -> list[Ended]:
     with contextlib.suppress(FileNotFoundError), place.opened(directory) as fd:
         for name in sorted(os.listdir(fd)):
             if name.endswith(place.SUFFIX):
-                helper = _end(place.address(directory, fd, name))
+                helper = _end(place.address(directory, fd, name), name)
                 ended += [helper] if helper is not None else []
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=fd)
     return ended
 
 
-def _end(address: str) -> Ended | None:
+def _end(address: str, name: str) -> Ended | None:
     """End a helper: by asking it, or by a signal if it does not answer. Returns None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(ANSWER_S)
@@ -56,8 +56,17 @@ def _end(address: str) -> Ended | None:
                 sock.recv(1)  # until it has closed all connections, and with them this one
             return Ended(answer["pid"], tuple(answer["closed"]))
         except (OSError, EOFError, ValueError, KeyError, TypeError):
-            if not pid:
+            if not _is_helper(pid, name):
                 return None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             return Ended(pid, None)
+
+
+def _is_helper(pid: int, name: str) -> bool:
+    """Return True if a process is the helper of a socket: until it has started, the other end is who started it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return name.encode() in words

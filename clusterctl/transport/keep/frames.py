@@ -31,6 +31,7 @@ INPUT = b"I"
 INPUT_ENDS = b"E"
 KEEP = b"K"
 
+BACKLOG = 1024  # of clients that connect at the same time
 HEADER = struct.Struct("!cI")
 MOST_BYTES = 8 << 20
 READ_BYTES = 1 << 18

@@ -46,6 +46,7 @@ class Helper:
         self._was_used = False
 
     def serve(self) -> None:
+        self._listener.listen(frames.BACKLOG)  # again, so that clients see this process at the other end
         self._listener.settimeout(TICK_S)
         threading.Thread(target=self._tend, daemon=True, name="tend").start()
         while not self._is_over():

@@ -81,7 +81,7 @@ def address(directory: Path, fd: int, name: str) -> str:
 
 
 def check_peer(sock: socket.socket) -> int:
-    """Return the process id at the other end, 0 if it is unknown. Raises PermissionError if it is another user's."""
+    """Return the process that made or serves the other end, 0 if unknown. Raises PermissionError for another user's."""
     if hasattr(socket, "SO_PEERCRED"):
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
