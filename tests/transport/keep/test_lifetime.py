@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from support.clusters import Cluster, make_cluster
 from support.kept import Kept, connection, helpers
 from support.nodes import TestNode
 from support.processes import is_alive, wait_until
+from support.wires import wires_to
 
 SLOW = command("sh", "-c", "echo $PPID; exec cat")
 
@@ -154,57 +153,15 @@ def test_a_helper_that_cannot_start_does_no_harm(
     assert helpers(keep_in) == []
 
 
-class Route:
-    """A way to a port. Connections on it can fall silent without an end, as if the node had lost its power."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._silent = threading.Event()
-        self._stack = contextlib.ExitStack()
-        self._thread = threading.Thread(target=self._serve)
-        self.port = int(self._server.getsockname()[1])
-
-    def freeze(self) -> None:
-        """Pass on nothing more over the connections so far."""
-        self._silent.set()
-        self._silent = threading.Event()
-
-    def __enter__(self) -> Route:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._server.close()
-        self._stack.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near = self._stack.enter_context(self._server.accept()[0])
-                far = self._stack.enter_context(socket.create_connection(("127.0.0.1", self._port)))
-                for ends in ((near, far), (far, near)):
-                    threading.Thread(target=copy, args=(*ends, self._silent), daemon=True).start()
-
-
-def copy(source: socket.socket, sink: socket.socket, silent: threading.Event) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            if not silent.is_set():
-                sink.sendall(data)
-
-
 def test_a_connection_that_died_silently_is_replaced_before_anything_is_sent(kept: Kept, node: TestNode) -> None:
     """As after a laptop was suspended, or a node has lost its power."""
     assert node.ssh_port is not None
-    with Route(node.ssh_port) as route:
-        through = TestNode("node7", route.port)
+    with wires_to([node.ssh_port]) as (wire,):
+        through = TestNode("node7", wire.port)
         with kept(strict_host_keys=False) as transport:
             first = connection(transport, through)
             transport.run(through, command("sh", "-c", "rm -f ~/marks"))
-        route.freeze()
+        wire.silence()
         with kept(strict_host_keys=False) as transport:
             mark = transport.run(through, command("sh", "-c", "echo x >>~/marks; echo $SSH_CONNECTION"), deadline_s=180)
             assert mark.stdout.split()[1] != first

@@ -1,0 +1,184 @@
+"""Commands over connections and agents that the command before has left (KEEP_CONNECTIONS_S)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.programs import SLEEP
+from e2e.test_agent_starts import Counted, counted  # noqa: F401 - a fixture
+from support.kept import helpers
+from support.processes import kill_all, processes_with_environment, wait_until
+from support.site import Site
+from support.wires import wires_to
+
+pytestmark = pytest.mark.nodes(2)
+
+KEPT = {"KEEP_CONNECTIONS_S": 120, "ENGINE": "none"}
+
+
+@pytest.fixture(autouse=True)
+def kept(site: Site) -> Iterator[None]:
+    site.conf(**KEPT)
+    yield
+    site.ok("disconnect")
+    assert wait_until(lambda: not running(site))
+
+
+def running(site: Site) -> list[int]:
+    return helpers(site.nodes_directory / "cache" / "clusterctl" / "connections")
+
+
+def idle_agents(site: Site) -> list[int]:
+    """Return the agents that wait on the nodes."""
+    homes = [str(site.home(node)) for node in range(2)]
+    return [proc.pid for proc in processes_with_environment("HOME", *homes) if "_signal.alarm" in proc.command]
+
+
+def without_times(document: Any) -> Any:
+    if isinstance(document, dict):
+        return {name: without_times(value) for name, value in document.items() if name not in ("seconds", "t")}
+    return [without_times(value) for value in document] if isinstance(document, list) else document
+
+
+def test_commands_start_no_agent_where_the_one_before_has_left_one(site: Site, counted: Counted) -> None:  # noqa: F811
+    site.conf(**KEPT)
+    starts: dict[str, int] = {}
+
+    def run(*words: str) -> None:
+        site.ok(*words)
+        starts[" ".join(words)] = counted()
+
+    package = str(site.workspace(SLEEP))
+    run("jobs")
+    run("dispatch", package)
+    run("dispatch", package, "-q")  # nothing has changed
+    run("exec", "--", "true")
+    (site.directory / "workspace" / "train.py").write_text(f"{SLEEP}\n# edited")
+    run("dispatch", package, "-v")
+    run("status")
+    assert starts.pop("jobs") == 1
+    assert set(starts.values()) == {0}, starts
+    assert len(idle_agents(site)) == 2
+    job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    counted()
+    run("start", "--job_workspace", job, "--detach")  # its agent leaves processes, and ends
+    run("status", job)
+    run("logs", job)
+    run("stop", job)
+    assert [starts[name] for name in (f"status {job}", f"logs {job}", f"stop {job}")] == [1, 0, 0]
+    site.assert_nothing_left(job)
+
+
+def test_their_results_are_those_of_commands_that_connect_themselves(site: Site) -> None:
+    package = str(site.workspace(SLEEP))
+    first = site.ok("dispatch", package, "--json").json()
+    calls = (("status",), ("jobs",), ("exec", "--", "echo out; echo err >&2; exit 3"), ("dispatch", package))
+    kept = [site.run(*words, "--json") for words in (*calls, *calls)]
+    site.conf(**{**KEPT, "KEEP_CONNECTIONS_S": 0})
+    direct = [site.run(*words, "--json") for words in (*calls, *calls)]
+    assert [(one.code, one.err, without_times(one.json())) for one in kept] == [
+        (one.code, one.err, without_times(one.json())) for one in direct
+    ]
+    assert first["job"] == kept[-1].json()["job"]
+
+
+def test_agents_that_have_ended_in_the_meantime_are_replaced_silently(site: Site) -> None:
+    site.ok("exec", "--", "true")
+    agents = idle_agents(site)
+    kill_all(agents)
+    done = site.ok("exec", "--", "echo hi >>~/his; cat ~/his; rm ~/his")
+    assert (done.err, done.out.count("hi")) == ("", 1)
+
+
+def test_agents_whose_code_was_removed_are_replaced_too(site: Site) -> None:
+    site.ok("jobs")
+    for node in range(2):
+        shutil.rmtree(site.home(node) / "clusterctl")
+    assert site.ok("dispatch", str(site.workspace(SLEEP))).err == ""
+    assert site.ok("status").err == ""
+
+
+def test_connections_that_were_cut_are_replaced_silently(site: Site) -> None:
+    ports = [int(host.rpartition(":")[2]) for host in site.hosts]
+    with wires_to(ports) as wires:
+        hosts = [f"127.0.0.1:{wire.port}" for wire in wires]
+        site.conf(**KEPT, HOSTS=hosts, STRICT_HOST_KEYS=False)
+        site.ok("exec", "--", "true")
+        for wire in wires:
+            wire.cut()
+        assert site.ok("exec", "--", "true").err == ""
+        for wire in wires:
+            wire.silence()
+        done = site.ok("exec", "--", "echo hi >>~/his; cat ~/his; rm ~/his")
+        assert (done.err, done.out.count("hi")) == ("", 1)
+        site.ok("disconnect")
+
+
+def test_ctrl_c_ends_the_command_on_the_nodes_and_nothing_else(site: Site) -> None:
+    site.ok("exec", "--", "true")
+    (helper,) = running(site)
+    with site.popen("exec", "--", "touch ~/began; exec sleep 1234567") as process:
+        assert wait_until(lambda: all((site.home(node) / "began").exists() for node in range(2)))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=180)
+    for node in range(2):
+        (site.home(node) / "began").unlink()
+    homes = [str(site.home(node)) for node in range(2)]
+    assert wait_until(
+        lambda: not [p for p in processes_with_environment("HOME", *homes) if p.command == "sleep 1234567"]
+    )
+    assert running(site) == [helper]
+    site.ok("exec", "--", "true")
+
+
+def test_so_does_a_kill_of_the_command(site: Site) -> None:
+    site.ok("exec", "--", "true")
+    with site.popen("exec", "--", "touch ~/began; exec sleep 1234567") as process:
+        assert wait_until(lambda: all((site.home(node) / "began").exists() for node in range(2)))
+        process.kill()
+        process.communicate(timeout=180)
+    for node in range(2):
+        (site.home(node) / "began").unlink()
+    homes = [str(site.home(node)) for node in range(2)]
+    assert wait_until(
+        lambda: not [p for p in processes_with_environment("HOME", *homes) if p.command == "sleep 1234567"]
+    )
+
+
+def test_two_commands_at_the_same_time_both_succeed(site: Site) -> None:
+    site.ok("jobs")
+    processes = [site.popen("exec", "--", "echo", str(number)) for number in range(4)]
+    for number, process in enumerate(processes):
+        out, err = process.communicate(timeout=180)
+        assert (process.returncode, err) == (0, "")
+        assert out.endswith(f"\n{number}\n")
+    assert len(running(site)) == 1
+    assert wait_until(lambda: len(idle_agents(site)) == 2)
+
+
+def test_disconnect_says_what_it_has_closed(site: Site) -> None:
+    site.ok("jobs")
+    said = site.ok("disconnect").out
+    assert said.startswith("closed 2 connections: ")
+    assert all(host in said for host in site.hosts[:2])
+    assert site.ok("disconnect").out == "no connections were kept; KEEP_CONNECTIONS_S in conf.py keeps them\n"
+    site.ok("jobs")
+    (helper,) = running(site)
+    document = site.ok("disconnect", "--json").json()
+    assert [(one["pid"], len(one["closed"])) for one in document["helpers"]] == [(helper, 2)]
+    assert site.ok("disconnect", "--json").json()["helpers"] == []
+
+
+def test_the_helper_lets_go_of_the_terminal_and_the_directory(site: Site) -> None:
+    site.ok("jobs")
+    (helper,) = running(site)
+    assert os.getsid(helper) == helper
+    assert Path(f"/proc/{helper}/cwd").resolve() == Path("/")
+    assert {os.readlink(f"/proc/{helper}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
