@@ -74,9 +74,7 @@ class Session:
         settings = resolve(settings, self._environ)
         inventory = build(settings)
         chosen = select(inventory, self.only) if self.only else inventory.nodes
-        return Nodes(
-            settings, inventory, chosen, ask=lambda prompt, stop: None, keep_in=directory_of(self.cache)
-        )
+        return Nodes(settings, inventory, chosen, ask=lambda prompt, stop: None, keep_in=directory_of(self.cache))
 
     def close(self) -> None:
         """Close all connections. Safe to call again."""

@@ -125,7 +125,9 @@ def test_a_command_that_ends_early_ends_on_the_nodes_as_without_a_helper(site: S
     site.ok("exec", "--", "true")
     (helper,) = running(site)
     began = [site.home(node) / "began" for node in range(2)]
-    with site.popen("exec", "--", "trap '' PIPE; touch ~/began; while echo x; do sleep 0.05; done; rm ~/began") as process:
+    with site.popen(
+        "exec", "--", "trap '' PIPE; touch ~/began; while echo x; do sleep 0.05; done; rm ~/began"
+    ) as process:
         assert wait_until(lambda: all(path.exists() for path in began))
         process.send_signal(number)
         process.communicate(timeout=180)

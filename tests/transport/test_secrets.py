@@ -220,9 +220,7 @@ def test_a_person_at_a_terminal_types_it_without_echo(
         os.close(terminal)
 
 
-def test_a_password_is_typed_once_and_forgotten_with_the_command(
-    keyless: TestSettings, keep_in: Path
-) -> None:
+def test_a_password_is_typed_once_and_forgotten_with_the_command(keyless: TestSettings, keep_in: Path) -> None:
     person = Person("correct horse", "correct horse")
     with guarded("correct horse", "correct horse") as nodes:
         for _ in range(2):  # the second command finds the connections

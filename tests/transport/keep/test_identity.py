@@ -15,8 +15,8 @@ import pytest
 from clusterctl.errors import RefusedError
 from clusterctl.transport import command
 from clusterctl.transport.keep import place
-from clusterctl.transport.target import Resolver
 from clusterctl.transport.keep.values import target_from_json, target_to_json
+from clusterctl.transport.target import Resolver
 from support.clusters import Cluster
 from support.kept import Kept, connection, helpers
 from support.nodes import TestNode, TestSettings

@@ -16,6 +16,7 @@ from security.strangers import in_stranger, needs_root
 from support.kept import Kept, connection
 from support.nodes import TestNode
 
+
 def socket_of(directory: Path) -> Path:
     (path,) = directory.glob("*.socket")
     return path
