@@ -37,8 +37,8 @@ class AgentCall:
     """A running agent on one node. Every wait has a deadline; errors name the node.
 
     `untouched`: the directory of the expected job, if the node still has it unchanged. The agent then sends no further
-    answers, and has ended unless it stays. `on_alive` is called with each sign of life, which may say how far the agent is.
-    `on_close` gets the agent's input, and what the agent does next.
+    answers, and has ended unless it stays. `on_alive` is called with each sign of life, which may say how far the agent
+    is. `on_close` gets the agent's input, and what the agent does next.
     """
 
     def __init__(

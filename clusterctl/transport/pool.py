@@ -90,7 +90,7 @@ class Pool:
                 self._retired.append(connection)
 
     def close_unused(self, targets: Collection[Target]) -> None:
-        """Close the connections to these servers that nobody uses, the retired ones, and what is left of broken ones."""
+        """Close the unused ones of these connections, and all retired and broken ones that nobody uses."""
         with self._lock:
             chosen = [
                 target

@@ -165,4 +165,4 @@ def test_the_helper_lets_go_of_the_terminal_and_the_directory(site: Site) -> Non
     (helper,) = running(site)
     assert os.getsid(helper) == helper
     assert Path(f"/proc/{helper}/cwd").resolve() == Path("/")
-    assert {os.readlink(f"/proc/{helper}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
+    assert {str(Path(f"/proc/{helper}/fd/{fd}").readlink()) for fd in range(3)} == {"/dev/null"}

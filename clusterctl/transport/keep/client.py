@@ -181,7 +181,7 @@ class Keeper:
         raise NoHelperError("the helper ended")
 
     def _socket(self) -> tuple[socket.socket, float]:
-        """Return a socket that is connected to a helper, which is started if there is none, and how long it may take."""
+        """Return a socket that is connected to a helper, started if there is none, and how long that may take."""
         if self._name is None:
             self._name = place.name_of(self._environ, strict=self._strict)
         with place.opened(self._directory, make=True) as fd:

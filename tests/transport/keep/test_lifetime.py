@@ -56,11 +56,10 @@ def test_commands_that_start_at_the_same_time_share_one_helper(kept: Kept, keep_
 
 
 def test_the_helper_ends_some_time_after_the_last_use(kept: Kept, keep_in: Path, node: TestNode) -> None:
-    with kept(keep_s=0.3) as transport:
-        with transport.open(node, command("cat")) as process:  # in use for longer than that
-            process.write(b"a\n")
-            assert process.readline(deadline_s=180) == b"a\n"
-            assert not wait_until(lambda: not helpers(keep_in), 1.5)
+    with kept(keep_s=0.3) as transport, transport.open(node, command("cat")) as process:
+        process.write(b"a\n")  # it is in use for longer than that
+        assert process.readline(deadline_s=180) == b"a\n"
+        assert not wait_until(lambda: not helpers(keep_in), 1.5)
     assert wait_until(lambda: not helpers(keep_in))
     assert list(keep_in.iterdir()) == []
 
@@ -185,11 +184,13 @@ def test_only_a_connection_that_breaks_is_dropped(kept: Kept, keep_in: Path, clu
 def test_a_server_that_opens_no_more_channels_gets_another_connection(tmp_path: Path, keep_in: Path) -> None:
     with make_cluster("openssh", tmp_path, 1, "MaxSessions 1") as cluster:
         node = cluster.nodes[0]
-        with Transport(cluster.settings, keep_s=60, keep_in=keep_in) as transport:
-            with transport.open(node, SLOW) as process:
-                process.readline(deadline_s=180)
-                assert connection(transport, node)
-            end_helpers(keep_in)
+        with (
+            Transport(cluster.settings, keep_s=60, keep_in=keep_in) as transport,
+            transport.open(node, SLOW) as process,
+        ):
+            process.readline(deadline_s=180)
+            assert connection(transport, node)
+        end_helpers(keep_in)
 
 
 def test_every_wait_of_a_command_ends_with_the_transport(kept: Kept, node: TestNode) -> None:
