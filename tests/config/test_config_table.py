@@ -187,7 +187,7 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
             "= ['/data/*']: '/data/*' must be relative to the workspace and stay inside it",
         ),
         ("SHARDS", ["../x"], "= ['../x']: '../x' must be relative to the workspace and stay inside it"),
-        ("PSERVERS", -1, "= -1: must be 0 or more"),
+        ("PSERVERS", -1, "= -1: must be 0 s or more"),
         ("PSERVERS", True, "= True: must be a whole number"),
         ("TRAINERS", "h", "= 'h': must be a number of hosts or a list of them"),
         ("PSERVERS_PER_NODE", 0, "= 0: must be 1 or more"),

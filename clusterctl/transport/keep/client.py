@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterctl.transport import failures
 from clusterctl.transport.keep import frames, place
 from clusterctl.transport.keep.frames import Frames
 from clusterctl.transport.keep.process import KeptProcess
 from clusterctl.transport.keep.values import error_from_json, target_to_json
-from clusterctl.transport.secrets import Ask, ask_terminal
 from clusterctl.transport.target import Target
+
+if TYPE_CHECKING:
+    from clusterctl.transport.secrets import Ask
 
 HELLO_S = 5.0  # a helper that runs greets at once, whatever it is doing
 START_S = 30.0  # one that has just been started has to load Python first
 ATTEMPTS = 2  # a helper may end just when it is found
 PACKAGE_ROOT = str(Path(__file__).parents[3])
-
-logger = logging.getLogger("clusterctl.keep")
 
 
 class _Link(NamedTuple):
@@ -57,7 +55,7 @@ class Keeper:
         self, directory: Path, keep_s: float, *, strict: bool, timeout_s: float, ask: Ask | None = None
     ) -> None:
         self._directory, self._keep_s, self._environ = directory, keep_s, dict(os.environ)
-        self._strict, self._timeout_s, self._ask = strict, timeout_s, ask or ask_terminal
+        self._strict, self._timeout_s, self._ask = strict, timeout_s, ask
         self._lock = threading.Lock()
         self._name: str | None = None
         self._unusable = False
@@ -88,7 +86,6 @@ class Keeper:
             process.on_close = lambda: self._forget(process)
             with self._lock:
                 self._live.add(process)
-        logger.debug("%s: %s", label, "took the kept agent" if process.resumed else "started by the helper")
         return process
 
     def dial(self, target: Target, label: str) -> bool:
@@ -118,8 +115,7 @@ class Keeper:
         """Yield a connection to the helper, None if there is no helper."""
         try:
             link = self._connected()
-        except NoHelperError as exc:
-            logger.debug("connections are not kept: %s", exc)
+        except NoHelperError:
             yield None
             return
         with link.sock:
@@ -142,11 +138,10 @@ class Keeper:
             while True:
                 kind, data = link.received.next()
                 if kind == frames.QUESTION:
-                    link.sock.sendall(frames.json_frame(frames.SECRET, {"secret": self._ask(data.decode(), stop)}))
+                    link.sock.sendall(frames.json_frame(frames.SECRET, {"secret": self._secret(data.decode(), stop)}))
                 elif kind == frames.BEGUN:
                     return {"resumed": False, **json.loads(data)}
                 elif kind == frames.DECLINED:
-                    logger.debug("%s: the helper declined: %s", label, data.decode())
                     return None
                 elif kind == frames.FAILURE:
                     raise error_from_json(json.loads(data), label)
@@ -154,6 +149,11 @@ class Keeper:
             if stop.is_set():
                 raise failures.interrupted(label) from exc
             raise failures.lost(label, target.where, request["what"]) from exc
+
+    def _secret(self, prompt: str, stop: threading.Event) -> str | None:
+        from clusterctl.transport.secrets import ask_terminal
+
+        return (self._ask or ask_terminal)(prompt, stop)
 
     def _connected(self) -> _Link:
         """Return a socket to a helper that has greeted. Raises NoHelperError."""
@@ -197,6 +197,8 @@ class Keeper:
 
     def _start_helper(self, where: str, directory: int) -> None:
         """Start a helper with a socket that listens from now on, so that nobody has to wait for it to be there."""
+        import subprocess
+
         name = str(self._name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=directory)
