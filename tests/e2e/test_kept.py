@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cluster import Cluster
+from clusterctl.config import load
+from clusterctl.inventory import Node, build
 from e2e.programs import SLEEP
 from e2e.test_agent_starts import Counted, counted  # noqa: F401 - a fixture
 from support.kept import helpers
-from support.processes import kill_all, processes_with_environment, wait_until
+from support.processes import is_alive, kill_all, processes_with_environment, wait_until
 from support.site import Site
 from support.wires import wires_to
 
@@ -166,3 +170,34 @@ def test_the_helper_lets_go_of_the_terminal_and_the_directory(site: Site) -> Non
     assert os.getsid(helper) == helper
     assert Path(f"/proc/{helper}/cwd").resolve() == Path("/")
     assert {str(Path(f"/proc/{helper}/fd/{fd}").readlink()) for fd in range(3)} == {"/dev/null"}
+
+
+@pytest.mark.parametrize("op", ["exec", "jobs"])
+def test_what_an_idle_agent_may_have_begun_is_repeated_only_if_that_does_no_harm(site: Site, op: str) -> None:
+    """The agent gets the request, and the connection breaks before it has greeted."""
+    (port,) = (int(host.rpartition(":")[2]) for host in site.hosts[:1])
+    with wires_to([port]) as (wire,):
+        conf = site.conf(**KEPT, HOSTS=[f"127.0.0.1:{wire.port}"], STRICT_HOST_KEYS=False)
+        settings = load(conf, os.environ)
+        inventory = build(settings)
+        request = {"op": op, "script": "echo x >>~/marks"} if op == "exec" else {"op": op}
+        with Cluster(settings, inventory, inventory.nodes) as cluster:
+            assert cluster.ask({"op": "jobs"})[0].ok
+            (agent,) = idle_agents(site)
+            os.kill(agent, signal.SIGSTOP)
+            timer = threading.Timer(0.5, wire.cut)
+            timer.start()
+            outcome = cluster.map(lambda node: outcome_of(cluster, node, request))[0]
+            timer.join()
+            os.kill(agent, signal.SIGCONT)
+            assert outcome.ok == (op == "jobs")
+            assert outcome.ok or outcome.error.details["reason"] == "lost"
+    marks = site.home(0) / "marks"
+    assert wait_until(lambda: not is_alive(agent))
+    assert not marks.exists() or marks.read_text() == "x\n"
+    marks.unlink(missing_ok=True)
+
+
+def outcome_of(cluster: Cluster, node: Node, request: dict[str, Any]) -> Any:
+    with cluster.call(node, request) as call:
+        return call.result()
