@@ -39,9 +39,9 @@ Host node*
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
     PreferredAuthentications publickey
-    ControlMaster no
     LogLevel ERROR
 """
+KEEP_S = 600
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,12 @@ class Farm:
     def home(self, node: int) -> Path:
         return self.sshd.daemons[node].home
 
-    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl") -> Cost:
-        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache."""
-        conf = self.directory / f"conf-{nodes or self.count}-{root}.py"
+    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl", kept: bool = False) -> Cost:
+        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache.
+
+        With `kept` its connections stay open for the next call.
+        """
+        conf = self.directory / f"conf-{nodes or self.count}-{root}-{'kept' if kept else 'cold'}.py"
         if not conf.exists():
             settings = {
                 "HOSTS": list(self.sshd.hosts[:nodes]),
@@ -79,15 +82,34 @@ class Farm:
                 "IDENTITY_FILE": str(self.sshd.identity),
                 "KNOWN_HOSTS": str(self.sshd.known_hosts),
                 "SSH_CONFIG": str(self.sshd.ssh_config),
+                **({"KEEP_CONNECTIONS_S": KEEP_S} if kept else {}),
             }
             conf.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+        return run([*program(), "--conf", str(conf), *args], self._environment(root))
+
+    def disconnect(self, root: str = "clusterctl") -> None:
+        """Close the connections that calls for ~/`root` have kept."""
+        run([*program(), "disconnect"], self._environment(root))
+
+    def _environment(self, root: str) -> dict[str, str]:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has cached bytecode
-        return run([*program(), "--conf", str(conf), *args], environment)
+        return environment
 
-    def ssh(self, *, tuned: bool = True) -> str:
-        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher."""
-        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in CIPHERS if tuned)
+    def ssh(self, *, tuned: bool = True, kept: bool = False) -> str:
+        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher.
+
+        With `kept` a master keeps the connection open for the next call.
+        """
+        more = [f"ControlPath={self.directory}/%n", "ControlMaster=auto", f"ControlPersist={KEEP_S}"] if kept else []
+        words = [*(CIPHERS if tuned else ()), *more]
+        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in words)
+
+    def end_masters(self) -> None:
+        """Close the connections that `ssh` has kept."""
+        for node in range(self.count):
+            words = ["ssh", "-F", str(self.peer_config), "-o", f"ControlPath={self.directory}/%n", "-O", "exit"]
+            run([*words, f"node{node}"], ok=(0, 255))
 
     def remove(self, name: str) -> None:
         """Remove ~/`name` on all nodes, and sync the disks."""

@@ -1,4 +1,7 @@
-"""Agents that have answered and stay for the next request, so that a command starts few of them on a node."""
+"""Agents that have answered and stay for the next request, so that a command starts few of them on a node.
+
+At its end it leaves them to the next command, if connections are kept.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import resource
 import threading
 
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import BEAT, AgentInput, Beats
 
 FILES_EACH = 3  # the pipes of a carrier; a connection of SSH is one
 OTHER_FILES = 256  # of this process, and of the carriers that are just being started
@@ -47,7 +50,7 @@ class KeptAgents:
 
     def _end(self, agent: AgentInput) -> None:
         self._beats.remove(agent)
-        agent.process.close()
+        agent.process.keep(BEAT, self._beats.every_s)
 
 
 def _room(nodes: int) -> int:

@@ -1,0 +1,27 @@
+"""Transports whose connections outlive them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.transport import Transport
+from support.clusters import Cluster
+from support.kept import Kept
+
+
+@pytest.fixture
+def kept(cluster: Cluster, keep_in: Path) -> Kept:
+    """Opens a transport with a helper; arguments replace those of the settings."""
+
+    @contextmanager
+    def opened(*, keep_s: float = 120, **settings: Any) -> Iterator[Transport]:
+        with Transport(replace(cluster.settings, **settings), keep_s=keep_s, keep_in=keep_in) as made:
+            yield made
+
+    return opened
