@@ -31,7 +31,7 @@ def is_finite(values: Floats) -> bool:
 
 def is_tensor(values: Any) -> bool:
     """Return True if `values` is a torch tensor; torch itself is not imported."""
-    return type(values).__module__.partition(".")[0] == "torch"
+    return type(values) is not np.ndarray and type(values).__module__.partition(".")[0] == "torch"
 
 
 def as_array(values: Any) -> Any:

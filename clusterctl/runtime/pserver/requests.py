@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from clusterctl.runtime.wire.key_cache import KeyCache
 
 _MAX_SAMPLES = 2**53
 _ONE = np.float32(1)
+_OPENINGS_KEPT = 256
 NOT_TOLD = object()  # the position of a push that does not say any: it has not changed
 _LONGEST_KEY = 20  # digits of 2**64
 
@@ -67,6 +69,9 @@ class RequestValidator:
         self._keys = keys
         self._place = place  # (place, places) of this lane for sparse tables
         self._weighted = weighted
+        # By directory of an opening that was checked: of each part the table's key and the number. Tables stay, and so
+        # does what was checked.
+        self._openings: dict[wire.Directory, list[tuple[int, int]]] = {}
 
     def opening(self, message: wire.Message) -> Push:
         """Return the push that piece 0 opens."""
@@ -77,7 +82,29 @@ class RequestValidator:
         if parts and parts[-1].kind == wire.JSON:
             push.position, push.rates, push.state = self._facts(parts.pop())
         if self._weighted:
-            push.weight = np.float32(message.samples)
+            push.weight = _weight(message.samples)
+        directory = parts.directory if isinstance(parts, wire.Parts) else None
+        known = None if directory is None else self._openings.get(directory)
+        if known is not None:
+            push.dense = {key: {number: part.array} for (key, number), part in zip(known, parts)}
+            return push
+        self._check(push, parts)
+        if directory is not None:
+            self._keep(directory, push, parts)
+        return push
+
+    def _keep(self, directory: wire.Directory, push: Push, parts: Sequence[wire.Part]) -> None:
+        """Keep what a push with this directory is, if nothing in it depends on other bytes: each part is that of a
+        dense table, as it is applied.
+        """
+        known = [(key, number) for key, own in push.dense.items() for number in own]
+        if len(known) == len(parts) == len(directory.entries) and all(part.kind == wire.DENSE for part in parts):
+            if len(self._openings) == _OPENINGS_KEPT:
+                self._openings.clear()
+            self._openings[directory] = known
+
+    def _check(self, push: Push, parts: Sequence[wire.Part]) -> None:
+        """Sort the parts of an opening into the push. Raises for those that do not fit."""
         for key, own in _by_table(parts).items():
             table = self.table(key)
             if key in self._unset:
@@ -88,7 +115,6 @@ class RequestValidator:
                 push.later[key] = self._announced(table, own)
             elif table.count or len(own) != 1 or len(own[0].array):
                 push.dense[key] = dict(self._part(table, own))
-        return push
 
     def piece(self, message: wire.Message, push: Push) -> tuple[int, int, Floats]:
         """Return a later piece of `push`: the table's key, the number of the part, and its gradient."""
@@ -192,6 +218,13 @@ class RequestValidator:
         return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
 
 
+@functools.lru_cache(256)
+def _weight(samples: int) -> np.float32:
+    """Return the weight of a push. The same object shows at once that weights are equal."""
+    weight: np.float32 = np.float32(samples)
+    return weight
+
+
 def _length(position: Any) -> int:
     return 0 if position is NOT_TOLD else len(json.dumps(position))
 
@@ -208,7 +241,7 @@ def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
         raise WireError(f"ids for table {spec.name!r} were sent to the wrong lane, {place[0]} of {place[1]}")
 
 
-def _by_table(parts: list[wire.Part]) -> dict[int, list[wire.Part]]:
+def _by_table(parts: Sequence[wire.Part]) -> dict[int, list[wire.Part]]:
     grouped: dict[int, list[wire.Part]] = {}
     for part in parts:
         grouped.setdefault(part.table, []).append(part)

@@ -119,7 +119,9 @@ class Saver:
 
         At the end of a pass there may be a model, a checkpoint, both or nothing to save.
         """
-        due = self.book.due(self._lane.trainers.active(), force) if self.book.has_requests else []
+        if not self.book.has_requests:
+            return []
+        due = self.book.due(self._lane.trainers.active(), force)
         passes = self._lane.trainers.most_passes
         tags = []
         for tag, whole_pass in due:

@@ -166,5 +166,6 @@ class UpdatePolicy:
             parts = [self.lane.part(message.rank, table, number, table.current)]
         else:
             later = {part.table for part in message.parts if part.kind == wire.LATER}
-            parts = self.lane.newest(message.rank, [key for key in sorted(self.lane.tables) if key not in later])
+            rest = [table for key, table in self.lane.dense.items() if key not in later]
+            parts = self.lane.newest(message.rank, rest)
         return self._reply(message, parts, wire.REPEATED)

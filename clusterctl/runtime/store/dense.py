@@ -93,12 +93,34 @@ class DenseTable:
         `in_place`. A `rate` replaces that of the rule.
         """
         start, stop = self.bounds(part)
-        source, target = self.values, self.values if in_place else self.previous
-        for a, b in _chunks(start, stop):
-            merged, scratch = self._merged[: b - a], self._scratch[: b - a]
-            merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
-            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t, rate)
+        source = self.values
+        target = source if in_place else self.previous
+        if stop - start <= CHUNK_ELEMENTS:
+            self._apply_chunk(source, target, start, stop, grads, total, t, rule, rate)
+        else:
+            for a, b in _chunks(start, stop):
+                own = [(weight, grad[a - start : b - start]) for weight, grad in grads]
+                self._apply_chunk(source, target, a, b, own, total, t, rule, rate)
         return target[start:stop]
+
+    def _apply_chunk(
+        self,
+        source: Floats,
+        target: Floats,
+        start: int,
+        stop: int,
+        grads: Sequence[Weighted],
+        total: int,
+        t: int,
+        rule: Rule,
+        rate: float | None,
+    ) -> None:
+        merged, scratch = self._merged, self._scratch
+        if stop - start < len(merged):
+            merged, scratch = merged[: stop - start], scratch[: stop - start]
+        merge(merged, scratch, grads, total)
+        state = [array[start:stop] for array in self.state] if self.state else ()
+        rule.update(source[start:stop], state, merged, target[start:stop], t, rate)
 
     def keep(self, part: int) -> None:
         """Keep a part unchanged in this step."""
@@ -158,11 +180,14 @@ def _common_weight(grads: Sequence[Weighted], total: int) -> tuple[bool, float]:
 
     Multiplying by a power of two changes no bit of a mantissa, so it may be omitted on both sides.
     """
-    weight = float(grads[0][0])
-    is_power = weight >= 1 and math.frexp(weight)[0] == 0.5 and total % weight == 0
-    if is_power and all(each == weight for each, _ in grads):
-        return True, total / weight
-    return False, float(total)
+    first = grads[0][0]
+    weight = float(first)
+    if weight < 1 or math.frexp(weight)[0] != 0.5 or total % weight:
+        return False, float(total)
+    for each, _ in grads:
+        if each is not first and each != first:
+            return False, float(total)
+    return True, total / weight
 
 
 def _chunks(start: int, stop: int) -> list[tuple[int, int]]:

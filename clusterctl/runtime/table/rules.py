@@ -56,7 +56,8 @@ class Rule:
         self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float | None = None
     ) -> None:
         """Apply one step, see the module; `rate` replaces `lr`. It raises nothing, and NaN stays NaN."""
-        self._penalise(value, grad)
+        if self.l1 or self.l2:
+            self._penalise(value, grad)
         self._move(value, state, grad, out, t, self._rate(t) if rate is None else rate)
 
     def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:

@@ -130,7 +130,7 @@ class _Feed:
     def __next__(self) -> tuple[Any, Any]:
         if self._next:
             return self._next.pop()
-        return self._cursor.while_reading(lambda: next(self._batches)), self._cursor.value
+        return self._cursor.while_reading(self._batches.__next__), self._cursor.value
 
 
 class BatchSource:
@@ -253,6 +253,8 @@ def whole_number(name: str, number: Any, least: int) -> int:
 
 
 def checked_samples(samples: Any, rank: int, step: int) -> int:
+    if type(samples) is int and samples >= 0:
+        return samples
     if isinstance(samples, (bool, np.bool_)) or not isinstance(samples, (int, np.integer)) or samples < 0:
         raise UseError(
             f"trainer {rank}, step {step}: samples={samples!r} is not an integer >= 0",

@@ -71,8 +71,11 @@ class NanPolicy:
         return f"the gradient of table {names[0]!r} of trainer {self._rank}" if names else None
 
     def _is_due(self, gradient: Gradient) -> bool:
-        now, size = self._clock(), sum([array.size for array in gradient.arrays()])
-        if size == 0 or (size > _SMALL_ELEMENTS and now - self._checked_s < _CHECK_EVERY_S):
+        size = gradient.size
+        if size <= _SMALL_ELEMENTS:
+            return size > 0
+        now = self._clock()
+        if now - self._checked_s < _CHECK_EVERY_S:
             return False
         self._checked_s = now
         return True

@@ -33,7 +33,9 @@ _MOST_RATES = 20_000
 
 def checked_rates(rates: Mapping[Handle, float] | None, tables: Mapping[int, Handle], mode: str) -> dict[Handle, float]:
     """Return the learning rates that a push gives, by table of the session. Raises UseError."""
-    if rates and mode == "geo":
+    if not rates:
+        return {}
+    if mode == "geo":
         raise UseError(f"rates={rates!r:.80} in geo mode, where a push has many steps", remedy="use another MODE")
     if len(rates or {}) > _MOST_RATES:
         raise UseError(f"rates of {len(rates or {})} tables", remedy=f"pass those of at most {_MOST_RATES} tables")
@@ -64,6 +66,11 @@ class Gradient:
             else:
                 checked.sparse[handle] = handle.checked(gradient)
         return checked
+
+    @property
+    def size(self) -> int:
+        """The number of numbers."""
+        return sum([flat.size for flat in self.dense.values()]) + sum([rows.size for _, rows in self.sparse.values()])
 
     @staticmethod
     def checked_again(tables: Mapping[Handle, Any]) -> Gradient:
