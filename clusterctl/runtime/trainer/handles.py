@@ -44,6 +44,7 @@ class Dense:
     def __init__(self, owner: TableOwner, spec: TableSpec) -> None:
         self._owner = owner
         self.spec = spec
+        self.key = spec.key
         self.name = spec.name
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
@@ -71,12 +72,13 @@ class Dense:
 
     def refresh(self, part: wire.Part) -> None:
         """Store a part of the table from a reply."""
-        quantizer = self.spec.quantizer
-        if part.kind == wire.CHANGE and quantizer is not None:
-            change = quantizer.unpack(part.array)[: len(self.flat) - part.offset]
-            self.flat[part.offset : part.offset + len(change)] += change
+        kind, array, _, offset, _ = part
+        quantizer = self.spec.quantizer if kind == wire.CHANGE else None
+        if quantizer is None:
+            self.flat[offset : offset + len(array)] = array
         else:
-            self.flat[part.offset : part.offset + len(part.array)] = part.array
+            change = quantizer.unpack(array)[: len(self.flat) - offset]
+            self.flat[offset : offset + len(change)] += change
 
     def packed(self, gradient: Floats, start: int) -> Bytes:
         """Return the gradient of the elements from `start` as bytes, for a table with `wire`.
