@@ -147,7 +147,7 @@ class LaneState:
         If the trainer `has_last`, the values before the last step, the change is enough.
         """
         start, stop = table.bounds(number)
-        key, values, offset = table.spec.key, run[start:stop], table.start + start
+        key, values, offset = table.key, run[start:stop], table.start + start
         lender = self.lender if 4 * table.count >= LEAST_BYTES else None
         position = None if lender is None else lender.position(rank, self.lane, key, values)
         if position is not None:
@@ -166,10 +166,13 @@ class LaneState:
 
     def newest(self, rank: int, tables: Iterable[DenseTable], *, has_last: bool = False) -> wire.Parts:
         """Return the newest values of some tables, as `part` does."""
-        fresh = wire.Parts()
+        fresh, is_plain = wire.Parts(), not self.half and self.mode.name == "sync"
         for table in tables:
-            for number in range(table.parts):
-                fresh.append(self.part(rank, table, number, table.current, has_last=has_last))
+            if is_plain and 4 * table.count < LEAST_BYTES and not table.changes:  # what `part` makes of it
+                if table.count:
+                    fresh.append(wire.as_part((wire.DENSE, table.current, table.key, table.start, None)))
+            else:
+                fresh += self.parts(rank, table, table.current, has_last=has_last)
         return fresh
 
     def are_sent(self, tables: Iterable[DenseTable]) -> bool:

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,18 @@ NOT_TOLD = object()  # the position of a push that does not say any: it has not 
 _LONGEST_KEY = 20  # digits of 2**64
 
 
+class Opening(NamedTuple):
+    """An opening of whole gradients of short dense tables and nothing else, as its directory shows: the tables, by
+    ascending key, and their keys in the order of the parts. It is one object for all pushes with the same directory.
+    """
+
+    tables: tuple[DenseTable, ...]
+    keys: tuple[int, ...]
+
+
+_NOTHING = Opening((), ())
+
+
 @dataclass
 class Push:
     """A checked push: its opening without parts, gradients by table key, and the pieces that arrived.
@@ -35,7 +47,8 @@ class Push:
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
     are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
-    rates that replace those of rules, by table; `state` means that the trainer has a state of its own.
+    rates that replace those of rules, by table; `state` means that the trainer has a state of its own. `opening` is set
+    if the push is nothing else, and has all of `dense`.
     """
 
     message: wire.Message
@@ -48,6 +61,7 @@ class Push:
     position: Any = NOT_TOLD
     rates: dict[int, float] = field(default_factory=dict)
     state: bool = False
+    opening: Opening | None = None
 
     @property
     def samples(self) -> int:
@@ -69,9 +83,8 @@ class RequestValidator:
         self._keys = keys
         self._place = place  # (place, places) of this lane for sparse tables
         self._weighted = weighted
-        # By directory of an opening that was checked: of each part the table's key and the number. Tables stay, and so
-        # does what was checked.
-        self._openings: dict[wire.Directory, list[tuple[int, int]]] = {}
+        # By directory of an opening that was checked. Tables stay, and once they have values, so does the result.
+        self._openings: dict[wire.Directory, Opening] = {}
 
     def opening(self, message: wire.Message) -> Push:
         """Return the push that piece 0 opens."""
@@ -83,10 +96,13 @@ class RequestValidator:
             push.position, push.rates, push.state = self._facts(parts.pop())
         if self._weighted:
             push.weight = _weight(message.samples)
+        if not parts:
+            push.opening = _NOTHING
+            return push
         directory = parts.directory if isinstance(parts, wire.Parts) else None
         known = None if directory is None else self._openings.get(directory)
         if known is not None:
-            push.dense = {key: {number: part.array} for (key, number), part in zip(known, parts)}
+            push.opening, push.dense = known, {key: {0: part.array} for key, part in zip(known.keys, parts)}
             return push
         self._check(push, parts)
         if directory is not None:
@@ -94,14 +110,14 @@ class RequestValidator:
         return push
 
     def _keep(self, directory: wire.Directory, push: Push, parts: Sequence[wire.Part]) -> None:
-        """Keep what a push with this directory is, if nothing in it depends on other bytes: each part is that of a
-        dense table, as it is applied.
-        """
-        known = [(key, number) for key, own in push.dense.items() for number in own]
-        if len(known) == len(parts) == len(directory.entries) and all(part.kind == wire.DENSE for part in parts):
+        """Keep that a directory is that of an `Opening`, of which nothing depends on other bytes."""
+        tables = [self._tables[key] for key in sorted(push.dense)]
+        dense = tuple([table for table in tables if isinstance(table, DenseTable) and table.parts == 1])
+        is_all = len(dense) == len(parts) == len(directory.entries) and not push.later
+        if is_all and all(part.kind == wire.DENSE for part in parts):
             if len(self._openings) == _OPENINGS_KEPT:
                 self._openings.clear()
-            self._openings[directory] = known
+            self._openings[directory] = Opening(dense, tuple(push.dense))
 
     def _check(self, push: Push, parts: Sequence[wire.Part]) -> None:
         """Sort the parts of an opening into the push. Raises for those that do not fit."""

@@ -155,9 +155,9 @@ class UpdatePolicy:
 
     def _reply_in(self, passes: int, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
         """Reply with `passes` given, for many replies at once."""
-        r, after = request, (0, self.cuts, 0, flags, 1, parts)
-        about = (r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, self.lane.step)
-        return Reply(r.rank, wire.Message(wire.OK, *about, *after))
+        r, version = request, self.lane.step
+        about = (r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, version, 0, self.cuts, 0, flags, 1)
+        return Reply(r.rank, wire.Message(wire.OK, *about, parts))
 
     def _repeated(self, message: wire.Message) -> Reply:
         """Answer a push that is applied already: a piece with its part, an opening with everything no piece carries."""

@@ -46,6 +46,7 @@ class DenseTable:
         allocate: Callable[[int], tuple[Floats, Floats]] | None = None,
     ) -> None:
         self.spec = spec
+        self.key = spec.key
         self.start, self.stop = owned_elements(spec.elements, spec.first_place, place, places)
         self.count = self.stop - self.start
         self.current, self.previous = (allocate or _lazy_pair)(self.count)
@@ -92,35 +93,17 @@ class DenseTable:
         The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
         `in_place`. A `rate` replaces that of the rule.
         """
-        start, stop = self.bounds(part)
+        start, stop = self.bounds(part) if part else (0, min(PART_ELEMENTS, self.count))
         source = self.values
         target = source if in_place else self.previous
-        if stop - start <= CHUNK_ELEMENTS:
-            self._apply_chunk(source, target, start, stop, grads, total, t, rule, rate)
-        else:
-            for a, b in _chunks(start, stop):
-                own = [(weight, grad[a - start : b - start]) for weight, grad in grads]
-                self._apply_chunk(source, target, a, b, own, total, t, rule, rate)
+        is_whole = stop - start <= CHUNK_ELEMENTS
+        for a in range(start, stop, CHUNK_ELEMENTS):
+            b = min(a + CHUNK_ELEMENTS, stop)
+            own = grads if is_whole else [(weight, grad[a - start : b - start]) for weight, grad in grads]
+            merged, state = self._merged[: b - a], [array[a:b] for array in self.state] if self.state else ()
+            merge(merged, self._scratch[: b - a], own, total)
+            rule.update(source[a:b], state, merged, target[a:b], t, rate)
         return target[start:stop]
-
-    def _apply_chunk(
-        self,
-        source: Floats,
-        target: Floats,
-        start: int,
-        stop: int,
-        grads: Sequence[Weighted],
-        total: int,
-        t: int,
-        rule: Rule,
-        rate: float | None,
-    ) -> None:
-        merged, scratch = self._merged, self._scratch
-        if stop - start < len(merged):
-            merged, scratch = merged[: stop - start], scratch[: stop - start]
-        merge(merged, scratch, grads, total)
-        state = [array[start:stop] for array in self.state] if self.state else ()
-        rule.update(source[start:stop], state, merged, target[start:stop], t, rate)
 
     def keep(self, part: int) -> None:
         """Keep a part unchanged in this step."""
@@ -158,8 +141,8 @@ class FrozenDense:
 
 def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:
     """Compute `merged = (0 + w0 * g0 + w1 * g1 + ...) / total`, each operation rounded to float32."""
-    is_omitted, divisor = _common_weight(grads, total)
     first_weight, first = grads[0]
+    is_omitted, divisor = _common_weight(grads, total) if total > 1 else (True, 1)
     if is_omitted:
         np.add(first, _ZERO, out=merged)
     else:

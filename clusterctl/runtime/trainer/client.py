@@ -225,7 +225,9 @@ class Client:
         """Wait until at most `in_flight` pushes are unanswered."""
         while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > in_flight):
             self.wait_for(self._pushes[0])
-            self._pushes.popleft().release()
+            pending = self._pushes.popleft()
+            if pending.leases:
+                pending.release()
 
     @property
     def passes_done(self) -> int:

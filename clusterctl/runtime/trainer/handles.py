@@ -20,6 +20,7 @@ from clusterctl.runtime.wire import messages as wire
 
 _REMEMBERED = 8
 _SAMPLED = 32
+_FLOAT32 = np.dtype(np.float32)
 
 
 class TableOwner(Protocol):
@@ -112,6 +113,9 @@ class Dense:
 
     def checked(self, gradient: Any) -> Floats:
         """Return the flattened gradient, a view where possible. Raises UseError for a wrong shape or dtype."""
+        if type(gradient) is np.ndarray and gradient.dtype is _FLOAT32 and gradient.shape == self.shape:
+            flat: Floats = gradient.reshape(-1)
+            return flat
         what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
 

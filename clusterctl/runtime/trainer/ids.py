@@ -19,7 +19,6 @@ _LEAST_RADIX = 2_048
 #: Bytes of gradients that fit in a core's L2 cache; a block of fewer rows would cost more calls than it saves.
 _BLOCK_BYTES = 2**19
 _LEAST_BLOCK = 1_024
-_FLOAT32 = np.dtype(np.float32)
 #: The smallest number that rounds to infinity in float16.
 _HALF_INFINITY = np.float32(65_520)
 
@@ -48,8 +47,6 @@ def check_range(name: str, ids: Ids, rows: int | None) -> None:
 def checked_floats(what: str, values: Any, shape: tuple[int, ...]) -> Floats:
     """Return `values` as contiguous float32 of exactly `shape`. Any float dtype is converted; others raise UseError."""
     array = np.asarray(values)
-    if array.dtype is _FLOAT32 and array.shape == shape and array.flags.c_contiguous:
-        return array
     if array.dtype.kind != "f" and array.size:
         raise UseError(f"{what} has dtype {array.dtype}", remedy="pass float32")
     if array.shape != shape:

@@ -10,6 +10,7 @@ from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.progress import Progress
 
 _SMALL_ELEMENTS = 262_144
+_INFINITY = float("inf")
 _CHECK_EVERY_S = 1.0
 _REPORT_EVERY_S = 1.0
 _REMEDY = 'try a smaller learning rate or clip=clip_by_norm(5.0); ON_NAN = "skip" skips such batches'
@@ -44,7 +45,10 @@ class NanPolicy:
 
         `as_sent` means that the gradient will be sent as it is, not merged with others first.
         """
-        what = self._in_loss(loss) or self._in_gradient(gradient, self._half and as_sent)
+        if loss is None or abs(loss) < _INFINITY:
+            what = self._in_gradient(gradient, self._half and as_sent)
+        else:
+            what = f"the loss of trainer {self._rank}"
         if what is None:
             return True
         if self.policy == "warn":
@@ -59,19 +63,14 @@ class NanPolicy:
         )
         return False
 
-    def _in_loss(self, loss: float | None) -> str | None:
-        if loss is None or abs(loss) < float("inf"):
-            return None
-        return f"the loss of trainer {self._rank}"
-
     def _in_gradient(self, gradient: Gradient, half: bool) -> str | None:
         if self.policy == "warn" and not self._is_due(gradient):
             return None
-        names = gradient.not_finite(half)
-        return f"the gradient of table {names[0]!r} of trainer {self._rank}" if names else None
+        name = gradient.not_finite(half)
+        return None if name is None else f"the gradient of table {name!r} of trainer {self._rank}"
 
     def _is_due(self, gradient: Gradient) -> bool:
-        size = gradient.size
+        size = sum([array.size for array in gradient.arrays()])
         if size <= _SMALL_ELEMENTS:
             return size > 0
         now = self._clock()

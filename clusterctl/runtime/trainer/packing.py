@@ -69,11 +69,6 @@ class Gradient:
                 checked.sparse[handle] = handle.checked(gradient)
         return checked
 
-    @property
-    def size(self) -> int:
-        """The number of numbers."""
-        return sum([flat.size for flat in self.dense.values()]) + sum([rows.size for _, rows in self.sparse.values()])
-
     @staticmethod
     def checked_again(tables: Mapping[Handle, Any]) -> Gradient:
         """Return the merged gradients of several batches, each of which was checked: an id may occur in each."""
@@ -82,7 +77,8 @@ class Gradient:
         return Gradient(dense, sparse)
 
     def arrays(self) -> list[Floats]:
-        return [*self.dense.values(), *(rows for _, rows in self.sparse.values())]
+        dense = [*self.dense.values()]
+        return dense + [rows for _, rows in self.sparse.values()] if self.sparse else dense
 
     def by_table(self) -> dict[Handle, Any]:
         both: list[tuple[Handle, Any]] = [*self.dense.items(), *self.sparse.items()]
@@ -98,11 +94,16 @@ class Gradient:
         """Return a copy, for a push that is still being sent when the program reuses its arrays."""
         return self.replaced([array.copy() for array in self.arrays()])
 
-    def not_finite(self, half: bool = False) -> list[str]:
-        """Return the names of tables whose gradients have NaN or infinite numbers, with `half` in float16."""
+    def not_finite(self, half: bool = False) -> str | None:
+        """Return the name of the first table whose gradient has NaN or infinite numbers, with `half` in float16."""
         is_good = fits_half if half else is_finite
-        dense = [handle.name for handle, values in self.dense.items() if not is_good(values)]
-        return dense + [handle.name for handle, (_, rows) in self.sparse.items() if not is_good(rows)]
+        for handle, values in self.dense.items():
+            if not is_good(values):
+                return handle.name
+        for embedding, (_, rows) in self.sparse.items():
+            if not is_good(rows):
+                return embedding.name
+        return None
 
 
 @dataclass
@@ -130,9 +131,12 @@ class Packer:
         """Return the parts for each of `lanes`; every lane gets an opening, if only an empty one."""
         out = {lane: Outgoing() for lane in lanes}
         for handle in sorted(gradient.dense, key=_by_key):
-            flat = gradient.dense[handle]
+            flat, is_plain = gradient.dense[handle], not self._half and handle.spec.wire is None
             for lane, start, stop in handle.runs:
-                self._dense(out[lane], handle, flat, start, stop)
+                if is_plain and stop - start <= _WHOLE_ELEMENTS:
+                    out[lane].opening.append(wire.as_part((wire.DENSE, flat[start:stop], handle.key, start, None)))
+                else:
+                    self._dense(out[lane], handle, flat, start, stop)
         for embedding, (ids, rows) in gradient.sparse.items():
             for lane, positions in embedding.shared_out(ids):
                 whole = len(positions) == len(ids)

@@ -334,13 +334,13 @@ class Session:
         count, value = checked_samples(samples, self.rank, step), checked_loss(loss)
         gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
-        gradient = self._clipped(gradient) if alone else gradient
+        gradient = self._clipped(gradient) if alone and self._clip is not None else gradient
         if count and not self._nan_policy.admits(step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
         context.pushed = True
         self._batch, self._position, self._rates = context.batch + 1, context.position, context.rates
         self._send(gradient, context, count)
-        self._progress.stepped(self.step, count, value)
+        self._progress.stepped(self._parameters.step, count, value)
 
     def parallel(self, f: Work, batch: Any, parts: int | None = None, split: Split | None = None) -> Result:
         """Return the arguments of `push`, merged from `f(part) -> (gradients, samples, loss)`, which runs in threads.
