@@ -172,9 +172,9 @@ class SyncUpdates(UpdatePolicy):
         pushes = [] if self._is_incomplete() else self._pushes()
         if not pushes:
             return []
-        out: list[Output] = [*self.saver.due(force=True)]
-        opening = pushes[0].opening
-        if opening is not None and not self.lane.sparse and all(push.opening is opening for push in pushes):
+        out: list[Output] = [*self.saver.due(force=True)] if self.saver.book.asked else []
+        opening = None if self.lane.sparse else pushes[0].opening
+        if opening is not None and all(push.opening is opening for push in pushes):
             return out + self._apply_alike(pushes, opening)
         now = self._now = Step(pushes, self.lane.dense)
         for key, table in self.lane.sparse.items():

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, Optional
 
 from clusterctl.runtime.environment import Environment
@@ -161,7 +162,8 @@ class Client:
             last = [wire.json_part(facts)] if facts else []
             message = make(lane, 0, count, [*out.opening, *last] if last else out.opening)
             full = None if out.full is None else make(lane, 0, count, [*out.full, *last])
-            self._post_push(pending, lane, message, full)
+            pending.unanswered += 1
+            self._link.post(lane, message, partial(self._take_push, pending, lane), full)
             if out.pieces:
                 pieces[lane] = out.pieces
         if pieces:
@@ -335,14 +337,12 @@ class Client:
         pending.unanswered += 1
         self._link.post(lane, message, take)
 
-    def _post_push(self, pending: PendingReplies, lane: int, message: wire.Message, full: wire.Message | None) -> None:
-        def take(reply: wire.Message) -> None:
-            self._record(pending, lane, reply)
+    def _take_push(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
+        """Take the reply to the opening of a push."""
+        self._record(pending, lane, reply)
+        if reply.parts:
             self._refresh(reply.parts)
-            self._passes[lane] = reply.pass_
-
-        pending.unanswered += 1
-        self._link.post(lane, message, take, full)
+        self._passes[lane] = reply.pass_
 
     def _record(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
         pending.unanswered -= 1

@@ -45,12 +45,15 @@ class NanPolicy:
 
         `as_sent` means that the gradient will be sent as it is, not merged with others first.
         """
-        if loss is None or abs(loss) < _INFINITY:
-            what = self._in_gradient(gradient, self._half and as_sent)
-        else:
+        if loss is not None and not abs(loss) < _INFINITY:
             what = f"the loss of trainer {self._rank}"
-        if what is None:
+        elif self.policy == "warn" and not self._is_due(gradient):
             return True
+        else:
+            name = gradient.not_finite(self._half and as_sent)
+            if name is None:
+                return True
+            what = f"the gradient of table {name!r} of trainer {self._rank}"
         if self.policy == "warn":
             self._report(step, what, "warned", "training continues")
             return True
@@ -62,12 +65,6 @@ class NanPolicy:
             step, what, "skipped", "the batch is skipped" if batches == 1 else f"{batches} batches are skipped"
         )
         return False
-
-    def _in_gradient(self, gradient: Gradient, half: bool) -> str | None:
-        if self.policy == "warn" and not self._is_due(gradient):
-            return None
-        name = gradient.not_finite(half)
-        return None if name is None else f"the gradient of table {name!r} of trainer {self._rank}"
 
     def _is_due(self, gradient: Gradient) -> bool:
         size = sum([array.size for array in gradient.arrays()])
