@@ -168,9 +168,9 @@ class LaneState:
         """Return the newest values of some tables, as `part` does."""
         fresh, is_plain = wire.Parts(), not self.half and self.mode.name == "sync"
         for table in tables:
-            if is_plain and 4 * table.count < LEAST_BYTES and not table.changes:  # what `part` makes of it
-                if table.count:
-                    fresh.append(wire.as_part((wire.DENSE, table.current, table.key, table.start, None)))
+            if is_plain and table.parts == 1 and 4 * table.count < LEAST_BYTES and not table.changes:
+                # what `part` makes of it
+                fresh.append(wire.as_part((wire.DENSE, table.current, table.key, table.start, None)))
             else:
                 fresh += self.parts(rank, table, table.current, has_last=has_last)
         return fresh
