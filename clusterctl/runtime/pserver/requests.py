@@ -105,7 +105,7 @@ class RequestValidator:
             push.opening, push.dense = known, {key: {0: part.array} for key, part in zip(known.keys, parts)}
             return push
         self._check(push, parts)
-        if directory is not None:
+        if directory is not None and not push.sparse and not push.later:
             self._keep(directory, push, parts)
         return push
 
@@ -113,7 +113,7 @@ class RequestValidator:
         """Keep that a directory is that of an `Opening`, of which nothing depends on other bytes."""
         tables = [self._tables[key] for key in sorted(push.dense)]
         dense = tuple([table for table in tables if isinstance(table, DenseTable) and table.parts == 1])
-        is_all = len(dense) == len(parts) == len(directory.entries) and not push.later
+        is_all = len(dense) == len(parts) == len(directory.entries)
         if is_all and all(part.kind == wire.DENSE for part in parts):
             if len(self._openings) == _OPENINGS_KEPT:
                 self._openings.clear()
