@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 
-from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, show
+from farm import HEADINGS, Contest, Cost, Farm, add_bytecode, farm, options, run, scratch, show
 
 
 def pdsh(nodes: Farm) -> Cost:
@@ -16,17 +16,19 @@ def pdsh(nodes: Farm) -> Cost:
 
 
 def main() -> None:
-    given = options(__doc__, nodes=32, rounds=7).parse_args()
-    with scratch(given.dir) as top, farm(given.nodes, top) as nodes:
+    parser = options(__doc__, nodes=32, rounds=7)
+    add_bytecode(parser)
+    given = parser.parse_args()
+    with scratch(given.dir) as top, farm(given.nodes, top, bytecode=given.bytecode) as nodes:
         (top / "workspace").mkdir()
         (top / "workspace" / "train.py").write_text("")
         nodes.clusterctl("dispatch", str(top / "workspace"))
         contenders: dict[str, Callable[[int], Cost]] = {
-            "exec -- true": lambda _: nodes.clusterctl("exec", "--", "true"),
-            "status": lambda _: nodes.clusterctl("status"),
+            "exec -- true": lambda _: nodes.measured(lambda: nodes.clusterctl("exec", "--", "true")),
+            "status": lambda _: nodes.measured(lambda: nodes.clusterctl("status")),
         }
         if shutil.which("pdsh"):
-            contenders["pdsh true"] = lambda _: pdsh(nodes)
+            contenders["pdsh true"] = lambda _: nodes.measured(lambda: pdsh(nodes))
         contest = Contest(contenders).play(given.rounds)
         show(HEADINGS, contest.rows(f"{nodes.count} nodes", ours="exec -- true"))
         if "pdsh true" in contenders:

@@ -9,11 +9,9 @@ Bytes arrive as blobs: the digest (32 bytes), the size (8 bytes, big-endian), th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
@@ -29,14 +27,16 @@ from clusterctl.agent.node.content import (
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
-from clusterctl.common.errors import AgentError, Gone
+from clusterctl.common.errors import AgentError, Gone, suppress
 from clusterctl.common.fastjson import loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any, Callable
 
     from clusterctl.agent.dispatch.staging import Staging
     from clusterctl.agent.relay.relay import Relay
@@ -209,7 +209,7 @@ class _Dispatch:
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
             if not stays and not journal_of(self._root).exists():  # else the next agent call continues it
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     delete(staging)
             raise
         _sweep(incoming_dir(self._root), self._peer.beat)
@@ -296,5 +296,5 @@ def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
 def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
     """Remove the leftovers of interrupted dispatches. The lock ensures that no dispatch is running."""
     for leftover in incoming.iterdir():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             delete(leftover, beat)
