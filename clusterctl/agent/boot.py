@@ -16,6 +16,7 @@ import stat
 import sys
 
 UNKNOWN = "unknown"
+SOURCE_TIME_S = 946684800  # the time of all sources: the compiled files are valid for that
 SILENCE_S = 30  # an agent that waits for its request or its bundle ends if nothing arrives for so long
 
 
@@ -140,6 +141,7 @@ def write_files(top, archive, durable):
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
+        os.utime(path, (SOURCE_TIME_S, SOURCE_TIME_S))
         offset += int(size)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 import zlib
 from functools import cached_property, lru_cache
-from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -14,7 +15,8 @@ PARTS = ("common", "transfer", "agent", "runtime", "torch")
 #: The modules that the first calls on a node load: it need not compile them.
 COMPILED = ("", "common", "agent", "agent/dispatch", "agent/node", "agent/relay")
 DIGEST_CHARS = 16
-UNCHECKED_HASH = (1).to_bytes(4, "little")  # in the header of compiled files: they are not compared with their sources
+HEADER = struct.Struct("<III")  # of a compiled file, after the magic number: flags, and its source's time and size
+SOURCE_TIME_S = 946_684_800  # that of the sources on a node, and in the header of the files compiled from them
 
 
 class Bundle:
@@ -48,8 +50,7 @@ class Bundle:
                 path = PACKAGE.parent / name
                 code = _bytecode(path)
                 if path.read_bytes() == source:  # else it changed after it was read
-                    header = MAGIC_NUMBER + UNCHECKED_HASH + source_hash(source)
-                    files[cache_from_source(name)] = header + code
+                    files[cache_from_source(name)] = MAGIC_NUMBER + HEADER.pack(0, SOURCE_TIME_S, len(source)) + code
         return zlib.compress(_joined(files))
 
 

@@ -81,7 +81,7 @@ def fold_rows(numbers: Iterable[int]) -> list[list[int]]:
 def decode(rows: Any) -> list[Entry]:
     """Return the entries of a received manifest. Raises `AgentError` for any path that could leave the tree."""
     try:
-        entries = [Entry(*row) for row in rows]
+        entries = [row if type(row) is Entry else Entry(*row) for row in rows]
         check(entries)
     except (TypeError, ValueError, AttributeError) as exc:
         raise AgentError(f"the list of files is malformed: {exc}", kind="refused") from exc

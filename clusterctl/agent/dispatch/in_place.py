@@ -13,7 +13,7 @@ import stat
 from clusterctl.agent.node.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError, suppress
-from clusterctl.common.fastjson import LightPath, dumps, loads
+from clusterctl.common.fastjson import LightPath, loads
 from clusterctl.common.files import (
     delete,
     is_locked,
@@ -61,14 +61,15 @@ def supersede(
     old: str,
     record: dict[str, Any],
     entries: list[Entry],
+    listed: bytes,
     base: dict[str, Row],
     beat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
-    The files that `changed` names are in `staging/new/NUMBER`, verified.
+    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
-    write_atomic(staging / "entries", dumps(entries), durable=False)
+    write_atomic(staging / "entries", listed, durable=False)
     sync_disk(staging, beat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
     return _complete(root, entries, base, beat)
