@@ -39,8 +39,12 @@ class Bundle:
 
         The second one is empty unless `magic`, the mark of the bytecode that the node reads, is that of this Python.
         """
-        compiled = self._compiled if magic == MAGIC_NUMBER.hex() and not sys.flags.optimize else b""
-        return b"%d %d\n" % (len(self.data), len(compiled)) + self.data + compiled
+        is_ours = magic == MAGIC_NUMBER.hex() and not sys.flags.optimize
+        return self._with_compiled if is_ours else _parcel(self.data, b"")
+
+    @cached_property
+    def _with_compiled(self) -> bytes:
+        return _parcel(self.data, self._compiled)
 
     @cached_property
     def _compiled(self) -> bytes:
@@ -71,6 +75,10 @@ def _bytecode(path: Path) -> bytes:
 
     name = path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
     return marshal.dumps(SourceFileLoader(name, str(path)).get_code(name))
+
+
+def _parcel(data: bytes, compiled: bytes) -> bytes:
+    return b"%d %d\n" % (len(data), len(compiled)) + data + compiled
 
 
 def _joined(files: dict[str, bytes]) -> bytes:

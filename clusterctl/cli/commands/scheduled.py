@@ -37,11 +37,11 @@ def scheduler_json(invocation: Invocation) -> dict[str, Any]:
 
 def tell_end(invocation: Invocation) -> bool:
     """Say that the job waits or has ended, and why, if it is a scheduler's. Return True if the scheduler ended it."""
-    from clusterctl.observe.why.scheduler import ENDS
-
     job = invocation.scheduled.now() if invocation.scheduled is not None else None
     if job is None or job.stage == "running":
         return False
+    from clusterctl.observe.why.scheduler import ENDS
+
     invocation.console.say(_coloured(job))
     return job.stage == "ended" and job.kind in ENDS
 
