@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[1]
-sys.path.append(str(SOURCES / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from support.openssh import OpenSshCluster, openssh_cluster
 from support.processes import wait_until
 
+SOURCES = Path(__file__).parents[1]
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 CIPHERS = (
     "Ciphers=aes128-gcm@openssh.com",

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from clusterctl.transport import Ask
 
 T = TypeVar("T")
-# The alarm ends an agent to which nothing arrives; `signal` itself would take 3 ms to import. The program comes compiled
-# and as it is: to compile it takes 2 ms, which a Python of the same version saves.
+# The alarm ends an agent to which nothing arrives; `signal` itself would take 3 ms to import. The program comes both
+# compiled and as it is: a Python of the same version saves the 2 ms of compiling it.
 FIRST_LINE = (
     "import sys,_signal,marshal,_frozen_importlib_external as f;_signal.alarm(30);i=sys.stdin.buffer;"
     "m,c,s=i.readline().split();c,s=i.read(int(c)),i.read(int(s));"
