@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+import threading
 import zlib
 from functools import cached_property, lru_cache
 from importlib.util import MAGIC_NUMBER, cache_from_source
@@ -13,7 +14,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 PARTS = ("common", "transfer", "agent", "runtime", "torch")
 #: The modules that the first calls on a node load: it need not compile them.
-COMPILED = ("", "common", "agent", "agent/dispatch", "agent/node", "agent/relay")
+COMPILED = [
+    f"clusterctl{below}" for below in ("", "/common", "/agent", "/agent/dispatch", "/agent/node", "/agent/relay")
+]
 DIGEST_CHARS = 16
 HEADER = struct.Struct("<III")  # of a compiled file, after the magic number: flags, and its source's time and size
 SOURCE_TIME_S = 946_684_800  # that of the sources on a node, and in the header of the files compiled from them
@@ -28,6 +31,8 @@ class Bundle:
         self._sources = {name: (PACKAGE.parent / name).read_bytes() for name in names}
         self._whole = _joined(self._sources)
         self.digest = hashlib.sha256(self._whole).hexdigest()[:DIGEST_CHARS]
+        self._parcels: dict[bool, bytes] = {}
+        self._lock = threading.Lock()
 
     @cached_property
     def data(self) -> bytes:
@@ -40,17 +45,16 @@ class Bundle:
         The second one is empty unless `magic`, the mark of the bytecode that the node reads, is that of this Python.
         """
         is_ours = magic == MAGIC_NUMBER.hex() and not sys.flags.optimize
-        return self._with_compiled if is_ours else _parcel(self.data, b"")
+        with self._lock:  # all nodes of a first dispatch ask at once
+            if is_ours not in self._parcels:
+                compiled = self._compiled() if is_ours else b""
+                self._parcels[is_ours] = b"%d %d\n" % (len(self.data), len(compiled)) + self.data + compiled
+            return self._parcels[is_ours]
 
-    @cached_property
-    def _with_compiled(self) -> bytes:
-        return _parcel(self.data, self._compiled)
-
-    @cached_property
     def _compiled(self) -> bytes:
         files = {}
         for name, source in self._sources.items():
-            if name.rpartition("/")[0] in {f"clusterctl/{part}".rstrip("/") for part in COMPILED}:
+            if name.rpartition("/")[0] in COMPILED:
                 path = PACKAGE.parent / name
                 code = _bytecode(path)
                 if path.read_bytes() == source:  # else it changed after it was read
@@ -75,10 +79,6 @@ def _bytecode(path: Path) -> bytes:
 
     name = path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
     return marshal.dumps(SourceFileLoader(name, str(path)).get_code(name))
-
-
-def _parcel(data: bytes, compiled: bytes) -> bytes:
-    return b"%d %d\n" % (len(data), len(compiled)) + data + compiled
 
 
 def _joined(files: dict[str, bytes]) -> bytes:
