@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, show
+from farm import HEADINGS, Contest, Cost, Farm, add_bytecode, farm, file_system, options, run, scratch, show
 
 OURS = "clusterctl"
 OWN = {"nodefile", "log", "output", ".clusterctl"}  # added by clusterctl at the top of a job directory
@@ -86,7 +86,8 @@ class Contenders:
 
     def clusterctl(self, root: str) -> Cost:
         words = ("--json", "dispatch", str(self.workspace.directory))
-        cost = self.nodes.clusterctl(*words, nodes=self.count, root=root, kept=self.kept)
+        where = {"nodes": self.count, "root": root, "kept": self.kept}
+        cost = self.nodes.measured(lambda: self.nodes.clusterctl(*words, **where), kept=self.kept)
         for node in json.loads(cost.out)["nodes"]:
             self.workspace.check(Path(node["dir"]))
         return cost
@@ -97,7 +98,7 @@ class Contenders:
         ssh = self.nodes.ssh(tuned=tuned, kept=self.kept)
         each = ["rsync", "-a", "--delete", "-e", ssh, f"{self.workspace.directory}/", target]
         words = shlex.join(["xargs", "-P", str(width), "-I{}", *each])
-        cost = run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"])
+        cost = self.nodes.measured(lambda: run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"]), kept=self.kept)
         for node in range(self.count):
             self.workspace.check(self.nodes.home(node) / root)
         return cost
@@ -184,13 +185,15 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="first look for the best parallelism of rsync")
     parser.add_argument("--default-rsync", action="store_true", help="also run rsync untuned, one node after another")
     parser.add_argument("--growth", metavar="N,N", help="only measure a first dispatch to 1,2,4,... nodes")
+    add_bytecode(parser)
     given = parser.parse_args()
     counts = [int(count) for count in given.growth.split(",")] if given.growth else []
-    with scratch(given.dir) as top, farm(max(counts, default=given.nodes), top) as nodes:
+    with scratch(given.dir) as top, farm(max(counts, default=given.nodes), top, bytecode=given.bytecode) as nodes:
         for key in CASES if given.case == "both" else [given.case]:
             case = CASES[key]
             workspace = Workspace(top / key, case, given.text)
-            print(f"{case.name}, {'text' if given.text else 'random bytes'}, {nodes.count} nodes")
+            about = f"{file_system(top)}, {'with' if given.bytecode else 'without'} bytecode"
+            print(f"{case.name}, {'text' if given.text else 'random bytes'}, {nodes.count} nodes, {about}")
             if counts:
                 show(["nodes", "", "s", "client cpu s"], growth(nodes, workspace, counts, given.first))
                 continue

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from clusterctl.cluster.answers import MOST_WORDS
 from clusterctl.cluster.beats import AgentInput
-from clusterctl.cluster.bundle import Bundle, boot_code
+from clusterctl.cluster.bundle import Bundle, boot_program
 from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
@@ -63,14 +63,12 @@ class AgentCall:
     def begin(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:
         """Start the agent with its request and the bulk data that this announces. Install it first if it is missing."""
         self.op = request["op"]
-        code = boot_code()
         with self.bulk():
-            self.write(f"{len(code)}\n".encode() + code + _line(request))
+            self.write(boot_program() + _line(request))
             greeting = self.receive(min(answer_s, ANSWER_S))
             self.untouched = greeting.get("untouched")
             if "need" in greeting:
-                bundle = self._bundle.data
-                self.write(f"{len(bundle)}\n".encode() + bundle)
+                self.write(self._bundle.parcel(str(greeting.get("magic"))))
             if data:
                 self.write(data)
 
