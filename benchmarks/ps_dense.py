@@ -97,10 +97,10 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = bench.options(__doc__.splitlines()[0], layouts="1x1,1x2,2x2", megabytes=100.0, rounds=5, steps=8)
-    bench.more_options(parser, security="none", shm="off", ports=1, frame=2**20, window=4)
+    bench.more_options(parser, security="none", shm="off", streams="auto", ports=1, frame=2**20, window=4)
     parser.add_argument("--tune", action="store_true", help="first look for the echo's best frame size and window")
     given = parser.parse_args()
-    spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports}
+    spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports, "streams": given.streams}
     rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
     what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, {given.ports} ports"
     print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")

@@ -31,6 +31,8 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.stream.server import StreamServer
+from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
 from clusterctl.runtime.table.sharding import layout_of
 from clusterctl.runtime.wire.auth import CurveAuthenticator
@@ -222,7 +224,16 @@ class PServer:
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)
-        return Lane(core, router, self._take, self._take_cut, env.secure, self._shm, self._report_step)
+        on_save, on_cut = self._take, self._take_cut
+        return Lane(core, router, on_save, on_cut, env.secure, self._shm, self._open_streams(), self._report_step)
+
+    def _open_streams(self) -> StreamServer | None:
+        """Return the streams of a lane: on this host, and to others unless connections are encrypted."""
+        spec = self._env.spec
+        if spec.streams == "off":
+            return None
+        tcp = None if self._env.secure else open_listener(spec.ports.port, spec.address)
+        return StreamServer(spec.training.trainers, local=spec.shm != "off", tcp=tcp)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)
