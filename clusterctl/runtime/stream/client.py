@@ -16,10 +16,10 @@ from clusterctl.runtime.stream.tokens import ANSWER_BYTES, answer_to, greeting
 
 
 class Opening:
-    """A stream that is being opened. Call `advance` when `sock` can be read or, until `is_sent`, written to."""
+    """A stream that is being opened. Call `advance` when its socket can be read or, until `is_sent`, written to."""
 
     def __init__(self, sock: socket.socket, rank: int, token: bytes, until_s: float) -> None:
-        self.sock = sock
+        self._sock = sock
         self.until_s = until_s
         self.is_sent = False
         self._rank = rank
@@ -33,27 +33,30 @@ class Opening:
         """
         if not self.is_sent:
             with contextlib.suppress(BlockingIOError):  # not connected yet
-                self.sock.send(greeting(self._rank, self._token), AT_ONCE)
+                self._sock.send(greeting(self._rank, self._token), AT_ONCE)
                 self.is_sent = True
             return None
         with contextlib.suppress(BlockingIOError):
-            heard = self.sock.recv(ANSWER_BYTES - len(self._heard), AT_ONCE)
+            heard = self._sock.recv(ANSWER_BYTES - len(self._heard), AT_ONCE)
             self._heard += heard
             if not heard or len(self._heard) == ANSWER_BYTES:
                 return self._accepted(wait_s)
         return None
 
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def close(self) -> None:
-        self.sock.close()
+        self._sock.close()
 
     def _accepted(self, wait_s: float) -> Stream:
         if not hmac.compare_digest(self._heard, answer_to(self._token)):
             raise ConnectionError("the lane refused the stream")
         seconds, rest = divmod(wait_s, 1.0)
-        self.sock.setblocking(True)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
-        tcp.tune(self.sock)
-        return Stream(self.sock, self._rank)
+        self._sock.setblocking(True)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        tcp.tune(self._sock)
+        return Stream(self._sock, self._rank)
 
 
 def open_stream(offer: Any, host: str, rank: int, until_s: float) -> Opening | None:

@@ -44,7 +44,7 @@ def begin_to_connect(host: str, port: int) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send messages at once, and notice a peer that is gone without a word. Sockets of other families stay as they are."""
+    """Let a socket send at once, and notice a peer that is gone without a word. A unix socket stays as it is."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
 """The beginning of a stream: the trainer sends its rank and a token, the lane proves that it knows the token.
 
-The trainer has the token from the reply to a hello, and so from the lane that knows the trainer's key. A token is for one
-rank, one lane and one stream.
+The trainer has the token from the reply to its hello, over a connection that knows the trainer's key. A token is for
+one rank, one lane and one stream.
 """
 
 from __future__ import annotations

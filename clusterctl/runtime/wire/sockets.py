@@ -22,7 +22,7 @@ _MOST_IO_THREADS = 4
 TO_A_TRAINER = 512
 
 # Plain numbers: combining enumeration members takes longer than sending a small frame.
-_AT_ONCE = int(zmq.NOBLOCK)
+AT_ONCE = int(zmq.NOBLOCK)
 _AND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
 CAN_RECEIVE, CAN_SEND = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -94,7 +94,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
     """Send like `send_multipart(frames, NOBLOCK, copy=False)`, at half its cost for small messages."""
     for frame in frames[:-1]:
         socket.send(frame, _AND_MORE, copy=False)
-    socket.send(frames[-1], _AT_ONCE, copy=False)
+    socket.send(frames[-1], AT_ONCE, copy=False)
 
 
 def receive_frames(socket: zmq.Socket[bytes], flags: int = 0) -> list[zmq.Frame]:
