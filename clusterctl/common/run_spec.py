@@ -255,7 +255,21 @@ class RunSpec(Record):
     processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names any.
     """
 
-    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm", "streams", "cwd", "gpus")
+    OMITTED = (
+        "name",
+        "settings",
+        "sharing",
+        "by",
+        "hosts",
+        "venv",
+        "versions",
+        "t",
+        "recover",
+        "shm",
+        "streams",
+        "cwd",
+        "gpus",
+    )
 
     v: int = 1
     job: str

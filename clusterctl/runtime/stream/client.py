@@ -53,7 +53,6 @@ class Opening:
         if not hmac.compare_digest(self._heard, answer_to(self._token)):
             raise ConnectionError("the lane refused the stream")
         seconds, rest = divmod(wait_s, 1.0)
-        self._sock.setblocking(True)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         tcp.tune(self._sock)
         return Stream(self._sock, self._rank)

@@ -40,6 +40,7 @@ class Stream:
     """
 
     def __init__(self, sock: socket.socket, rank: int, most_queued: int | None = None) -> None:
+        sock.setblocking(True)  # with a timeout of Python's, it would wait in spite of AT_ONCE
         self.rank = rank
         self.sock = sock
         self._most_queued = most_queued

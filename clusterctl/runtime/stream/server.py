@@ -85,6 +85,11 @@ class StreamServer:
                 self._epoll.register(listener, select.EPOLLIN)
         return {**self._offer, "token": self._tokens.make(rank)}
 
+    @property
+    def strangers(self) -> int:
+        """The number of connections that have not been admitted."""
+        return len(self._strangers)
+
     def watch(self, descriptor: int) -> None:
         """Let `receive` return when this descriptor can be read, too."""
         self._epoll.register(descriptor, select.EPOLLIN)
