@@ -251,8 +251,9 @@ class RunSpec(Record):
     at which it prepared the run. The lead adds `epoch` and `recover` when processes are restarted. `sharing` is the
     number of processes on the node's machine, if other nodes of the run are on it too. `by` is who started it, as
     USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
-    the text of each setting that was given with `--set`. `shm` and `streams` are "off" in benchmarks. `cwd` is the directory in which
-    processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names any.
+    the text of each setting that was given with `--set`. `shm` and `streams` are "off" in benchmarks. `cwd` is the
+    directory in which processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names
+    any.
     """
 
     OMITTED = (

@@ -64,7 +64,7 @@ def open_stream(offer: Any, host: str, rank: int, until_s: float) -> Opening | N
         token = bytes.fromhex(offer["token"])
         name, port = offer.get("name"), offer.get("port")
         sock = None if name is None else _connect_here(str(name))
-        if sock is None and port is not None:
+        if sock is None and port is not None and 0 < int(port) < 65_536:
             sock = tcp.begin_to_connect(host, int(port))
     except (KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError):
         return None
