@@ -179,7 +179,7 @@ def test_a_greeting_may_come_byte_by_byte_but_not_take_for_ever(lane: Lane) -> N
             lane.run()
             assert lane.is_open(slower)
         assert slow.recv(32, socket.MSG_WAITALL)
-        lane.now += server_module._GREETING_S / 2
+        lane.now += server_module._GREETING_S / 2 + 1
         assert lane.hangs_up(slower), "one byte after the other for too long"
 
 
