@@ -3,7 +3,8 @@
 GB/s counts the bytes that all trainers send and receive: 2 x trainers x bytes / step. The third contender is a minimal
 parameter server on pyzmq, without merging, checking or remembering anything: the server updates each part on arrival
 and returns it, and the trainer copies it into place. `--shm auto` lets the runtime use shared memory, as it does by
-default on one host; `--streams off` leaves all messages to ZeroMQ; the others always use ZeroMQ over TCP. Our values are checked against the rule's exact result.
+default on one host, `--streams off` leaves all messages to ZeroMQ; the others always use ZeroMQ over TCP. Our values
+are checked against the rule's exact result.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def main() -> None:
     given = parser.parse_args()
     spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports, "streams": given.streams}
     rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
-    what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, streams {given.streams}, {given.ports} ports"
-    print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")
+    what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, streams {given.streams}"
+    print(f"{what}, {given.ports} ports, {given.rounds} rounds of {given.steps} steps: GB/s")
     headings = [name.replace("echo", "without streams") if given.compare_streams else name for name in HEADINGS]
     bench.show([*headings, "CPU ms per step"], rows)
 

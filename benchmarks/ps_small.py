@@ -1,7 +1,7 @@
 """Compare a 1 KB push with a real update to a bare pyzmq round trip of 1 KB: microseconds, p50, p99 and CPU.
 
-CPU is that of all processes per step. A busy machine changes it less than the times. `--streams off` leaves all messages
-to ZeroMQ, and `--compare-streams` measures both instead of the bare round trip.
+CPU is that of all processes per step. A busy machine changes it less than the times. `--streams off` leaves all
+messages to ZeroMQ, and `--compare-streams` measures both instead of the bare round trip.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def compare(given: argparse.Namespace, size: int, barrier: bool) -> list[list[st
         for at, name in enumerate(("p50", "p99", "CPU")):
             us, them = ([figure[at] for figure in figures[contender]] for contender in ("ours", "bare"))
             rows.append([f"{layout}, {name}", *bench.spread(us), *bench.spread(them), f"{bench.ratio(us, them):.2f}"])
-    print(f"security {given.security}, shm {given.shm}, streams {given.streams}, {given.rounds} rounds of {given.steps} steps: microseconds")
+    where = f"security {given.security}, shm {given.shm}, streams {given.streams}"
+    print(f"{where}, {given.rounds} rounds of {given.steps} steps: microseconds")
     return rows
 
 
