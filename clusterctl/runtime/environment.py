@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import Failures, RunSpec, Training
 from clusterctl.runtime.errors import ProcessError
@@ -84,6 +85,10 @@ class Environment:
         """Return this process's CURVE keys and those of its peers. Raises ProcessError if they are missing."""
         path = self._run_dir() / "keys" / f"{self.role}-{self.rank}.json"
         return _read_json(path, "the keys of this run were not delivered; start the job again")
+
+    @property
+    def run_paths(self) -> RunPaths:
+        return JobPaths(self.job_dir).run(self.run)
 
     def _run_dir(self) -> Path:
         return self.job_dir / ".clusterctl" / "runs" / self.run

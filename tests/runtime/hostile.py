@@ -309,7 +309,7 @@ class Attacker:
         opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0.0)
         assert opening is not None
         while True:
-            assert select.select([opening], [] if opening.is_sent else [opening], [], DEADLINE_S) != ([], [], [])
+            assert select.select([opening], [] if opening.is_connected else [opening], [], DEADLINE_S) != ([], [], [])
             stream = opening.advance(1.0)
             if stream is not None:
                 return stream

@@ -18,6 +18,7 @@ import pytest
 from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.tls import TlsStream
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, process_cluster, thread_cluster
 from tests.runtime.small import PART, cut_small
@@ -29,6 +30,7 @@ CARRIERS: dict[str, dict[str, Any]] = {
     "zmq": {"streams": "off", "shm": "off"},
     "tcp": {"shm": "off"},
     "unix": {"security": "curve"},
+    "tls": {"security": "curve", "shm": "off"},
 }
 
 
@@ -39,6 +41,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def value_dependent(ps: Session) -> Any:
+    """Train over what carries the messages now; each value depends on those before."""
     w = ps.dense("w", 6 * PART, Adagrad(0.1), uniform(0.5))
     e = ps.embedding("e", 3, Adagrad(0.1))
     for ids in ps.steps(lambda pass_, rng: (rng.integers(-9, 9, 20) for _ in range(6)), 1):
@@ -47,11 +50,25 @@ def value_dependent(ps: Session) -> Any:
     return w.value.copy(), e.pull(np.arange(-9, 9)), carriers(ps)
 
 
+def once_streams_are_open(ps: Session) -> Any:
+    """Do the same when all streams are open."""
+    link: Any = ps._client._link
+    w = ps.dense("early", 8 * 512, SGD(0.1))
+    assert wait_until(lambda: w.pull() is not None and not link._carriers.openings)
+    return value_dependent(ps)
+
+
 def carriers(ps: Session) -> Counter[str]:
     """Return by what the lanes of a trainer are reached, and of how many lanes."""
     link: Any = ps._client._link
     streams = [connection.carrier._stream for connection in link._connections.values()]
-    return Counter("zmq" if one is None else {1: "unix"}.get(int(one.sock.family), "tcp") for one in streams)
+    return Counter("zmq" if one is None else carrier_of(one) for one in streams)
+
+
+def carrier_of(stream: Stream) -> str:
+    if stream.sock.family == socket.AF_UNIX:
+        return "unix"
+    return "tls" if isinstance(stream, TlsStream) else "tcp"
 
 
 def assert_same(results: list[Any], expected: Any) -> None:
@@ -70,7 +87,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_each_carrier_gives_the_same_bits(tmp_path: Path, undisturbed: Any, carrier: str) -> None:
     with thread_cluster(tmp_path, 2, 2, **LANES, **CARRIERS[carrier]) as cluster:
-        results = cluster.train(value_dependent)
+        results = cluster.train(once_streams_are_open)
     assert_same(results, undisturbed)
     assert [result[2] for result in results] == [Counter({carrier: 6})] * 2
 
@@ -124,7 +141,7 @@ class Saboteur:
 
 
 SABOTAGES = [
-    *itertools.product(["tcp", "unix"], ["trainer", "pserver"], BREAKS),
+    *itertools.product(["tcp", "unix", "tls"], ["trainer", "pserver"], BREAKS),
     *(("tcp", side, say_nothing) for side in ("trainer", "pserver")),
 ]
 
@@ -142,10 +159,10 @@ def test_losing_every_stream_in_the_middle_of_a_push_changes_no_bit(
     grace = {"node_grace_s": 6} if how is say_nothing else {}  # a lane that is silent for 3 s gets a new connection
     with thread_cluster(tmp_path, 2, 2, **LANES, **grace, **CARRIERS[carrier]) as cluster:
         cluster.probe_every_s = 0.05
-        results = cluster.train(value_dependent)
+        results = cluster.train(once_streams_are_open)
     assert_same(results, undisturbed)
-    assert saboteur.broken > 4
-    assert all(result[2]["zmq"] > 2 for result in results)
+    assert saboteur.broken > 8
+    assert sum(result[2]["zmq"] for result in results) > 4, "the others broke with the last message"
 
 
 def test_a_trainer_does_not_wait_for_a_stream_that_a_firewall_swallows(
@@ -242,10 +259,9 @@ def test_processes_give_the_same_bits_over_each_carrier(tmp_path: Path, carrier:
     assert len(digests) == 1
 
 
-def test_the_port_of_streams_is_closed_to_lanes_with_keys(tmp_path: Path) -> None:
-    """Between hosts what is encrypted stays with CURVE."""
+def test_the_port_of_streams_needs_tls_in_a_run_with_keys(tmp_path: Path) -> None:
     with thread_cluster(tmp_path / "curve", 1, 1, security="curve") as cluster:
-        assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "token"}]
+        assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "certificate", "token"}]
     with thread_cluster(tmp_path / "none", 1, 1) as cluster:
         assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "token"}]
 

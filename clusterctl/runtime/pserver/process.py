@@ -31,7 +31,8 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
-from clusterctl.runtime.stream.server import StreamServer
+from clusterctl.runtime.stream import tls
+from clusterctl.runtime.stream.server import Security, StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
 from clusterctl.runtime.table.sharding import layout_of
@@ -228,12 +229,16 @@ class PServer:
         return Lane(core, router, on_save, on_cut, env.secure, self._shm, self._open_streams(), self._report_step)
 
     def _open_streams(self) -> StreamServer | None:
-        """Return the streams of a lane: on this host, and to others unless connections are encrypted."""
-        spec = self._env.spec
+        """Return the streams of a lane: on this host, and to other hosts, with TLS if connections are encrypted."""
+        spec, run, security = self._env.spec, self._env.run_paths, None
         if spec.streams == "off":
             return None
-        tcp = None if self._env.secure else open_listener(spec.ports.port, spec.address)
-        return StreamServer(spec.training.trainers, local=spec.shm != "off", tcp=tcp)
+        context = tls.open_context(run, server=True) if self._env.secure else None
+        if context is not None:
+            security = Security(context, tls.certificate_of(run))
+        reaches_others = security is not None or not self._env.secure
+        tcp = open_listener(spec.ports.port, spec.address) if reaches_others else None
+        return StreamServer(spec.training.trainers, spec.shm != "off", tcp, security)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)

@@ -6,7 +6,10 @@ all of them.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import select
+import ssl
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,9 +17,11 @@ from typing import Any, Callable
 
 import zmq
 
+from clusterctl.common.paths import RunPaths
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.stream.client import Opening, open_stream
 from clusterctl.runtime.stream.framed import AT_ONCE, Frames, Stream
+from clusterctl.runtime.stream.tls import open_context
 from clusterctl.runtime.wire import sockets
 from clusterctl.runtime.wire.sockets import CAN_RECEIVE, CAN_SEND, descriptor_of, events_of, receive_frames
 
@@ -62,8 +67,9 @@ class Carrier:
     def send(self, frames: list[Any], is_first: bool = False) -> None:
         """Send a message, or queue it. The first one is sent while no reply is due."""
         self._over_zmq &= not is_first
-        if self._stream is None:
+        if self._stream is None or self._stream.most_bytes is not None:
             self._over_zmq = True
+        if self._stream is None or not self._stream.takes(frames):
             if self._unsent or not _try_send(self._socket, frames):
                 self._unsent.append(frames)
             return
@@ -87,7 +93,8 @@ class Carrier:
     def begin_stream(self, offer: Any, rank: int) -> None:
         """Begin to open the stream that a lane offers in its reply to a hello."""
         self.close_streams()
-        self._opening = open_stream(offer, self.address.rpartition(":")[0], rank, time.monotonic() + _OPENING_S)
+        host, until_s = self.address.rpartition(":")[0], time.monotonic() + _OPENING_S
+        self._opening = open_stream(offer, host, rank, until_s, self._all.secure)
         if self._opening is not None:
             self._all.openings += 1
             self._all.watch(self._opening.fileno(), self, select.EPOLLOUT)
@@ -193,7 +200,7 @@ class Carrier:
         except OSError:
             self.close_streams()
             return
-        if opening.is_sent:
+        if opening.is_connected:
             self._all.watch(opening.fileno(), self, _READ)
         if stream is not None:
             self._all.openings -= 1
@@ -205,16 +212,29 @@ class Carrier:
 
 
 class Carriers:
-    """The carriers of a trainer. `wait_s` is how long one waits at most for a message. Not thread-safe."""
+    """The carriers of a trainer. `wait_s` is how long one waits at most for a message. Not thread-safe.
 
-    def __init__(self, keys: Mapping[str, Any] | None, wait_s: float) -> None:
+    With `keys`, connections over ZeroMQ use CURVE, and streams to other hosts TLS with those of `run`.
+    """
+
+    def __init__(self, keys: Mapping[str, Any] | None, run: RunPaths, wait_s: float) -> None:
         self.wait_s = wait_s
+        self._run = run
         self.openings = 0
         self._keys = keys
         self._context = sockets.open_context()
         self._epoll = select.epoll()
         self._by_descriptor: dict[int, Carrier] = {}
         self._carriers: list[Carrier] = []
+
+    @property
+    def secure(self) -> Callable[[], ssl.SSLContext | None] | None:
+        """The function that returns the context for TLS; None in a run without keys."""
+        return None if self._keys is None else lambda: self._tls
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext | None:
+        return open_context(self._run, server=False)
 
     def add(
         self, address: str, pserver: int, deliver: Callable[[Sequence[Any]], None], on_broken: Callable[[], None]
@@ -261,7 +281,8 @@ class Carriers:
     def forget(self, descriptor: int) -> None:
         """Watch a descriptor no more; for carriers."""
         del self._by_descriptor[descriptor]
-        self._epoll.unregister(descriptor)
+        with contextlib.suppress(OSError):  # it may be closed
+            self._epoll.unregister(descriptor)
 
 
 def _try_send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:

@@ -36,13 +36,16 @@ Frames = list[wire.Buffer]
 class Stream:
     """One end of a stream. `rank` is the trainer's; at most `most_queued` messages wait to be sent.
 
+    Messages of more than `most_bytes`, if it is set, are left to ZeroMQ.
     All methods raise OSError or WireError if the stream is broken: then only `close` may follow. Not thread-safe.
     """
 
+    most_bytes: int | None = None
+
     def __init__(self, sock: socket.socket, rank: int, most_queued: int | None = None) -> None:
-        sock.setblocking(True)  # with a timeout of Python's, it would wait in spite of AT_ONCE
         self.rank = rank
         self.sock = sock
+        self._set_up()
         self._most_queued = most_queued
         self._queue: deque[list[Any]] = deque()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -52,6 +55,9 @@ class Stream:
         self._filled = 0
         self._more = False
 
+    def _set_up(self) -> None:
+        self.sock.setblocking(True)  # with a timeout of Python's, it would wait in spite of AT_ONCE
+
     def fileno(self) -> int:
         return self.sock.fileno()
 
@@ -59,6 +65,10 @@ class Stream:
         self._queue.clear()
         with contextlib.suppress(OSError):
             self.sock.close()
+
+    def takes(self, frames: Sequence[Any]) -> bool:
+        """Return True if a message goes over this stream."""
+        return self.most_bytes is None or sum([len(frame) for frame in frames]) <= self.most_bytes
 
     @property
     def is_queued(self) -> bool:
@@ -118,13 +128,16 @@ class Stream:
 
     def _read(self, flags: int) -> None:
         if self._long is not None:
-            count = self.sock.recv_into(self._long[self._filled :], 0, flags)
+            count = self._receive_into(self._long[self._filled :], flags)
             self._filled += count
         else:
-            count = self.sock.recv_into(self._buffer[self._end :], 0, flags)
+            count = self._receive_into(self._buffer[self._end :], flags)
             self._end += count
         if count == 0:
             raise ConnectionError("the other end has closed the stream")
+
+    def _receive_into(self, place: memoryview, flags: int) -> int:
+        return self.sock.recv_into(place, 0, flags)
 
     def _next(self) -> Frames | None:
         """Return a message whose bytes have all been read, None if there is none."""

@@ -1,8 +1,8 @@
 """A lane's end of streams: it offers them, admits trainers, and waits for all of them and its ROUTER together.
 
 A trainer on the same host connects to a unix socket in the abstract namespace of their network, by the name in the
-offer, and must be a process of this account. A trainer on another host connects to a TCP port, which is offered only in
-a run without encryption: what a stream carries is then as open as the messages of ZeroMQ.
+offer, and must be a process of this account. A trainer on another host connects to a TCP port, with TLS in a run with
+keys; without them, what a stream carries is as open as the messages of ZeroMQ.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import os
 import secrets
 import select
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 from clusterctl.common.port_claims import uid_of_peer
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.stream.framed import AT_ONCE, Frames, Stream
+from clusterctl.runtime.stream import tls
+from clusterctl.runtime.stream.framed import Frames, Stream
 from clusterctl.runtime.stream.tcp import tune
 from clusterctl.runtime.stream.tokens import GREETING_BYTES, Tokens
 from clusterctl.runtime.wire.sockets import TO_A_TRAINER
@@ -30,6 +32,13 @@ _MORE_STRANGERS = 64
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class Security(NamedTuple):
+    """What a lane needs for TLS; `certificate` is the digest of its own."""
+
+    context: ssl.SSLContext
+    certificate: str
+
+
 class _Stranger(NamedTuple):
     sock: socket.socket
     until_s: float
@@ -39,8 +48,8 @@ class _Stranger(NamedTuple):
 class StreamServer:
     """The streams of one lane; only its thread uses them, except for `close`.
 
-    `port` is that of a listening TCP socket, if there is one. `on_refused(reason)` is called for what breaks a stream
-    and should not happen.
+    `tcp` is bound to a port, and `security` is for its connections. `on_refused(reason)` is called for what breaks a
+    stream and should not happen.
     """
 
     def __init__(
@@ -48,10 +57,12 @@ class StreamServer:
         trainers: int,
         local: bool,
         tcp: socket.socket | None,
+        security: Security | None = None,
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_refused = on_refused
+        self._security = security
         self._clock = clock
         self._trainers = trainers
         self._tokens = Tokens()
@@ -70,6 +81,8 @@ class StreamServer:
             self._listen(unix)
         if tcp is not None:
             self._offer["port"] = tcp.getsockname()[1]
+            if security is not None:
+                self._offer["certificate"] = security.certificate
             self._listen(tcp)
 
     def offer(self, rank: int) -> dict[str, Any] | None:
@@ -167,7 +180,9 @@ class StreamServer:
                 for descriptor in self._listeners:
                     self._epoll.unregister(descriptor)
             return
-        if sock.family == socket.AF_UNIX and uid_of_peer(sock) != os.geteuid():
+        try:
+            sock = self._prepared(sock)
+        except OSError:  # it is gone, or another account's
             sock.close()
             return
         if len(self._strangers) >= self._most_strangers:
@@ -175,12 +190,24 @@ class StreamServer:
         self._strangers[sock.fileno()] = _Stranger(sock, self._clock() + _GREETING_S, bytearray())
         self._epoll.register(sock, select.EPOLLIN)
 
+    def _prepared(self, sock: socket.socket) -> socket.socket:
+        """Return a connection that does not wait, with TLS if it needs it. Raises OSError if it is not wanted."""
+        sock.setblocking(False)
+        if sock.family == socket.AF_UNIX:
+            if uid_of_peer(sock) != os.geteuid():
+                raise PermissionError("a process of another account")
+            return sock
+        tune(sock)
+        return sock if self._security is None else tls.begin(self._security.context, sock, server=True)
+
     def _hear(self, descriptor: int) -> None:
         """Read what a connection says about itself; admit it, or close it."""
         sock, _, said = self._strangers[descriptor]
         try:
-            heard = sock.recv(GREETING_BYTES - len(said), AT_ONCE)
-        except BlockingIOError:
+            if isinstance(sock, ssl.SSLSocket):
+                tls.shake_hands(sock)
+            heard = sock.recv(GREETING_BYTES - len(said))
+        except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError:
             heard = b""
@@ -199,8 +226,7 @@ class StreamServer:
         """Admit a trainer; the stream that it had before is closed."""
         sock = self._strangers[descriptor].sock
         try:
-            sock.send(answer, AT_ONCE)
-            tune(sock)
+            sock.send(answer)
         except OSError:
             self._dismiss(descriptor)
             return
@@ -208,7 +234,8 @@ class StreamServer:
         earlier = self._by_rank.get(rank)
         if earlier is not None:
             self._drop(earlier)
-        self._streams[descriptor] = self._by_rank[rank] = Stream(sock, rank, TO_A_TRAINER)
+        kind = tls.TlsStream if isinstance(sock, ssl.SSLSocket) else Stream
+        self._streams[descriptor] = self._by_rank[rank] = kind(sock, rank, TO_A_TRAINER)
 
     def _sweep(self) -> None:
         now = self._clock()

@@ -33,7 +33,7 @@ class Lane:
         self.now = 0.0
         self.refused: list[str] = []
         self.tcp = open_listener(free_port() - 500) if carrier == "tcp" else None
-        self.server = StreamServer(TRAINERS, carrier == "unix", self.tcp, self.refused.append, lambda: self.now)
+        self.server = StreamServer(TRAINERS, carrier == "unix", self.tcp, None, self.refused.append, lambda: self.now)
         self.messages: list[tuple[int, list[bytes]]] = []
 
     def run(self) -> None:
@@ -240,7 +240,7 @@ def test_a_trainer_does_not_accept_a_lane_that_does_not_know_its_token() -> None
         offer = {"port": listener.getsockname()[1], "token": "00" * 32}
         opening = open_stream(offer, "127.0.0.1", 0, 0.0)
         assert opening is not None
-        while not opening.is_sent:
+        while not opening.is_connected:
             opening.advance(1.0)
         sock, _ = listener.accept()
         with sock:
