@@ -26,7 +26,7 @@ from clusterctl.runtime.wire import sockets
 from clusterctl.runtime.wire.sockets import CAN_RECEIVE, CAN_SEND, descriptor_of, events_of, receive_frames
 
 _OPENING_S = 30.0  # time for a stream to be opened; ZeroMQ carries everything meanwhile
-_READ, _READ_AND_WRITE = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
+_READ, _WRITE = 1, 4  # EPOLLIN and EPOLLOUT: this module can be imported where there is no epoll
 
 
 class Carrier:
@@ -80,7 +80,7 @@ class Carrier:
             self._fall_back()
             return
         if self._stream.is_queued and not was_queued:
-            self._all.watch(self._stream.fileno(), self, _READ_AND_WRITE)
+            self._all.watch(self._stream.fileno(), self, _READ | _WRITE)
 
     def reopen(self) -> None:
         """Replace the connection over ZeroMQ, and give the stream up. What was not sent is lost."""
@@ -97,7 +97,7 @@ class Carrier:
         self._opening = open_stream(offer, host, rank, until_s, self._all.secure)
         if self._opening is not None:
             self._all.openings += 1
-            self._all.watch(self._opening.fileno(), self, select.EPOLLOUT)
+            self._all.watch(self._opening.fileno(), self, _WRITE)
 
     def close_streams(self) -> None:
         """Close the stream, and one that is being opened."""
@@ -141,9 +141,9 @@ class Carrier:
         """Use what is ready at a descriptor."""
         stream, opening = self._stream, self._opening
         if stream is not None and stream.fileno() == descriptor:
-            if event & select.EPOLLOUT:
+            if event & _WRITE:
                 self._flush(stream)
-            if event & ~select.EPOLLOUT and self._stream is stream:
+            if event & ~_WRITE and self._stream is stream:
                 self._take_from(stream, AT_ONCE)
         elif opening is not None and opening.fileno() == descriptor:
             self._advance(opening)
