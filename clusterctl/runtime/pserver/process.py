@@ -237,8 +237,8 @@ class PServer:
         if context is not None:
             security = Security(context, tls.certificate_of(run))
         reaches_others = security is not None or not self._env.secure
-        tcp = open_listener(spec.ports.port, spec.address) if reaches_others else None
-        return StreamServer(spec.training.trainers, spec.shm != "off", tcp, security)
+        tcp, local = open_listener(spec.ports.port, spec.address) if reaches_others else None, spec.shm != "off"
+        return StreamServer(spec.training.trainers, local, tcp, security) if local or tcp is not None else None
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)
