@@ -105,11 +105,14 @@ INSIDE_RUNTIME: Table = {
     "table": (),
     "wire": (),
     "shm": ("wire",),
+    "stream": ("wire",),
     "store": ("modes", "table"),
     "checkpoint": ("environment", "table"),
     "state": ("checkpoint", "cuts", "environment", "modes", "supervisor_socket"),
-    "pserver": ("checkpoint", "cuts", "environment", "modes", "shm", "store", "supervisor_socket", "table", "wire"),
-    "trainer": ("environment", "modes", "shm", "state", "store", "supervisor_socket", "table", "wire"),
+    "pserver": (
+        *("checkpoint", "cuts", "environment", "modes", "shm", "store", "stream", "supervisor_socket", "table", "wire"),
+    ),
+    "trainer": ("environment", "modes", "shm", "state", "store", "stream", "supervisor_socket", "table", "wire"),
     "local": ("checkpoint", "environment", "pserver", "store", "table", "trainer", "wire"),
     "connector": ("environment", "local", "supervisor_socket", "trainer"),
 }

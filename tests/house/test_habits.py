@@ -58,7 +58,8 @@ MAY_NAME_JOBS = {
     "agent.dispatch.staging": "the one that it makes",
     "agent.supervisor.supervisor": "the one that `start` found",
     "agent.supervisor.guardian": "the one that `start` found",
-    "runtime.checkpoint.remote": "its own, and one with pieces, of which it checks the owner",
+    "runtime.environment": "its own",
+    "runtime.checkpoint.remote": "one with pieces, of which it checks the owner",
     "agent.replication.process": "the one that `start` found",
     "ranks.node_run": "the one that the first rank has just made",
 }

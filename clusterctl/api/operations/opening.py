@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Opening:
     """How to open the nodes of settings: those that `only` selects, None for all.
 
-    `environ` is for the commands of schedulers. Kept connections are below `cache`. `ask` prompts for secrets, and `failed_last` are the ids that
-    `failed@last` means.
+    `environ` is for the commands of schedulers, and kept connections are below `cache`. `ask` prompts for secrets, and
+    `failed_last` are the ids that `failed@last` means.
     """
 
     environ: Mapping[str, str]

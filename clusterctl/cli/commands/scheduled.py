@@ -28,7 +28,6 @@ def tell_end(invocation: Invocation) -> bool:
     job = invocation.scheduled.now() if invocation.scheduled is not None else None
     if job is None or job.stage == "running":
         return False
-    from clusterctl.observe.why.scheduler import ENDS
 
     invocation.console.say(_coloured(job))
     return was_ended(job)

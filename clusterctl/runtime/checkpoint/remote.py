@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusterctl.common.manifest import NAME, is_piece_name, is_tag, read_manifest, state_name
-from clusterctl.common.paths import JobPaths, RunPaths, saved_places
+from clusterctl.common.paths import JobPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.runtime.checkpoint.model import PIECES, ModelView, PieceSet, checksum, open_model
 from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, checksums, open_checkpoint
@@ -119,7 +119,7 @@ class RemoteContent:
 
 def run_peers(env: Environment) -> Peers:
     """Return the piece servers of the nodes of this run, as the supervisor has listed them."""
-    run = _run_paths(env)
+    run = env.run_paths
 
     def connect(node: int) -> PieceReader:
         from clusterctl.transfer.client import PieceClient  # TLS takes 5 ms to import, and most processes need no peers
@@ -235,10 +235,6 @@ def _sources(manifest: Mapping[str, Any], place: Path) -> PieceSources:
         return PieceSources.from_json({**{key: manifest[key] for key in ("job", "run", "tag")}, "pieces": files})
     except (KeyError, TypeError, ValueError) as exc:
         raise ModelError(f"{place / NAME} does not say which nodes have the pieces ({exc})") from exc
-
-
-def _run_paths(env: Environment) -> RunPaths:
-    return JobPaths(env.job_dir).run(env.run)
 
 
 def open_saved_checkpoint(env: Environment, peers: Peers) -> Checkpoint | None:

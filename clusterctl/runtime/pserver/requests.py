@@ -61,7 +61,7 @@ class Push:
     position: Any = NOT_TOLD
     rates: dict[int, float] = field(default_factory=dict)
     state: bool = False
-    opening: Opening | None = field(default=None, repr=False)
+    opening: Opening | None = None
 
     @property
     def samples(self) -> int:
