@@ -129,7 +129,7 @@ BOXES = {
 WITHOUT_BOX = {
     "control": {"__main__", "common", "agent", "runtime"},
     "agent": set(),
-    "runtime": {"arrays", "dataclass", "errors"},
+    "runtime": {"arrays", "errors"},
 }
 # `transfer` shares the panel of `common`.
 WHOLE = {
@@ -328,7 +328,7 @@ def draw_label(flow: Flow) -> Iterator[str]:
 def notes() -> Iterator[str]:
     common = sorted(path.stem for path in (ROOT / "clusterctl" / "common").glob("*.py") if path.stem != "__init__")
     yield text("note", (34, 856), ", ".join(common))
-    yield text("note", (1206, 449), "all of it imports errors, arrays and dataclass", ' text-anchor="end"')
+    yield text("note", (1206, 449), "all of it imports errors and arrays", ' text-anchor="end"')
     middle = (1291, 393)
     yield text("title", middle, OTHER_NODES, f' text-anchor="middle" transform="rotate(90 {middle[0]} {middle[1]})"')
     yield path("import", "M440 690 L478 690")

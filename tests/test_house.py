@@ -93,11 +93,10 @@ INSIDE_AGENT: Table = {
     "entry": ("replication", "supervisor"),
 }
 
-# The folders of the runtime, and the modules beside them. All may import `arrays`, `dataclass` and `errors`.
+# The folders of the runtime, and the modules beside them. All may import `arrays` and `errors`.
 INSIDE_RUNTIME: Table = {
     "errors": (),
     "arrays": (),
-    "dataclass": (),
     "environment": (),
     "modes": (),
     "cuts": ("modes",),
@@ -164,7 +163,7 @@ def test_the_folders_of_the_agent_import_exactly_as_in_the_table() -> None:
 
 
 def test_the_folders_of_the_runtime_import_exactly_as_in_the_table() -> None:
-    used = {(part, target) for part, target in arrows("runtime") if target not in ("arrays", "dataclass", "errors")}
+    used = {(part, target) for part, target in arrows("runtime") if target not in ("arrays", "errors")}
     assert sorted(used) == allowed(INSIDE_RUNTIME)
 
 

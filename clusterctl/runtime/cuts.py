@@ -6,7 +6,8 @@ In the other modes the lead orders them, see `pserver.lane_cut`.
 
 from __future__ import annotations
 
-from clusterctl.runtime.dataclass import dataclass
+from dataclasses import dataclass
+
 from clusterctl.runtime.modes import Every
 
 #: What a cut is for: any of these, added.

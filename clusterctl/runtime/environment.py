@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import Failures, RunSpec, Training
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import ProcessError
 
 

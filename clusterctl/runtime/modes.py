@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 
 #: Pushes of one trainer that may be in flight. Except in async, its next values depend on the answer. half-async is

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch.utils import data as torch_data
 
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.batches import whole_number
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from clusterctl.runtime import SGD, Momentum
-from clusterctl.runtime.dataclass import dataclass, replace
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.initializers import Initial

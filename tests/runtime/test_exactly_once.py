@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 import zmq
 
 from clusterctl.runtime import SGD, Adagrad, uniform
-from clusterctl.runtime.dataclass import replace
 from clusterctl.runtime.errors import RefusedError, UnreachableError
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore

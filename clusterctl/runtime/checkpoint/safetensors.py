@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Protocol, Union
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from clusterctl.common.files import sync_directory
 from clusterctl.runtime.arrays import Array
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import ModelError
 
 #: The array types of the tensor types. numpy has no bfloat16 and no float8: their arrays are the bits, as integers.

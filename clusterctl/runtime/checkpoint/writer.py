@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
@@ -31,7 +32,6 @@ from clusterctl.common.manifest import piece_name
 from clusterctl.runtime.arrays import Ids, is_finite
 from clusterctl.runtime.checkpoint.buffers import Buffers
 from clusterctl.runtime.checkpoint.safetensors import Entry, aligned, write_tensors
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, slots_of
 from clusterctl.runtime.table.spec import TableSpec

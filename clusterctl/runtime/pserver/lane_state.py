@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Union
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CutSchedule
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.requests import RequestValidator

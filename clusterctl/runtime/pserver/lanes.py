@@ -12,13 +12,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Callable, NamedTuple, Union
 
 import numpy as np
 import zmq
 
 from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
-from clusterctl.runtime.dataclass import replace
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import CutOutput, Output, Reply

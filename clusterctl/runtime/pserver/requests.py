@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.errors import TableError, WireError
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Table, Tables
@@ -61,7 +61,7 @@ class Push:
     position: Any = NOT_TOLD
     rates: dict[int, float] = field(default_factory=dict)
     state: bool = False
-    opening: Opening | None = None
+    opening: Opening | None = field(default=None, repr=False)
 
     @property
     def samples(self) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from clusterctl.common.manifest import checkpoint_tag, pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CHECKPOINT, MODEL
-from clusterctl.runtime.dataclass import dataclass, field, replace
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.pserver.lane_state import LaneState
 from clusterctl.runtime.pserver.trainers import TrainerStates

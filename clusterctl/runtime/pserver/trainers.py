@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.pserver.requests import NOT_TOLD, Push
 from clusterctl.runtime.wire import messages as wire
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.region import MOST_REGIONS, REGION_SHIFT, Bytes

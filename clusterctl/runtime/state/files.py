@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from clusterctl.common.procfs import boot_id
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.model import checksum
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.dataclass import replace
 from clusterctl.runtime.errors import ModelError, TableError, UseError
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.store.dense import DenseTable

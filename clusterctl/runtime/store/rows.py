@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Array, Ids
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.store.growable import GrowableArray
 from clusterctl.runtime.store.index import MAX_POSITIONS, Index
 

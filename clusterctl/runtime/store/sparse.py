@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Array, Floats, Ids, scatter
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.store.eviction import RetentionEnforcer, columns_of
 from clusterctl.runtime.store.index import make_index
 from clusterctl.runtime.store.rows import Column, Rows, RowStore

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Bits, Floats, Ids
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import mix64
 

@@ -7,12 +7,12 @@ of a row is as reproducible as its values. `store.eviction` enforces it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Ids
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import SLOTS
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.schedules import Schedule, schedule_from_json
 

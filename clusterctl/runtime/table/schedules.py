@@ -23,9 +23,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from dataclasses import dataclass
 from typing import Any, Callable
 
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 
 #: Taylor series of cos in x squared; on 0..pi/2 the first term left out is below 1e-19.

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from clusterctl.common.run_spec import Ports
 from clusterctl.runtime.arrays import Bits, Ids
-from clusterctl.runtime.dataclass import dataclass
 
 BLOCK_ELEMENTS = 65_536
 SLOTS = 1_024

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import TableError, UseError
 from clusterctl.runtime.table.initializers import Initial, initial_from_json
 from clusterctl.runtime.table.quantization import QUANTIZERS, Quantizer

@@ -8,11 +8,11 @@ import json
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
 import numpy as np
 
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.wire.messages import MAX_POSITION_BYTES
 

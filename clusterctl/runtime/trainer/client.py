@@ -9,10 +9,10 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Optional
 
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS, Mode

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 
 _CHUNK_ELEMENTS = 32_768

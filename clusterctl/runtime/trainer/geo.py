@@ -9,11 +9,11 @@ the local value when G arrives, and local becomes G. Rules and their state are o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.store.dense import filled
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.trainer.batches import StepContext

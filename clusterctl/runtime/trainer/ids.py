@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import owners_of
 

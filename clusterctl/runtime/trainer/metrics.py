@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Callable
-
-from clusterctl.runtime.dataclass import dataclass, field
 
 EVERY_S = 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar, Union
@@ -11,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids, is_finite
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.rules import is_rate
 from clusterctl.runtime.table.sharding import PART_ELEMENTS

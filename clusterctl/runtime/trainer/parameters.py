@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, scatter
-from clusterctl.runtime.dataclass import dataclass, field, replace
 from clusterctl.runtime.table.initializers import Initial
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Ask, Client, PendingReplies

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from clusterctl.runtime.dataclass import dataclass
 from clusterctl.runtime.shm.client import ShmClient, Slot, connect_shm
 from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.trainer.link import Link

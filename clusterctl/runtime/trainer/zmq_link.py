@@ -13,10 +13,10 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable
 
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
 from clusterctl.runtime.stream.carrier import Carrier, Carriers
@@ -60,7 +60,7 @@ class LaneConnection:
     newest: int = 0
     waiting: list[int] = field(default_factory=list)
     find: wire.Shared | None = None
-    carrier: Carrier | None = None
+    carrier: Carrier = field(init=False)
 
 
 class RemoteLink:

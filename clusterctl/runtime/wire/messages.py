@@ -46,12 +46,12 @@ import functools
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Array
-from clusterctl.runtime.dataclass import dataclass, field
 from clusterctl.runtime.errors import WireError
 
 MAGIC = b"CCPS"

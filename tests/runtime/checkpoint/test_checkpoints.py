@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from clusterctl.runtime import Adagrad, Adam, load_model, torch_state_dict, unif
 from clusterctl.runtime.checkpoint import reader
 from clusterctl.runtime.checkpoint.reader import Checkpoint, open_checkpoint
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
-from clusterctl.runtime.dataclass import replace
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.table.retention import Retention, after_sightings, older_than, score_below

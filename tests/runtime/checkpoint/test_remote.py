@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from clusterctl.runtime.checkpoint.remote import (
     open_saved_model,
 )
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
-from clusterctl.runtime.dataclass import replace
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import owned_elements, slots_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime import SGD
 from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
-from clusterctl.runtime.dataclass import replace
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RuntimeFailure
 from clusterctl.runtime.modes import EACH_PASS, Every
