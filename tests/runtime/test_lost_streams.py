@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, Adagrad, uniform
+from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
+from clusterctl.runtime.pserver.lane_state import Output
 from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.tls import TlsStream
 from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, process_cluster, thread_cluster
 from tests.runtime.small import PART, cut_small
 from tests.support.processes import wait_until
@@ -269,3 +272,34 @@ def test_the_port_of_streams_needs_tls_in_a_run_with_keys(tmp_path: Path) -> Non
 def offers_of(lane: Lane) -> dict[str, Any]:
     assert lane._streams is not None
     return dict(lane._streams.offer(0) or {})
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_no_message_overtakes_the_ones_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrier: str) -> None:
+    """A lane ignores what comes too early; it would be sent again a second later."""
+    monkeypatch.undo()  # pieces of their full length, which CURVE carries
+    heard, handle = Counter[bool](), AsyncUpdates.push
+
+    def push(updates: AsyncUpdates, message: wire.Message) -> list[Output]:
+        trainer = updates.lane.trainers[message.rank]
+        heard[message.step > trainer.pushed or (message.piece > 0 and trainer.push is None)] += 1
+        return handle(updates, message)
+
+    monkeypatch.setattr(AsyncUpdates, "push", push)
+    with thread_cluster(tmp_path, 1, 1, mode="async", ports_num=1, **CARRIERS[carrier]) as cluster:
+        cluster.train(long_and_short_by_turns)
+    assert heard[False] >= 2 * PUSHES
+    assert heard[True] == 0
+
+
+PUSHES = 40
+
+
+def long_and_short_by_turns(ps: Session) -> None:
+    """Push a table of many long pieces and a short one in every other step, else the short one alone."""
+    long, short = ps.dense("long", 3 * 262_144, SGD(0.1)), ps.dense("short", 8, SGD(0.1))
+    link: Any = ps._client._link
+    assert wait_until(lambda: short.pull() is not None and not link._carriers.openings)
+    gradients = np.ones(long.value.shape, np.float32), np.ones(8, np.float32)
+    for n in ps.steps(lambda pass_, rng: range(PUSHES), 1):
+        ps.push({long: gradients[0], short: gradients[1]} if n % 2 else {short: gradients[1]}, samples=1)

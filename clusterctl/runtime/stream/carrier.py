@@ -50,7 +50,7 @@ class Carrier:
         self._deliver = deliver
         self._on_broken = on_broken
         self._unsent: deque[list[Any]] = deque()
-        self._over_zmq = False  # a reply may come over ZeroMQ
+        self._by_zmq = True  # requests that are not answered went over ZeroMQ
         self._stream: Stream | None = None
         self._opening: Opening | None = None
         self._socket = self._connect()
@@ -64,12 +64,17 @@ class Carrier:
         """True if messages wait until a socket takes more."""
         return bool(self._unsent) or (self._stream is not None and self._stream.is_queued)
 
-    def send(self, frames: list[Any], is_first: bool = False) -> None:
-        """Send a message, or queue it. The first one is sent while no reply is due."""
-        self._over_zmq &= not is_first
-        if self._stream is None or self._stream.most_bytes is not None:
-            self._over_zmq = True
-        if self._stream is None or not self._stream.takes(frames):
+    def send(self, frames: list[Any], *, is_first: bool = False, is_begun: bool = False) -> None:
+        """Send a message, or queue it.
+
+        The first one, sent while no reply is due, chooses the way of those that follow until all are answered: a lane
+        must get them in order, or it ignores one that comes too early. If it `is_begun`, long pieces follow.
+        """
+        if is_first and self._stream is not None:
+            self._by_zmq = not self._stream.takes(frames) or (is_begun and self._stream.most_bytes is not None)
+        if self._stream is None:
+            self._by_zmq = True
+        if self._stream is None or self._by_zmq:
             if self._unsent or not _try_send(self._socket, frames):
                 self._unsent.append(frames)
             return
@@ -123,7 +128,7 @@ class Carrier:
             return None
         if stream is None:
             return self._take(0)
-        return None if self._over_zmq else self._take_from(stream, 0)
+        return None if self._hears_zmq else self._take_from(stream, 0)
 
     def use_socket(self) -> bool:
         """Send what the DEALER takes, and deliver a message that it has; return False if it has none."""
@@ -135,7 +140,7 @@ class Carrier:
 
     def use_signalled(self) -> bool:
         """Do the same if a reply may come over ZeroMQ: the signal at its descriptor may have been taken."""
-        return self._over_zmq and self.use_socket()
+        return self._hears_zmq and self.use_socket()
 
     def use(self, descriptor: int, event: int) -> None:
         """Use what is ready at a descriptor."""
@@ -149,6 +154,11 @@ class Carrier:
             self._advance(opening)
         else:
             self.use_socket()
+
+    @property
+    def _hears_zmq(self) -> bool:
+        """True if a reply may come over ZeroMQ."""
+        return self._by_zmq or (self._stream is not None and self._stream.most_bytes is not None)
 
     def give_up_late(self, now_s: float) -> None:
         """Give up a stream that has been opening for too long."""

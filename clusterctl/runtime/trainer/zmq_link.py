@@ -110,7 +110,7 @@ class RemoteLink:
         connection.requests[message.request] = Request(message, frames, on_reply, full, size)
         connection.bytes += size
         connection.newest = max(connection.newest, message.request)  # a request in full may follow later ones
-        connection.carrier.send(frames, is_first=is_first)
+        connection.carrier.send(frames, is_first=is_first, is_begun=message.pieces > 1)
 
     def share(self, lane: int, find: wire.Shared) -> None:
         self._connections[lane].find = find
