@@ -6,7 +6,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.errors import RefusedError
@@ -140,6 +140,11 @@ class Connections:
     def names(self) -> list[str]:
         """Return the servers to which there are connections."""
         return sorted({target.where for target in self._pool.targets()})
+
+    def unconnected(self, targets: Iterable[Target]) -> list[bool]:
+        """Return for each server whether there is no open connection to it."""
+        current = self._pool.targets()
+        return [target not in current for target in targets]
 
     def forget_secrets(self) -> None:
         self._dialer.forget_secrets()

@@ -51,6 +51,10 @@ class Session:
                 closed = {"closed": self._end_helper(), "pid": os.getpid()}
                 self._sock.sendall(frames.json_frame(frames.BEGUN, closed))
                 self._received.next()  # the client waits until this process has ended, which closes the socket
+            elif kind == frames.LIST:
+                targets = map(target_from_json, json.loads(data)["targets"])
+                lacking = self._connections.unconnected(targets)
+                self._sock.sendall(frames.json_frame(frames.BEGUN, {"unconnected": lacking}))
             elif kind in (frames.OPEN, frames.DIAL):
                 self._serve(kind, json.loads(data))
 

@@ -119,6 +119,7 @@ def test_a_helper_that_is_stuck_is_not_waited_for(
         first = connection(transport, node)
     (pid,) = helpers(keep_in)
     monkeypatch.setattr("clusterctl.transport.keep.client.HELLO_S", 0.2)
+    monkeypatch.setattr("clusterctl.transport.keep.client.START_S", 0.2)
     os.kill(pid, signal.SIGSTOP)
     try:
         with kept() as transport:
