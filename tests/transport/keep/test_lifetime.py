@@ -112,24 +112,24 @@ def test_a_killed_helper_ends_commands_in_progress_and_the_next_command_starts_a
         assert pid not in helpers(keep_in)
 
 
-def test_a_helper_that_is_stuck_is_not_waited_for(
-    kept: Kept, keep_in: Path, node: TestNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_that_is_stuck_is_not_waited_for(kept: Kept, keep_in: Path, node: TestNode) -> None:
+    count = command("sh", "-c", "echo x >>~/marks; wc -l <~/marks")
     with kept() as transport:
         first = connection(transport, node)
     (pid,) = helpers(keep_in)
-    monkeypatch.setattr("clusterctl.transport.keep.client.HELLO_S", 0.2)
-    monkeypatch.setattr("clusterctl.transport.keep.client.START_S", 0.2)
     os.kill(pid, signal.SIGSTOP)
     try:
-        with kept() as transport:
-            marks = [transport.run(node, command("sh", "-c", "echo x >>~/marks; wc -l <~/marks")).stdout]
+        with pytest.MonkeyPatch.context() as patch, kept() as transport:
+            patch.setattr("clusterctl.transport.keep.client.HELLO_S", 0.2)
+            patch.setattr("clusterctl.transport.keep.client.START_S", 0.2)
+            assert transport.run(node, count, deadline_s=180).stdout.strip() == b"1"
             assert connection(transport, node) != first
     finally:
         os.kill(pid, signal.SIGCONT)
     with kept() as transport:  # it has not done later what it was not asked for in the end
         assert connection(transport, node) == first
-        assert transport.run(node, command("sh", "-c", "wc -l <~/marks; rm ~/marks")).stdout == marks[0]
+        assert transport.run(node, count).stdout.strip() == b"2"
+        transport.run(node, command("rm", RemotePath("~/marks")))
 
 
 def test_nor_is_one_to_which_too_many_connect(
