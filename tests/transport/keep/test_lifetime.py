@@ -15,7 +15,7 @@ from clusterctl.transport import RemotePath, Transport, command
 from clusterctl.transport.keep.client import Keeper
 from clusterctl.transport.keep.ending import end_helpers
 from support.clusters import Cluster, make_cluster
-from support.kept import Kept, connection, helpers
+from support.kept import Kept, connection, freeze, helpers
 from support.nodes import TestNode
 from support.processes import is_alive, wait_until
 from support.wires import wires_to
@@ -91,7 +91,7 @@ def test_disconnect_kills_one_that_does_not_answer(
     with kept() as transport:
         connection(transport, node)
     (pid,) = helpers(keep_in)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     assert end_helpers(keep_in) == [(pid, None)]
     assert wait_until(lambda: not is_alive(pid))
 
@@ -117,7 +117,7 @@ def test_a_helper_that_is_stuck_is_not_waited_for(kept: Kept, keep_in: Path, nod
     with kept() as transport:
         first = connection(transport, node)
     (pid,) = helpers(keep_in)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         with pytest.MonkeyPatch.context() as patch, kept() as transport:
             patch.setattr("clusterctl.transport.keep.client.HELLO_S", 0.2)
