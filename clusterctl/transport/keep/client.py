@@ -23,7 +23,7 @@ from clusterctl.transport.target import Target
 if TYPE_CHECKING:
     from clusterctl.transport.secrets import Ask
 
-HELLO_S = 5.0  # a helper that runs greets at once, whatever it is doing
+HELLO_S = 10.0  # a helper that runs greets at once, whatever it is doing
 START_S = 30.0  # one that has just been started has to load Python first
 ATTEMPTS = 2  # a helper may end just when it is found
 PACKAGE_ROOT = str(Path(__file__).parents[3])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_HANDSHAKES = 16
 FILES_EACH = 2  # a connection, and the socket of a command that uses it
 OTHER_FILES = 64
-ALIVE_S = 3.0  # within which a connection that was idle has to show that it is alive
+ALIVE_S = 5.0  # within which a connection that was idle has to show that it is alive
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first also goes on while this machine is suspended
 
 
