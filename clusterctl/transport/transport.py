@@ -132,8 +132,6 @@ class Transport:
         """
         todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
         nodes = [node for node in nodes if node.via == "ssh"][: self._max_connections]
-        for node in nodes:
-            todo.put(node)
         stop = self._stop_warming
 
         def connect() -> None:
@@ -143,8 +141,27 @@ class Transport:
                     with contextlib.suppress(Exception):  # reported by the call that needs the connection
                         self._connect(node)
 
-        for number in range(min(self._max_handshakes, len(nodes))):
-            threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
+        def begin() -> None:
+            lacking = self._unconnected(nodes)
+            for node in lacking:
+                todo.put(node)
+            for number in range(min(self._max_handshakes, len(lacking))):
+                threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
+
+        if any(map(self.keeps, nodes)):
+            threading.Thread(target=begin, daemon=True, name="warm-up").start()
+        else:
+            begin()
+
+    def _unconnected(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return the nodes to which no connection is kept."""
+        kept = [node for node in nodes if self.keeps(node)]
+        if not kept:
+            return nodes
+        with contextlib.suppress(Exception):
+            lacking = self._keeper().unconnected([self._resolver.resolve(node) for node in kept])
+            return [node for node, lacks in zip(kept, lacking, strict=True) if lacks]
+        return nodes
 
     def _connect(self, node: Node) -> None:
         target = self._resolver.resolve(node)

@@ -187,7 +187,7 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
             "= ['/data/*']: '/data/*' must be relative to the workspace and stay inside it",
         ),
         ("SHARDS", ["../x"], "= ['../x']: '../x' must be relative to the workspace and stay inside it"),
-        ("PSERVERS", -1, "= -1: must be 0 s or more"),
+        ("PSERVERS", -1, "= -1: must be 0 or more"),
         ("PSERVERS", True, "= True: must be a whole number"),
         ("TRAINERS", "h", "= 'h': must be a number of hosts or a list of them"),
         ("PSERVERS_PER_NODE", 0, "= 0: must be 1 or more"),
@@ -197,7 +197,7 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("PORT", None, "= None: must be a whole number"),
         ("PORT", 65535, "= 65535 leaves no room for the 2 ports of a node's pservers"),
         ("STRICT_HOST_KEYS", None, "= None: must be True or False"),
-        ("KEEP_CONNECTIONS_S", -1, "= -1: must be 0 or more"),
+        ("KEEP_CONNECTIONS_S", -1, "= -1: must be 0 s or more"),
         (
             "MODE",
             "ssp",

@@ -17,7 +17,7 @@ from clusterctl.config import load
 from clusterctl.inventory import Node, build
 from e2e.programs import SLEEP
 from e2e.test_agent_starts import Counted, counted  # noqa: F401 - a fixture
-from support.kept import helpers
+from support.kept import freeze, helpers
 from support.processes import is_alive, kill_all, processes_with_environment, wait_until
 from support.site import Site
 from support.wires import wires_to
@@ -184,7 +184,7 @@ def test_what_an_idle_agent_may_have_begun_is_repeated_only_if_that_does_no_harm
         with Cluster(settings, inventory, inventory.nodes) as cluster:
             assert cluster.ask({"op": "jobs"})[0].ok
             (agent,) = idle_agents(site)
-            os.kill(agent, signal.SIGSTOP)
+            freeze(agent)
             timer = threading.Timer(0.5, wire.cut)
             timer.start()
             outcome = cluster.map(lambda node: outcome_of(cluster, node, request))[0]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from clusterctl.transport import Transport, command
 from support.nodes import TestNode
-from support.processes import processes_with_argument
+from support.processes import processes_with_argument, wait_until
 
 Kept = Callable[..., Any]
 CONNECTION = command("sh", "-c", "echo $SSH_CONNECTION")
@@ -23,3 +25,9 @@ def connection(transport: Transport, node: TestNode) -> bytes:
 def helpers(directory: Path) -> list[int]:
     """Return the processes of the helpers whose sockets are in a directory."""
     return processes_with_argument(str(directory))
+
+
+def freeze(pid: int) -> None:
+    """Stop a process. One that waits for a processor stops later."""
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")

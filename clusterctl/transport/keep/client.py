@@ -8,7 +8,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from clusterctl.transport.target import Target
 if TYPE_CHECKING:
     from clusterctl.transport.secrets import Ask
 
-HELLO_S = 5.0  # a helper that runs greets at once, whatever it is doing
+HELLO_S = 10.0  # a helper that runs greets at once, whatever it is doing
 START_S = 30.0  # one that has just been started has to load Python first
 ATTEMPTS = 2  # a helper may end just when it is found
 PACKAGE_ROOT = str(Path(__file__).parents[3])
@@ -92,6 +93,16 @@ class Keeper:
         """Make the helper connect to a server. Returns False if the caller has to. Raises as `Pool.connection` does."""
         with self._link() as link:
             return bool(link and self._ask_helper(link, frames.DIAL, {"what": "connecting"}, target, label))
+
+    def unconnected(self, targets: Sequence[Target]) -> list[bool]:
+        """Return for each server whether the helper has no connection to it. Raises OSError, EOFError, ValueError."""
+        with self._link() as link:
+            if link is None:
+                return [True] * len(targets)
+            link.sock.settimeout(HELLO_S)
+            request = {"targets": [target_to_json(target) for target in targets]}
+            link.sock.sendall(frames.json_frame(frames.LIST, request))
+            return list(json.loads(link.received.next()[1])["unconnected"])
 
     def abort(self) -> None:
         """Close everything that is in use."""
@@ -187,13 +198,18 @@ class Keeper:
         with place.opened(self._directory, make=True) as fd:
             where = place.address(self._directory, fd, self._name)
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                return _connect(where), HELLO_S
+                return _connect(where), self._patience_s(fd)
             with place.locked(fd):
                 try:
                     return _connect(where), START_S
                 except (FileNotFoundError, ConnectionRefusedError):
                     self._start_helper(where, fd)
                     return _connect(where), START_S
+
+    def _patience_s(self, directory: int) -> float:
+        """Return how long a helper may take to greet. Another command may just have started it."""
+        age_s = time.time() - os.stat(str(self._name), dir_fd=directory).st_ctime
+        return START_S if 0 <= age_s < START_S else HELLO_S
 
     def _start_helper(self, where: str, directory: int) -> None:
         """Start a helper with a socket that listens from now on, so that nobody has to wait for it to be there."""

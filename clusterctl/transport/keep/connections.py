@@ -6,7 +6,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.errors import RefusedError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_HANDSHAKES = 16
 FILES_EACH = 2  # a connection, and the socket of a command that uses it
 OTHER_FILES = 64
-ALIVE_S = 3.0  # within which a connection that was idle has to show that it is alive
+ALIVE_S = 5.0  # within which a connection that was idle has to show that it is alive
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first also goes on while this machine is suspended
 
 
@@ -87,11 +87,8 @@ class Connections:
         try:
             with self._pool.lease(target) as connection:
                 lease = Lease(self._pool, target, connection, was_open)
-                if self._strict and was_open:
-                    try:
-                        self._dialer.check_host_key(target, connection)
-                    except RefusedError:
-                        lease.replace()  # which raises it too, or finds that the host has another key now
+                if was_open and not self._are_trusted(target):
+                    lease.replace()  # raises why, unless the host has another key now
                 yield lease
         finally:
             hop: Target | None = target
@@ -99,6 +96,22 @@ class Connections:
                 while hop is not None:
                     self._until[hop] = max(self._until.get(hop, 0.0), _now() + keep_s)
                     hop = hop.via
+
+    def _are_trusted(self, target: Target) -> bool:
+        """Return True if the keys of a server and its jump hosts are known now. Use a jump host no more that is not."""
+        current, trusted = self._pool.targets(), True
+        hop: Target | None = target
+        while self._strict and hop is not None:
+            connection = current.get(hop)
+            try:
+                if connection is not None:
+                    self._dialer.check_host_key(hop, connection)
+            except RefusedError:
+                trusted = False
+                if connection is not None and hop is not target:
+                    self._pool.retire(hop, connection)
+            hop = hop.via
+        return trusted
 
     def take(self, target: Target, agent: str, lease: Lease) -> IdleAgent | None:
         """Return the idle agent of a server, if its connection is alive. A dead connection is replaced."""
@@ -140,6 +153,11 @@ class Connections:
     def names(self) -> list[str]:
         """Return the servers to which there are connections."""
         return sorted({target.where for target in self._pool.targets()})
+
+    def unconnected(self, targets: Iterable[Target]) -> list[bool]:
+        """Return for each server whether there is no open connection to it."""
+        current = self._pool.targets()
+        return [target not in current for target in targets]
 
     def forget_secrets(self) -> None:
         self._dialer.forget_secrets()

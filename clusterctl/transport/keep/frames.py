@@ -1,7 +1,8 @@
 """The messages between a command and its helper: one letter, the length, and the data.
 
 The helper greets with HELLO. A command answers with a request, and only then is anything begun: OPEN with the server
-and the command to run there, DIAL with a server to connect to, or END. The rest of a connection belongs to that.
+and the command to run there, DIAL with a server to connect to, LIST with servers of which the helper says to which it
+is not connected, or END. The rest of a connection belongs to that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 HELLO = b"H"
 OPEN = b"G"
 DIAL = b"D"
+LIST = b"L"
 END = b"Z"
 # From the helper: a secret is needed, the command was sent or could not be, its streams, its exit code, an error.
 QUESTION = b"Q"

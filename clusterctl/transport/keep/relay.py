@@ -7,12 +7,14 @@ import json
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from clusterctl.errors import ClusterctlError
 from clusterctl.transport import paramiko_loader
 from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel, speaking
 from clusterctl.transport.keep import frames
 from clusterctl.transport.keep.frames import Frames
+from clusterctl.transport.keep.values import error_to_json
 from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S
 
 if TYPE_CHECKING:
@@ -29,24 +31,31 @@ class Kept(NamedTuple):
 
 
 class Relay:
-    """One thread passes on the input, another one the output, until the command ends or its client leaves."""
+    """One thread passes on the input, another one the output, until the command ends or its client leaves.
 
-    def __init__(self, channel: Channel, sock: socket.socket, received: Frames, *, has_begun: bool) -> None:
+    The client gets `lost` if the connection breaks, `refused` if the server does not start the command.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        sock: socket.socket,
+        received: Frames,
+        *,
+        has_begun: bool,
+        lost: ClusterctlError,
+        refused: ClusterctlError,
+    ) -> None:
         self._channel, self._sock, self._received = channel, sock, received
-        self._has_begun = has_begun
+        self._has_begun, self._lost, self._refused = has_begun, lost, refused
         self._bell = threading.Event()
         self._leaves = False
-        self.failure: dict[str, Any] | None = None
         channel.settimeout(SLICE_S)
         channel.in_buffer.set_event(_Bell(self._bell))
         channel.in_stderr_buffer.set_event(_Bell(self._bell))
 
-    def run(self, lost: dict[str, Any], refused: dict[str, Any]) -> Kept | None:
-        """Relay to the end. Returns what to do with an agent that stays; all other channels are closed.
-
-        The client gets `lost` if the connection breaks, `refused` if the server does not start the command.
-        """
-        self._lost, self._refused = lost, refused
+    def run(self) -> Kept | None:
+        """Relay to the end. Returns what to do with an agent that stays; all other channels are closed."""
         thread = threading.Thread(target=self._pass_output, daemon=True, name="output")
         thread.start()
         kept = None
@@ -122,7 +131,7 @@ class Relay:
             return  # the client has gone
         except paramiko_loader.errors():
             with contextlib.suppress(OSError):
-                self._sock.sendall(frames.json_frame(frames.FAILURE, self._lost))
+                self._sock.sendall(failure(self._lost))
 
     def _pass_pieces(self) -> bool:
         taken = False
@@ -144,7 +153,7 @@ class Relay:
             await_begin(self._channel, OPEN_CHANNEL_S)
         except paramiko_loader.errors():
             is_lost = not self._channel.transport.is_active()
-            self._sock.sendall(frames.json_frame(frames.FAILURE, self._lost if is_lost else self._refused))
+            self._sock.sendall(failure(self._lost if is_lost else self._refused))
             raise OSError from None
 
     def _ending(self) -> bytes:
@@ -155,7 +164,11 @@ class Relay:
             return frames.frame(frames.EXIT, b"%d" % channel.exit_status)
         if getattr(channel, "ended_by_peer", False):
             return frames.frame(frames.EXIT, b"%d" % NO_STATUS)
-        return frames.json_frame(frames.FAILURE, self._lost)
+        return failure(self._lost)
+
+
+def failure(error: ClusterctlError) -> bytes:
+    return frames.json_frame(frames.FAILURE, error_to_json(error))
 
 
 class _Bell:

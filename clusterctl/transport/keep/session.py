@@ -16,8 +16,8 @@ from clusterctl.transport.channels import close_channel
 from clusterctl.transport.keep import frames, place
 from clusterctl.transport.keep.connections import Connections, IdleAgent, Lease
 from clusterctl.transport.keep.frames import Frames
-from clusterctl.transport.keep.relay import Relay
-from clusterctl.transport.keep.values import error_to_json, target_from_json
+from clusterctl.transport.keep.relay import Relay, failure
+from clusterctl.transport.keep.values import target_from_json
 from clusterctl.transport.target import Target
 
 TRIES = 3  # an attempt to connect fails if the client for which it was made leaves
@@ -51,6 +51,10 @@ class Session:
                 closed = {"closed": self._end_helper(), "pid": os.getpid()}
                 self._sock.sendall(frames.json_frame(frames.BEGUN, closed))
                 self._received.next()  # the client waits until this process has ended, which closes the socket
+            elif kind == frames.LIST:
+                targets = map(target_from_json, json.loads(data)["targets"])
+                lacking = self._connections.unconnected(targets)
+                self._sock.sendall(frames.json_frame(frames.BEGUN, {"unconnected": lacking}))
             elif kind in (frames.OPEN, frames.DIAL):
                 self._serve(kind, json.loads(data))
 
@@ -82,7 +86,7 @@ class Session:
                 return
 
     def _fail(self, error: ClusterctlError) -> None:
-        self._sock.sendall(frames.json_frame(frames.FAILURE, error_to_json(error)))
+        self._sock.sendall(failure(error))
 
     def _run_command(self, request: dict[str, Any], target: Target, lease: Lease) -> None:
         """Run a command, or go on with an idle agent, and relay its streams to the end."""
@@ -91,13 +95,17 @@ class Session:
         channel = idle.channel if idle is not None else self._started(request, target, lease)
         if channel is None:
             return
-        relay = Relay(channel, self._sock, self._received, has_begun=idle is not None)
-        self._sock.sendall(frames.json_frame(frames.BEGUN, {"resumed": idle is not None}))
-        about = (request["label"], target.where, request["what"])
-        kept = relay.run(
-            error_to_json(failures.lost(*about)),
-            error_to_json(failures.no_channel(request["label"], target.where, "the request was refused")),
+        about = (request["label"], target.where)
+        relay = Relay(
+            channel,
+            self._sock,
+            self._received,
+            has_begun=idle is not None,
+            lost=failures.lost(*about, request["what"]),
+            refused=failures.no_channel(*about, "the request was refused"),
         )
+        self._sock.sendall(frames.json_frame(frames.BEGUN, {"resumed": idle is not None}))
+        kept = relay.run()
         if kept is not None and agent is not None:
             self._connections.keep(target, agent, IdleAgent(lease.connection, channel, kept))
 

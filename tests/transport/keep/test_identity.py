@@ -121,6 +121,25 @@ def test_a_host_whose_key_is_no_longer_known_is_refused_at_once(
         transport.run(node, command("true"))
 
 
+def test_nor_is_one_reached_through_a_jump_host_that_is_no_longer_known(
+    kept: Kept, cluster: Cluster, tmp_path: Path
+) -> None:
+    config, known_hosts = tmp_path / "ssh_config", tmp_path / "known"
+    node, gate = (f"HostName 127.0.0.1\n Port {node.ssh_port}\n" for node in cluster.nodes[:2])
+    config.write_text(f"Host node\n {node} ProxyJump gate\nHost gate\n {gate}")
+    assert cluster.settings.known_hosts is not None
+    lines = cluster.settings.known_hosts.read_text().splitlines(keepends=True)
+    known_hosts.write_text("".join(lines))
+    behind = TestNode("node0", None, ssh_host="node")
+    with kept(ssh_config=config, known_hosts=known_hosts) as transport:
+        first = connection(transport, behind)
+    with kept(ssh_config=config, known_hosts=known_hosts) as transport:
+        assert connection(transport, behind) == first
+    known_hosts.write_text("".join(line for line in lines if str(cluster.nodes[1].ssh_port) not in line))
+    with kept(ssh_config=config, known_hosts=known_hosts) as transport, pytest.raises(RefusedError, match="not known"):
+        transport.run(behind, command("true"))
+
+
 def test_a_server_survives_the_way_to_the_helper(cluster: Cluster, tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"
     config.write_text("Host inner\n  HostName 127.0.0.1\n  ProxyJump outer\nHost outer\n  HostName ::1\n  User ann\n")

@@ -15,7 +15,7 @@ from clusterctl.transport import RemotePath, Transport, command
 from clusterctl.transport.keep.client import Keeper
 from clusterctl.transport.keep.ending import end_helpers
 from support.clusters import Cluster, make_cluster
-from support.kept import Kept, connection, helpers
+from support.kept import Kept, connection, freeze, helpers
 from support.nodes import TestNode
 from support.processes import is_alive, wait_until
 from support.wires import wires_to
@@ -91,7 +91,7 @@ def test_disconnect_kills_one_that_does_not_answer(
     with kept() as transport:
         connection(transport, node)
     (pid,) = helpers(keep_in)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     assert end_helpers(keep_in) == [(pid, None)]
     assert wait_until(lambda: not is_alive(pid))
 
@@ -112,23 +112,24 @@ def test_a_killed_helper_ends_commands_in_progress_and_the_next_command_starts_a
         assert pid not in helpers(keep_in)
 
 
-def test_a_helper_that_is_stuck_is_not_waited_for(
-    kept: Kept, keep_in: Path, node: TestNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_that_is_stuck_is_not_waited_for(kept: Kept, keep_in: Path, node: TestNode) -> None:
+    count = command("sh", "-c", "echo x >>~/marks; wc -l <~/marks")
     with kept() as transport:
         first = connection(transport, node)
     (pid,) = helpers(keep_in)
-    monkeypatch.setattr("clusterctl.transport.keep.client.HELLO_S", 0.2)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
-        with kept() as transport:
-            marks = [transport.run(node, command("sh", "-c", "echo x >>~/marks; wc -l <~/marks")).stdout]
+        with pytest.MonkeyPatch.context() as patch, kept() as transport:
+            patch.setattr("clusterctl.transport.keep.client.HELLO_S", 0.2)
+            patch.setattr("clusterctl.transport.keep.client.START_S", 0.2)
+            assert transport.run(node, count, deadline_s=180).stdout.strip() == b"1"
             assert connection(transport, node) != first
     finally:
         os.kill(pid, signal.SIGCONT)
     with kept() as transport:  # it has not done later what it was not asked for in the end
         assert connection(transport, node) == first
-        assert transport.run(node, command("sh", "-c", "wc -l <~/marks; rm ~/marks")).stdout == marks[0]
+        assert transport.run(node, count).stdout.strip() == b"2"
+        transport.run(node, command("rm", RemotePath("~/marks")))
 
 
 def test_nor_is_one_to_which_too_many_connect(
