@@ -42,7 +42,7 @@ def open_context(lanes: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
 def keep_freed_memory() -> None:
     """Let malloc keep up to 64 MB that was freed, for the next messages, rather than return it to the system each time.
 
-    Otherwise received arrays of 1 MB take page faults for a third of their cost. glibc comes to the same by itself once
+    Otherwise received arrays of 1 MB take page faults for a fifth of their cost. glibc comes to the same by itself once
     a program has freed an array of 32 MB; limits in its environment variables stay.
     """
     with contextlib.suppress(MemoryError):
