@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from clusterctl.common.procfs import adopt_orphans
 from support.openssh import OpenSshCluster, openssh_cluster
 from support.processes import wait_until
 
@@ -71,6 +72,7 @@ class Farm:
     sshd: OpenSshCluster
     peer_config: Path
     environment: Mapping[str, str]
+    orphans_cpu_s: list[float] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -119,11 +121,17 @@ class Farm:
         return replace(cost, nodes_cpu_s=self.cpu_s() - before)
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all daemons and their sessions so far, once no session is left."""
+        """Return the CPU seconds of all daemons and what they started so far, once nothing of that is left.
+
+        A command may outlive its session. Its CPU time would be lost, but this process has adopted it.
+        """
         daemons = [daemon.process.pid for daemon in self.sshd.daemons]
-        wait_until(lambda: not _parents().intersection(daemons))
+        wait_until(lambda: not any(_children(pid) for pid in daemons))
+        for orphan in _children(os.getpid()) - set(daemons):
+            usage = os.wait4(orphan, 0)[2]
+            self.orphans_cpu_s.append(usage.ru_utime + usage.ru_stime)
         ticks = sum(int(field) for pid in daemons for field in _stat(pid)[11:15])  # utime, stime, and of children
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return ticks / os.sysconf("SC_CLK_TCK") + sum(self.orphans_cpu_s)
 
     def ssh(self, *, tuned: bool = True, kept: bool = False) -> str:
         """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher.
@@ -163,10 +171,10 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _parents() -> set[int]:
-    """Return the processes that have children."""
-    stats = (_stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return {int(fields[1]) for fields in stats if fields}
+def _children(pid: int) -> set[int]:
+    """Return the children of a process, all of whose threads count."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for task in tasks for child in task.read_text().split()}
 
 
 def file_system(path: Path) -> str:
@@ -182,6 +190,7 @@ def farm(nodes: int, directory: Path, *, bytecode: bool = True) -> Iterator[Farm
     Without `bytecode`, clusterctl runs from a copy of its sources that nothing has compiled: PYTHONDONTWRITEBYTECODE
     is set there and on the nodes.
     """
+    adopt_orphans()
     environment = {} if bytecode else {NO_BYTECODE: "1"}
     with openssh_cluster(directory / "sshd", nodes, environment=environment) as sshd:
         if not bytecode:

@@ -30,7 +30,6 @@ OPERATIONS = {
     "find_models": ("checkpoints", "find_models"),
     "save": ("save", "save"),
     "verify_checkpoint": ("checkpoints", "verify"),
-    "exec": ("exec", "exec_"),
 }
 LEAVE_CHILDREN = ("start", "rejoin")
 LAST = (*LEAVE_CHILDREN, "prune")  # after these the agent serves no more: they leave child processes, or remove agents
@@ -146,6 +145,10 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         from clusterctl.agent.operations.stop import stop
 
         return stop(path, request, peer)
+    if operation == "exec":
+        from clusterctl.agent.operations.exec import exec_
+
+        return exec_(request, peer)
     if operation in OPERATIONS:
         from importlib import import_module
         from pathlib import Path
@@ -154,14 +157,18 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.operations.{module}"), name)
         gc.enable()  # `follow` may run for days
         return function(Path(root), request, peer)
+    return _about_jobs(path, request)
+
+
+def _about_jobs(root: Any, request: dict[str, Any]) -> dict[str, Any]:
     from clusterctl.agent.node import jobs
 
-    if operation == "status":
+    if request["op"] == "status":
         from clusterctl.agent.node.job_choice import choose_job
 
-        job, ran = choose_job(path, request["ref"])
+        job, ran = choose_job(root, request["ref"])
         over, gpus = bool(request.get("over")), bool(request.get("gpus"))
         return {**jobs.describe(job, request.get("run"), over=over, gpus=gpus), "ran": ran}
-    if operation == "jobs":
-        return {"jobs": jobs.list_jobs(path, over=bool(request.get("over")))}
-    raise AgentError(f"the agent does not know {operation!r}", kind="usage")
+    if request["op"] == "jobs":
+        return {"jobs": jobs.list_jobs(root, over=bool(request.get("over")))}
+    raise AgentError(f"the agent does not know {request['op']!r}", kind="usage")
