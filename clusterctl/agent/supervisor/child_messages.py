@@ -63,8 +63,6 @@ class ChildMessages:
         self._classifier.receive(child, message)
         if message["event"] == "connected":
             child.connected = True
-        elif message["event"] == "pushed" and child.role == "trainer":
-            self._launcher.running(child)
         elif message["event"] in GOODBYES and is_whole(message.get("pushes")):
             child.goodbye, child.pushes = message["event"], message["pushes"]
             losses = message.get("losses")

@@ -19,7 +19,7 @@ from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.process_environment import NodeFacts, environment, inherited
 
-RUNNING_AFTER_S = 1.0  # a program counts as running after this time, if not by a message before
+RUNNING_AFTER_S = 1.0  # a program that never sends a message counts as running after this time
 READY_LIMIT_S = 60.0
 LISTENS_LIMIT_S = 180.0  # foreign programs may take long to load
 LISTEN_POLL_S = 0.1

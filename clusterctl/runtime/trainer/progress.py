@@ -83,9 +83,7 @@ class Progress:
                 window.loss_weight += samples
                 window.losses += 1
                 window.finite_losses += math.isfinite(loss)
-        if not self._pushed:
-            self._supervisor.send("pushed")  # from now on it counts as running
-            self._pushed = True
+        self._pushed = True
         if self._clock() - self._recent.began >= _EVENT_EVERY_S:
             self.flush(step)
 

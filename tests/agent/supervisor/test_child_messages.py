@@ -20,11 +20,9 @@ class Receiver:
     def __init__(self, role: str) -> None:
         self.sent: list[dict[str, Any]] = []
         context = make_context(send=self.sent.append)
-        self.running: list[Child] = []
-        ignored: Any = SimpleNamespace(receive=lambda *_: None)
-        launcher: Any = SimpleNamespace(running=self.running.append)
+        ignored: Any = SimpleNamespace(receive=lambda *_: None, running=lambda *_: None)
         self.child = Child(make_process(role, 0), EventLoop(), lambda *_: None, lambda *_: None)
-        self._messages = ChildMessages(context, launcher, CheckpointKeeper(context), ignored, ignored)
+        self._messages = ChildMessages(context, ignored, CheckpointKeeper(context), ignored, ignored)
 
     def takes(self, event: str, **facts: Any) -> dict[str, Any]:
         """Return what is known of the process after a message."""
@@ -37,15 +35,6 @@ def test_a_wait_is_known_only_until_the_next_step_message() -> None:
     assert pserver.takes("step", lost=0, **WAIT) == {"lost": 0, **WAIT}
     assert pserver.takes("log", level="warning", message="m") == {"lost": 0, **WAIT}
     assert pserver.takes("step", apply_s=0.5) == {"lost": 0, "apply_s": 0.5}
-
-
-def test_a_trainer_is_running_from_its_first_push_and_a_pserver_is_not() -> None:
-    for role, count in (("trainer", 1), ("pserver", 0)):
-        receiver = Receiver(role)
-        receiver.takes("connected")
-        assert receiver.running == []
-        receiver.takes("pushed")
-        assert receiver.running == [receiver.child] * count
 
 
 def test_only_pservers_report_on_cuts() -> None:
