@@ -50,9 +50,14 @@ class Helper:
         self._listener.settimeout(TICK_S)
         threading.Thread(target=self._tend, daemon=True, name="tend").start()
         while not self._is_over():
-            with contextlib.suppress(TimeoutError):
+            try:
                 client, _ = self._listener.accept()
-                self._begin(client)
+            except TimeoutError:
+                continue
+            except OSError:  # too many open files
+                self._stopped.wait(TICK_S)
+                continue
+            self._begin(client)
 
     def _begin(self, client: socket.socket) -> None:
         session = Session(client, self._connections, self._asking, self.end)
@@ -75,11 +80,9 @@ class Helper:
         while not self._stopped.wait(TICK_S):
             self._connections.tend()
 
-    def end(self) -> list[str]:
-        """End now, and return the servers whose connections that closes."""
-        names = self._connections.names()
+    def end(self) -> None:
+        """End now, whatever is in use."""
         os.kill(os.getpid(), signal.SIGTERM)
-        return names
 
     def _is_over(self) -> bool:
         if self._inode() != self._identity:
