@@ -80,6 +80,7 @@ def test_commands_start_no_agent_where_the_one_before_has_left_one(site: Site, c
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_their_results_are_those_of_commands_that_connect_themselves(site: Site) -> None:
     package = str(site.workspace(SLEEP))
     first = site.ok("dispatch", package, "--json").json()
@@ -124,7 +125,7 @@ def test_connections_that_were_cut_are_replaced_silently(site: Site) -> None:
         site.ok("disconnect")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_command_that_ends_early_ends_on_the_nodes_as_without_a_helper(site: Site, number: int) -> None:
     site.ok("exec", "--", "true")
     (helper,) = running(site)
@@ -140,6 +141,7 @@ def test_a_command_that_ends_early_ends_on_the_nodes_as_without_a_helper(site: S
     site.ok("exec", "--", "true")
 
 
+@pytest.mark.slow
 def test_two_commands_at_the_same_time_both_succeed(site: Site) -> None:
     site.ok("jobs")
     processes = [site.popen("exec", "--", "echo", str(number)) for number in range(4)]
@@ -172,7 +174,7 @@ def test_the_helper_lets_go_of_the_terminal_and_the_directory(site: Site) -> Non
     assert {str(Path(f"/proc/{helper}/fd/{fd}").readlink()) for fd in range(3)} == {"/dev/null"}
 
 
-@pytest.mark.parametrize("op", ["exec", "jobs"])
+@pytest.mark.parametrize("op", ["exec", pytest.param("jobs", marks=pytest.mark.slow)])
 def test_what_an_idle_agent_may_have_begun_is_repeated_only_if_that_does_no_harm(site: Site, op: str) -> None:
     """The agent gets the request, and the connection breaks before it has greeted."""
     (port,) = (int(host.rpartition(":")[2]) for host in site.hosts[:1])

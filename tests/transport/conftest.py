@@ -27,7 +27,7 @@ def keep_in(tmp_path: Path) -> Iterator[Path]:
     end_helpers(directory)
 
 
-@pytest.fixture(params=["direct", "kept"])
+@pytest.fixture(params=["direct", pytest.param("kept", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest, cluster: Cluster, keep_in: Path) -> Iterator[Transport]:
     """Commands behave the same over connections of this process and over those of a helper."""
     kept = {"keep_s": 60, "keep_in": keep_in} if request.param == "kept" else {}

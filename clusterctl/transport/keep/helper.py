@@ -24,6 +24,7 @@ from clusterctl.transport.keep.session import Asking, Session
 
 TICK_S = 0.5
 FIRST_USE_S = 60.0
+BETWEEN_S = 1.0  # from one request of a command to the next
 
 
 class _End(BaseException):
@@ -42,17 +43,21 @@ class Helper:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._sessions: set[Session] = set()
-        self._began = time.monotonic()
-        self._was_used = False
+        self._needless_at = time.monotonic() + FIRST_USE_S
 
     def serve(self) -> None:
         self._listener.listen(frames.BACKLOG)  # again, so that clients see this process at the other end
         self._listener.settimeout(TICK_S)
         threading.Thread(target=self._tend, daemon=True, name="tend").start()
         while not self._is_over():
-            with contextlib.suppress(TimeoutError):
+            try:
                 client, _ = self._listener.accept()
-                self._begin(client)
+            except TimeoutError:
+                continue
+            except OSError:  # too many open files
+                self._stopped.wait(TICK_S)
+                continue
+            self._begin(client)
 
     def _begin(self, client: socket.socket) -> None:
         session = Session(client, self._connections, self._asking, self.end)
@@ -66,7 +71,7 @@ class Helper:
         finally:
             with self._lock:
                 self._sessions.discard(session)
-                self._was_used = True
+                self._needless_at = time.monotonic() + BETWEEN_S
                 if not self._sessions:
                     self._connections.forget_secrets()
 
@@ -75,19 +80,17 @@ class Helper:
         while not self._stopped.wait(TICK_S):
             self._connections.tend()
 
-    def end(self) -> list[str]:
-        """End now, and return the servers whose connections that closes."""
-        names = self._connections.names()
+    def end(self) -> None:
+        """End now, whatever is in use."""
         os.kill(os.getpid(), signal.SIGTERM)
-        return names
 
     def _is_over(self) -> bool:
         if self._inode() != self._identity:
             return True
+        if self._connections.names():
+            return False
         with self._lock:
-            is_used = bool(self._sessions)
-            was_used = self._was_used or time.monotonic() - self._began > FIRST_USE_S
-        return was_used and not is_used and not self._connections.names()
+            return not self._sessions and time.monotonic() > self._needless_at
 
     def _inode(self) -> tuple[int, int]:
         try:

@@ -35,9 +35,7 @@ class Asking(threading.local):
 class Session:
     """Serves one client, in a thread of its own."""
 
-    def __init__(
-        self, sock: socket.socket, connections: Connections, asking: Asking, end: Callable[[], list[str]]
-    ) -> None:
+    def __init__(self, sock: socket.socket, connections: Connections, asking: Asking, end: Callable[[], None]) -> None:
         self._sock, self._received = sock, Frames(sock)
         self._connections, self._asking, self._end_helper = connections, asking, end
 
@@ -48,8 +46,9 @@ class Session:
             self._sock.sendall(frames.frame(frames.HELLO))
             kind, data = self._received.next()
             if kind == frames.END:
-                closed = {"closed": self._end_helper(), "pid": os.getpid()}
+                closed = {"closed": self._connections.names(), "pid": os.getpid()}
                 self._sock.sendall(frames.json_frame(frames.BEGUN, closed))
+                self._end_helper()
                 self._received.next()  # the client waits until this process has ended, which closes the socket
             elif kind == frames.LIST:
                 targets = map(target_from_json, json.loads(data)["targets"])

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from clusterctl.transport import Transport
-from support.clusters import Cluster
+from support.clusters import Cluster, make_cluster
 from support.kept import Kept
+
+
+@pytest.fixture(scope="session", params=["openssh", pytest.param("embedded", marks=pytest.mark.slow)])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with make_cluster(request.param, tmp_path_factory.mktemp(request.param), 2) as made:
+        yield made
 
 
 @pytest.fixture
