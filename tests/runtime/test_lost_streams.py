@@ -115,7 +115,7 @@ def say_nothing(stream: Stream, frames: Any) -> None:
     stream.send = lambda frames: True  # type: ignore[method-assign]
 
 
-BREAKS = [cut_the_cable, send_half, send_garbage]
+BREAKS = [cut_the_cable, send_half, send_garbage, say_nothing]
 
 
 class Saboteur:
@@ -145,8 +145,8 @@ class Saboteur:
 
 
 SABOTAGES = [
-    *itertools.product(["tcp", "unix", "tls"], ["trainer", "pserver"], BREAKS),
-    *(("tcp", side, say_nothing) for side in ("trainer", "pserver")),
+    *itertools.product(["unix", "tls"], ["trainer", "pserver"], [cut_the_cable]),
+    *itertools.product(["tcp"], ["trainer", "pserver"], BREAKS),
 ]
 
 
@@ -235,7 +235,7 @@ def test_a_lane_forgets_the_streams_of_trainers_that_left(tmp_path: Path) -> Non
 
 
 PROGRAM = """
-import hashlib, os, sys, signal
+import hashlib
 import numpy as np
 from clusterctl.runtime import Adagrad, connect, uniform
 
@@ -247,12 +247,10 @@ with connect() as ps:
 """
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_processes_give_the_same_bits_over_each_carrier(tmp_path: Path, carrier: str) -> None:
+def test_processes_give_the_same_bits_over_each_carrier(tmp_path: Path) -> None:
     digests = set()
-    for spec in (CARRIERS["zmq"], {**CARRIERS[carrier], "ports_num": 2}):
-        root = tmp_path / str(len(digests) + len(spec))
-        with process_cluster(root, 1, 2, PROGRAM, **spec) as (servers, trainers):
+    for carrier, spec in CARRIERS.items():
+        with process_cluster(tmp_path / carrier, 1, 2, PROGRAM, **spec, ports_num=2) as (servers, trainers):
             for trainer in trainers:
                 status, out, err = trainer.wait()
                 assert status == 0, (out, err)
