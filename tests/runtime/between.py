@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-import select
 import socket
 import threading
 from collections import Counter
@@ -16,7 +15,7 @@ import zmq
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.tokens import ANSWER_BYTES, GREETING_BYTES
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.cluster import DEADLINE_S, ThreadCluster
+from tests.runtime.cluster import DEADLINE_S, ThreadCluster, is_ready
 
 # : A delayed message is released after this many others have passed, or when the network has been idle this long.
 _OTHERS = 6
@@ -194,7 +193,7 @@ def _send(to: Any, frames: Frames) -> None:
         with contextlib.suppress(OSError):
             to.send(frames)
             while to.is_queued:
-                select.select([], [to], [])
+                is_ready(to, to_write=True)
                 to.flush()
     else:
         to.send_multipart(frames)

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
@@ -317,3 +318,10 @@ def process_cluster(
         servers = [start("pserver", p, ["-m", "clusterctl.runtime.pserver"]) for p in range(pservers)]
         addresses = tuple(f"127.0.0.1:{server.until('ready')['ports'][0]}" for server in servers)
         yield servers, [start("trainer", t, ["train.py"], addresses) for t in range(trainers)]
+
+
+def is_ready(sock: Any, *, to_write: bool = False, wait_s: float = DEADLINE_S) -> bool:
+    """Wait until a socket can be read (or written to). Unlike `select.select`, for descriptors of any number."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if to_write else select.POLLIN)
+    return bool(poll.poll(1_000 * wait_s))

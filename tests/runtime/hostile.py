@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from clusterctl.runtime.stream.client import open_stream
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.table.sharding import table_key
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.cluster import RUN, Process, make_job
+from tests.runtime.cluster import RUN, Process, is_ready, make_job
 
 DEADLINE_S = 60
 EVIL = (0, 1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -309,7 +308,7 @@ class Attacker:
         opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0.0)
         assert opening is not None
         while True:
-            assert select.select([opening], [] if opening.is_connected else [opening], [], DEADLINE_S) != ([], [], [])
+            assert is_ready(opening, to_write=not opening.is_connected)
             stream = opening.advance(1.0)
             if stream is not None:
                 return stream
@@ -320,7 +319,7 @@ class Attacker:
             return
         self.stream.send(frames)
         while self.stream.is_queued:
-            assert select.select([], [self.stream], [], DEADLINE_S)[1]
+            assert is_ready(self.stream, to_write=True)
             self.stream.flush()
 
     def _receive(self) -> list[Any]:

@@ -48,7 +48,7 @@ class _Stranger(NamedTuple):
 class StreamServer:
     """The streams of one lane; only its thread uses them, except for `close`.
 
-    `tcp` is bound to a port, and `security` is for its connections. `on_refused(reason)` is called for what breaks a
+    `tcp` listens at a port, and `security` is for its connections. `on_refused(reason)` is called for what breaks a
     stream and should not happen.
     """
 

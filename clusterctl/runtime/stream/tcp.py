@@ -12,20 +12,19 @@ _IDLE_S, _PROBE_S, _PROBES = 10, 5, 3  # as for ZeroMQ
 
 
 def open_listener(port: int, address: str = "") -> socket.socket | None:
-    """Return a socket bound to a free port of the upper half of those from `port`; None if there is none.
+    """Return a socket that listens at a free port of the upper half of those from `port`; None if there is none.
 
-    Lanes take the ports from `port` up, so that those of streams do not move them. It is bound on all addresses, on
-    IPv6 too if this process's `address` is IPv6.
+    Lanes take the ports from `port` up, so that those of streams do not move them. It listens on all addresses, on IPv6
+    too if this process's `address` is IPv6.
     """
     for candidate in range(port + PORTS_TRIED // 2, min(port + PORTS_TRIED, 65_536)):
         claimed = claim(candidate)
         if claimed is None:
             continue
-        sock = _bound(candidate, with_ipv6=":" in address)
+        with claimed:  # once it listens, nobody else can take the port
+            sock = _listener(candidate, with_ipv6=":" in address)
         if sock is not None:
-            claimed.detach()  # held until this process ends
             return sock
-        claimed.close()
     return None
 
 
@@ -54,13 +53,14 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
-def _bound(port: int, with_ipv6: bool) -> socket.socket | None:
+def _listener(port: int, with_ipv6: bool) -> socket.socket | None:
     sock = socket.socket(socket.AF_INET6 if with_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if with_ipv6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(("::" if with_ipv6 else "0.0.0.0", port))
+        sock.listen()
     except OSError:
         sock.close()
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.stream.tokens import GREETING_BYTES, greeting
-from tests.runtime.cluster import free_port
+from tests.runtime.cluster import free_port, is_ready
 from tests.support.processes import wait_until
 
 DEADLINE_S = 60.0
@@ -76,7 +75,7 @@ class Lane:
     def is_open(self, sock: socket.socket) -> bool:
         """Return False if the lane has hung up by now."""
         self.run()
-        if not select.select([sock], [], [], 0)[0]:
+        if not is_ready(sock, wait_s=0):
             return True
         try:
             return sock.recv(1) != b""
