@@ -1,6 +1,7 @@
 """The messages between trainers and pservers, and their frames. The only module that knows the format.
 
-A message is one ZeroMQ multipart message, all little-endian. Its first frame holds, one after the other,
+A message is a list of frames, all little-endian: one ZeroMQ multipart message, or what `stream.framed` makes of it. Its
+first frame holds, one after the other,
 
 | bytes       | contents                                                                         |
 |-------------|----------------------------------------------------------------------------------|
