@@ -93,6 +93,7 @@ class Cluster:
         self.is_over: Callable[[], bool] = lambda: False
         self.watch: Callable[[Sequence[Node]], AbstractContextManager[Callable[[Node], None]]] = unwatched
         self.transport = Transport(settings, ask=ask, keep_s=settings.keep_connections_s, keep_in=keep_in)
+        self._outlives = settings.keep_connections_s > 0 and keep_in is not None  # agents, this command
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
         self._silence_s = silence_s
@@ -137,7 +138,7 @@ class Cluster:
             node, request = replace(node, via="local"), {**request, "over": True}
             python = sys.executable  # the other one may be on the nodes alone
         request |= {"hold": True} if node.leaves_nothing else {}
-        outlives = kept is not None and self.transport.keeps(node)
+        outlives = kept is not None and self._outlives and node.via == "ssh"
         if outlives and expected is not None:
             request, expected = {**request, "expected": expected}, None
         command = self._agent_command(node, python, expected or ())
@@ -145,8 +146,8 @@ class Cluster:
         is_idle = agent is not None
         while True:
             if agent is None:
-                process = self.transport.open(node, command, resume=outlives)
-                agent, is_idle = AgentInput(process), process.resumed
+                process = (self.transport.resume if outlives else self.transport.open)(node, command)
+                agent, is_idle = AgentInput(process), outlives and process.resumed
             call = AgentCall(node, agent, self._bundle, partial(self._on_close, node))
             try:
                 if is_idle:
@@ -214,7 +215,7 @@ class Cluster:
             return self.transport.map(chosen, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
-        self._kept = KeptAgents(self._beats, len(self.nodes))
+        self._kept = KeptAgents(self._beats, len(self.nodes), outlive=self._outlives)
         return self
 
     def __exit__(

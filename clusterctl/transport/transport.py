@@ -81,12 +81,13 @@ class Transport:
         with self._start(node, command, stderr_limit=WHOLE_STDERR_BYTES) as process:
             return process.finish(stdin, deadline_s)
 
-    def open(self, node: Node, command: Command, *, resume: bool = False) -> RemoteProcess:
-        """Start a command and return it with open streams. The caller closes it. Raises as `run` does.
+    def open(self, node: Node, command: Command) -> RemoteProcess:
+        """Start a command and return it with open streams. The caller closes it. Raises as `run` does."""
+        return self._start(node, command, drain_stderr=True)
 
-        With `resume` it may be one that was started by the same command before, and kept: see its `resumed`.
-        """
-        return self._start(node, command, drain_stderr=True, resume=resume)
+    def resume(self, node: Node, command: Command) -> RemoteProcess:
+        """Do the same, or return one that was started by the same command before, and kept: see its `resumed`."""
+        return self._start(node, command, drain_stderr=True, resume=True)
 
     def keeps(self, node: Node) -> bool:
         """Return True if what is started on a node may be kept for the next command."""

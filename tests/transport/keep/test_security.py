@@ -110,7 +110,8 @@ def test_the_credentials_of_macos_are_read(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_helper_survives_whatever_a_client_sends(kept: Kept, keep_in: Path, node: TestNode) -> None:
     with kept() as transport:
         first = connection(transport, node)
-    where = str(socket_of(keep_in))
+    folder = os.open(keep_in, os.O_RDONLY)
+    where = place.address(keep_in, folder, socket_of(keep_in).name)
     hostile = (b"", b"GET / HTTP/1.0\r\n\r\n", frames.HEADER.pack(b"G", 1 << 31), frames.frame(frames.OPEN, b"{}"))
     for data in (*hostile, frames.frame(frames.OPEN, b"not json"), frames.frame(frames.INPUT, b"early")):
         with socket.socket(socket.AF_UNIX) as sock:
@@ -118,5 +119,6 @@ def test_a_helper_survives_whatever_a_client_sends(kept: Kept, keep_in: Path, no
             sock.connect(where)
             assert Frames(sock).next() == (frames.HELLO, b"")
             sock.sendall(data)
+    os.close(folder)
     with kept() as transport:
         assert connection(transport, node) == first
