@@ -128,18 +128,26 @@ class KeptProcess(RemoteProcess):
         """Wait a slice for frames, and take what they bring. Raises the error that they bring."""
         if self._error is not None:
             raise self._error
+        has_ended = False
         try:
-            if not self._can(select.POLLIN):
-                return
-            has_ended = not self._received.fill()
-            for kind, data in self._received.arrived():
-                self._take_frame(kind, data, take)
+            if not self._take_arrived(take):  # some may have come with the answer to the request
+                if not self._can(select.POLLIN):
+                    return
+                has_ended = not self._received.fill()
+                self._take_arrived(take)
         except OSError as exc:
             raise self.lost() from exc
         if has_ended and self._exit_code is None:
             self._error = self._error or self.lost()
         if self._error is not None:
             raise self._error
+
+    def _take_arrived(self, take: Take) -> bool:
+        """Take the frames that have been read; return False if there is none."""
+        arrived = list(self._received.arrived())
+        for kind, data in arrived:
+            self._take_frame(kind, data, take)
+        return bool(arrived)
 
     def _take_frame(self, kind: bytes, data: bytes, take: Take) -> None:
         if kind in (frames.OUTPUT, frames.ERRORS):
