@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, show
+from farm import HEADINGS, Contest, Cost, Farm, add_bytecode, farm, file_system, options, run, scratch, show
 
 OURS = "clusterctl"
 OWN = {"nodefile", "log", "output", ".clusterctl"}  # added by clusterctl at the top of a job directory
@@ -77,13 +77,17 @@ class Workspace:
 class Contenders:
     """One dispatch of a workspace to the first nodes of a farm, by clusterctl or rsync, verified afterwards."""
 
-    def __init__(self, nodes: Farm, workspace: Workspace, count: int) -> None:
+    def __init__(self, nodes: Farm, workspace: Workspace, count: int, *, kept: bool = False) -> None:
+        """With `kept`, the connections of a dispatch stay open for the next one."""
         self.nodes = nodes
+        self.kept = kept
         self.workspace = workspace
         self.count = count
 
     def clusterctl(self, root: str) -> Cost:
-        cost = self.nodes.clusterctl("--json", "dispatch", str(self.workspace.directory), nodes=self.count, root=root)
+        words = ("--json", "dispatch", str(self.workspace.directory))
+        where = {"nodes": self.count, "root": root, "kept": self.kept}
+        cost = self.nodes.measured(lambda: self.nodes.clusterctl(*words, **where), kept=self.kept)
         for node in json.loads(cost.out)["nodes"]:
             self.workspace.check(Path(node["dir"]))
         return cost
@@ -91,10 +95,10 @@ class Contenders:
     def rsync(self, root: str, width: int, *, tuned: bool = True) -> Cost:
         # The full path: each node has its own home, but a command over ssh starts in the account's home.
         target = f"node{{}}:{self.nodes.sshd.directory}/node{{}}/home/{root}/"
-        ssh = self.nodes.ssh(tuned=tuned)
+        ssh = self.nodes.ssh(tuned=tuned, kept=self.kept)
         each = ["rsync", "-a", "--delete", "-e", ssh, f"{self.workspace.directory}/", target]
         words = shlex.join(["xargs", "-P", str(width), "-I{}", *each])
-        cost = run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"])
+        cost = self.nodes.measured(lambda: run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"]), kept=self.kept)
         for node in range(self.count):
             self.workspace.check(self.nodes.home(node) / root)
         return cost
@@ -104,7 +108,7 @@ def first(contenders: Contenders, peers: dict[str, Callable[[str], Cost]], round
     """Every round sends to nodes that have nothing."""
     contest = Contest({name: lambda turn, do=do, name=name: do(f"{name}-{turn}") for name, do in peers.items()})
     nodes = contenders.nodes
-    contest.after = lambda name, turn: nodes.remove(f"{name}-{turn}")
+    contest.after = lambda name, turn: (nodes.remove(f"{name}-{turn}"), nodes.disconnect(f"{name}-{turn}"))
     return contest.play(rounds)
 
 
@@ -122,7 +126,9 @@ def again(peers: dict[str, Callable[[str], Cost]], rounds: int, before: Callable
 def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[str, int]) -> list[list[str]]:
     """Return the rows of one case."""
     given = vars(arguments)
-    contenders = Contenders(nodes, workspace, nodes.count)
+    if given["kept"]:
+        given["first"] = 0  # it would measure handshakes
+    contenders = Contenders(nodes, workspace, nodes.count, kept=given["kept"])
 
     def peers(kind: str) -> dict[str, Callable[[str], Cost]]:
         programs: dict[str, Callable[[str], Cost]] = {OURS: contenders.clusterctl}
@@ -142,6 +148,8 @@ def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[st
         rows += again(peers("again"), given["rounds"], workspace.edit).rows("one file edited")
     for name in peers("again"):
         nodes.remove(name)
+        nodes.disconnect(name)
+    nodes.end_masters()
     return rows
 
 
@@ -172,17 +180,20 @@ def growth(nodes: Farm, workspace: Workspace, counts: list[int], rounds: int) ->
 def main() -> None:
     parser = options(__doc__.splitlines()[0], nodes=16, rounds=5, first=3, width_first=8, width_again=16)
     parser.add_argument("--case", choices=[*CASES, "both"], default="both")
+    parser.add_argument("--kept", action="store_true", help="over kept connections and a warm ControlMaster")
     parser.add_argument("--text", action="store_true", help="text that compresses, instead of random bytes")
     parser.add_argument("--tune", action="store_true", help="first look for the best parallelism of rsync")
     parser.add_argument("--default-rsync", action="store_true", help="also run rsync untuned, one node after another")
     parser.add_argument("--growth", metavar="N,N", help="only measure a first dispatch to 1,2,4,... nodes")
+    add_bytecode(parser)
     given = parser.parse_args()
     counts = [int(count) for count in given.growth.split(",")] if given.growth else []
-    with scratch(given.dir) as top, farm(max(counts, default=given.nodes), top) as nodes:
+    with scratch(given.dir) as top, farm(max(counts, default=given.nodes), top, bytecode=given.bytecode) as nodes:
         for key in CASES if given.case == "both" else [given.case]:
             case = CASES[key]
             workspace = Workspace(top / key, case, given.text)
-            print(f"{case.name}, {'text' if given.text else 'random bytes'}, {nodes.count} nodes")
+            about = f"{file_system(top)}, {'with' if given.bytecode else 'without'} bytecode"
+            print(f"{case.name}, {'text' if given.text else 'random bytes'}, {nodes.count} nodes, {about}")
             if counts:
                 show(["nodes", "", "s", "client cpu s"], growth(nodes, workspace, counts, given.first))
                 continue

@@ -1,4 +1,7 @@
-"""Compare `clusterctl exec -- true` and `status` with pdsh, using the cheapest key exchange and cipher."""
+"""Compare `clusterctl exec -- true` and `status` with pdsh, using the cheapest key exchange and cipher.
+
+Both also run over kept connections (KEEP_CONNECTIONS_S), which pdsh does not have.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 
-from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, show
+from farm import HEADINGS, Contest, Cost, Farm, add_bytecode, farm, options, run, scratch, show
 
 
 def pdsh(nodes: Farm) -> Cost:
@@ -15,23 +18,32 @@ def pdsh(nodes: Farm) -> Cost:
     return run(["pdsh", "-R", "ssh", "-S", "-f", str(nodes.count), "-w", f"node[0-{nodes.count - 1}]", "true"], env)
 
 
+def contest(nodes: Farm, rounds: int, *, kept: bool) -> None:
+    """Compare with pdsh, if it is installed."""
+    contenders: dict[str, Callable[[int], Cost]] = {
+        "exec -- true": lambda _: nodes.measured(lambda: nodes.clusterctl("exec", "--", "true", kept=kept), kept=kept),
+        "status": lambda _: nodes.measured(lambda: nodes.clusterctl("status", kept=kept), kept=kept),
+    }
+    if shutil.which("pdsh"):
+        contenders["pdsh true"] = lambda _: nodes.measured(lambda: pdsh(nodes), kept=kept)
+    played = Contest(contenders).play(rounds)
+    show(HEADINGS, played.rows(f"{nodes.count} nodes{', kept' if kept else ''}", ours="exec -- true"))
+    for ours in [name for name in contenders if name != "pdsh true"] if "pdsh true" in contenders else ():
+        print(f"pdsh true / {ours}: {played.ratio(ours, 'pdsh true'):.2f}")
+
+
 def main() -> None:
-    given = options(__doc__, nodes=32, rounds=7).parse_args()
-    with scratch(given.dir) as top, farm(given.nodes, top) as nodes:
+    parser = options(__doc__.splitlines()[0], nodes=32, rounds=7)
+    add_bytecode(parser)
+    given = parser.parse_args()
+    with scratch(given.dir) as top, farm(given.nodes, top, bytecode=given.bytecode) as nodes:
         (top / "workspace").mkdir()
         (top / "workspace" / "train.py").write_text("")
         nodes.clusterctl("dispatch", str(top / "workspace"))
-        contenders: dict[str, Callable[[int], Cost]] = {
-            "exec -- true": lambda _: nodes.clusterctl("exec", "--", "true"),
-            "status": lambda _: nodes.clusterctl("status"),
-        }
-        if shutil.which("pdsh"):
-            contenders["pdsh true"] = lambda _: pdsh(nodes)
-        contest = Contest(contenders).play(given.rounds)
-        show(HEADINGS, contest.rows(f"{nodes.count} nodes", ours="exec -- true"))
-        if "pdsh true" in contenders:
-            print(f"pdsh / exec {contest.ratio('exec -- true', 'pdsh true'):.2f}")
-            print(f"pdsh / status {contest.ratio('status', 'pdsh true'):.2f}")
+        contest(nodes, given.rounds, kept=False)
+        nodes.clusterctl("status", kept=True)
+        contest(nodes, given.rounds, kept=True)
+        nodes.disconnect()
 
 
 if __name__ == "__main__":

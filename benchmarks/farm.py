@@ -17,14 +17,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from clusterctl.common.procfs import adopt_orphans
 from support.openssh import OpenSshCluster, openssh_cluster
+from support.processes import wait_until
 
+SOURCES = Path(__file__).parents[1]
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 CIPHERS = (
     "Ciphers=aes128-gcm@openssh.com",
     "KexAlgorithms=curve25519-sha256",
@@ -39,27 +43,36 @@ Host node*
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
     PreferredAuthentications publickey
-    ControlMaster no
     LogLevel ERROR
 """
+KEEP_S = 600
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a program: wall time of the whole process, and CPU time including its reaped children."""
+    """The cost of a program: wall time of the whole process, and CPU time including its reaped children.
+
+    `nodes_cpu_s`: the CPU time of the nodes' daemons and everything they ran.
+    """
 
     seconds: float
     cpu_s: float
     out: bytes
+    nodes_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Farm:
-    """Nodes node0, node1, ..., each with a home, and the configuration for clusterctl and the peers to reach them."""
+    """Nodes node0, node1, ..., each with a home, and the configuration for clusterctl and the peers to reach them.
+
+    `environment` is added to that of clusterctl.
+    """
 
     directory: Path
     sshd: OpenSshCluster
     peer_config: Path
+    environment: Mapping[str, str]
+    orphans_cpu_s: list[float] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -68,9 +81,12 @@ class Farm:
     def home(self, node: int) -> Path:
         return self.sshd.daemons[node].home
 
-    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl") -> Cost:
-        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache."""
-        conf = self.directory / f"conf-{nodes or self.count}-{root}.py"
+    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl", kept: bool = False) -> Cost:
+        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache.
+
+        With `kept` its connections stay open for the next call.
+        """
+        conf = self.directory / f"conf-{nodes or self.count}-{root}-{'kept' if kept else 'cold'}.py"
         if not conf.exists():
             settings = {
                 "HOSTS": list(self.sshd.hosts[:nodes]),
@@ -79,32 +95,113 @@ class Farm:
                 "IDENTITY_FILE": str(self.sshd.identity),
                 "KNOWN_HOSTS": str(self.sshd.known_hosts),
                 "SSH_CONFIG": str(self.sshd.ssh_config),
+                **({"KEEP_CONNECTIONS_S": KEEP_S} if kept else {}),
             }
             conf.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has cached bytecode
-        return run([*program(), "--conf", str(conf), *args], environment)
+        return run([*program(), "--conf", str(conf), *args], self._environment(root))
 
-    def ssh(self, *, tuned: bool = True) -> str:
-        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher."""
-        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in CIPHERS if tuned)
+    def disconnect(self, root: str = "clusterctl") -> None:
+        """Close the connections that calls for ~/`root` have kept."""
+        run([*program(), "disconnect"], self._environment(root))
+
+    def _environment(self, root: str) -> dict[str, str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
+        environment.pop(NO_BYTECODE, None)  # an installed program has cached bytecode
+        return {**environment, **self.environment}
+
+    def measured(self, work: Callable[[], Cost], *, kept: bool = False) -> Cost:
+        """Return the cost of `work`, with the CPU time that the nodes spent on it.
+
+        Sessions that are kept have no end at which to count theirs.
+        """
+        if kept:
+            return work()
+        before = self.cpu_s()
+        cost = work()
+        return replace(cost, nodes_cpu_s=self.cpu_s() - before)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of all daemons and what they started so far, once nothing of that is left.
+
+        A command may outlive its session. Its CPU time would be lost, but this process has adopted it.
+        """
+        daemons = [daemon.process.pid for daemon in self.sshd.daemons]
+        wait_until(lambda: not any(_children(pid) for pid in daemons))
+        for orphan in _children(os.getpid()) - set(daemons):
+            usage = os.wait4(orphan, 0)[2]
+            self.orphans_cpu_s.append(usage.ru_utime + usage.ru_stime)
+        ticks = sum(int(field) for pid in daemons for field in _stat(pid)[11:15])  # utime, stime, and of children
+        return ticks / os.sysconf("SC_CLK_TCK") + sum(self.orphans_cpu_s)
+
+    def ssh(self, *, tuned: bool = True, kept: bool = False) -> str:
+        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher.
+
+        With `kept` a master keeps the connection open for the next call.
+        """
+        more = [f"ControlPath={self.directory}/%n", "ControlMaster=auto", f"ControlPersist={KEEP_S}"] if kept else []
+        words = [*(CIPHERS if tuned else ()), *more]
+        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in words)
+
+    def end_masters(self) -> None:
+        """Close the connections that `ssh` has kept."""
+        for node in range(self.count):
+            words = ["ssh", "-F", str(self.peer_config), "-o", f"ControlPath={self.directory}/%n", "-O", "exit"]
+            run([*words, f"node{node}"], ok=(0, 255))
 
     def remove(self, name: str) -> None:
-        """Remove ~/`name` on all nodes, and sync the disks."""
+        """Remove ~/`name` on all nodes, and sync the disks.
+
+        On a disk it is only renamed. For minutes, ext4 does not reuse the inode of a deleted file, and looks at each
+        of them when a file is created: that made the next contender four times as slow.
+        """
         for node in range(self.count):
-            shutil.rmtree(self.home(node) / name, ignore_errors=True)
+            place = self.home(node) / name
+            if file_system(place) == "tmpfs":
+                shutil.rmtree(place, ignore_errors=True)
+            elif place.exists():
+                place.rename(self.home(node) / f"removed-{time.time_ns()}")
         os.sync()
 
 
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _children(pid: int) -> set[int]:
+    """Return the children of a process, all of whose threads count."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for task in tasks for child in task.read_text().split()}
+
+
+def file_system(path: Path) -> str:
+    """Return the type of the file system of a path, which need not exist."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    return max((len(place), kind) for place, kind in mounts if path.resolve().is_relative_to(place))[1]
+
+
 @contextlib.contextmanager
-def farm(nodes: int, directory: Path) -> Iterator[Farm]:
-    """Start the daemons under `directory`, and stop them at the end."""
-    with openssh_cluster(directory / "sshd", nodes) as sshd:
+def farm(nodes: int, directory: Path, *, bytecode: bool = True) -> Iterator[Farm]:
+    """Start the daemons under `directory`, and stop them at the end.
+
+    Without `bytecode`, clusterctl runs from a copy of its sources that nothing has compiled: PYTHONDONTWRITEBYTECODE
+    is set there and on the nodes.
+    """
+    adopt_orphans()
+    environment = {} if bytecode else {NO_BYTECODE: "1"}
+    with openssh_cluster(directory / "sshd", nodes, environment=environment) as sshd:
+        if not bytecode:
+            uncompiled = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(SOURCES / "clusterctl", directory / "sources" / "clusterctl", ignore=uncompiled)
+            environment["PYTHONPATH"] = str(directory / "sources")
         options = PEER_CONFIG.format(identity=sshd.identity, known_hosts=sshd.known_hosts)
         ports = "".join(f"Host node{i}\n    Port {daemon.port}\n" for i, daemon in enumerate(sshd.daemons))
         config = directory / "peer_ssh_config"
         config.write_text(ports + options)
-        yield Farm(directory, sshd, config)
+        yield Farm(directory, sshd, config, environment)
 
 
 @contextlib.contextmanager
@@ -160,6 +257,9 @@ class Contest:
     def cpu_s(self, name: str) -> float:
         return statistics.median(cost.cpu_s for cost in self.costs[name])
 
+    def nodes_cpu_s(self, name: str) -> float:
+        return statistics.median(cost.nodes_cpu_s for cost in self.costs[name])
+
     def ratio(self, ours: str, peer: str) -> float:
         """Return the factor by which ours is faster: the median over the rounds of peer / ours."""
         pairs = zip(self.costs[peer], self.costs[ours], strict=True)
@@ -173,13 +273,14 @@ class Contest:
                 f"{self.seconds(name):.3f}",
                 f"{min(c.seconds for c in costs):.3f}-{max(c.seconds for c in costs):.3f}",
                 f"{self.cpu_s(name):.2f}",
+                f"{self.nodes_cpu_s(name):.2f}",
                 "" if name == ours else f"{self.ratio(ours, name):.2f}",
             ]
             for name, costs in self.costs.items()
         ]
 
 
-HEADINGS = ["case", "program", "median s", "range s", "client cpu s", "x of ours"]
+HEADINGS = ["case", "program", "median s", "range s", "client cpu s", "nodes cpu s", "x of ours"]
 
 
 class PeakOf:
@@ -226,6 +327,16 @@ def options(description: str, **defaults: int) -> argparse.ArgumentParser:
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
     return parser
+
+
+def add_bytecode(parser: argparse.ArgumentParser) -> None:
+    """Add the option --no-bytecode."""
+    parser.add_argument(
+        "--no-bytecode",
+        dest="bytecode",
+        action="store_false",
+        help=f"set {NO_BYTECODE} here and on the nodes, and run sources that were never compiled",
+    )
 
 
 def show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

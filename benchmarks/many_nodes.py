@@ -1,4 +1,4 @@
-"""Measure dispatch, exec and status on 256 embedded fake nodes, with the usual limit of 1,024 open files."""
+"""Measure dispatch, exec, status and stop on 256 embedded fake nodes, with the usual limit of 1,024 open files."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def main() -> None:
                 "nothing changed": ["dispatch", str(workspace)],
                 "exec -- true": ["exec", "--", "true"],
                 "status": ["status"],
+                "stop": ["stop"],
             }.items():
                 rows.append(measure(name, words, env, 1 if name == "first dispatch" else given.rounds))
         finally:

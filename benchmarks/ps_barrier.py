@@ -11,9 +11,12 @@ import ps_small
 
 
 def main() -> None:
-    parser = bench.options(__doc__.splitlines()[0], layouts="8x4", rounds=5, steps=500, security="none", shm="off")
-    rows = ps_small.compare(parser.parse_args(), 4, barrier=True)
-    bench.show(["barrier", "ours", "range", "bare", "range", "ours / bare"], rows)
+    parser = bench.options(__doc__.splitlines()[0], layouts="8x4", rounds=5, steps=500)
+    bench.more_options(parser, security="none", shm="off", streams="auto")
+    parser.add_argument("--compare-streams", action="store_true", help="compare with the same without streams")
+    given = parser.parse_args()
+    rows = ps_small.compare(given, 4, barrier=True)
+    bench.show(["barrier", *ps_small.headings(given, "bare")], rows)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 GB/s counts the bytes that all trainers send and receive: 2 x trainers x bytes / step. The third contender is a minimal
 parameter server on pyzmq, without merging, checking or remembering anything: the server updates each part on arrival
 and returns it, and the trainer copies it into place. `--shm auto` lets the runtime use shared memory, as it does by
-default on one host; the others always use TCP. Our values are checked against the rule's exact result.
+default on one host, `--streams off` leaves all messages to ZeroMQ; the others always use ZeroMQ over TCP. Our values
+are checked against the rule's exact result.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
         "bare": partial(bare, layout, elements, given.steps, frame, window),
         "least": partial(bare, layout, elements, given.steps, frame, window, model=True),
     }
+    if given.compare_streams:
+        spec = {**layout.spec, "streams": "off"}
+        contenders["bare"] = partial(ours, bench.Layout(layout.trainers, layout.pservers, spec), elements, given.steps)
     figures = bench.contest(contenders, given.rounds)
     us, echo, least = ([each.rate for each in figures[name]] for name in contenders)
     cpu = [f"{statistics.median(each.cpu_ms for each in figures[name]):.0f}" for name in contenders]
@@ -97,14 +101,16 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = bench.options(__doc__.splitlines()[0], layouts="1x1,1x2,2x2", megabytes=100.0, rounds=5, steps=8)
-    bench.more_options(parser, security="none", shm="off", ports=1, frame=2**20, window=4)
+    bench.more_options(parser, security="none", shm="off", streams="auto", ports=1, frame=2**20, window=4)
     parser.add_argument("--tune", action="store_true", help="first look for the echo's best frame size and window")
+    parser.add_argument("--compare-streams", action="store_true", help="the same without streams instead of the echo")
     given = parser.parse_args()
-    spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports}
+    spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports, "streams": given.streams}
     rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
-    what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, {given.ports} ports"
-    print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")
-    bench.show([*HEADINGS, "CPU ms per step"], rows)
+    what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, streams {given.streams}"
+    print(f"{what}, {given.ports} ports, {given.rounds} rounds of {given.steps} steps: GB/s")
+    headings = [name.replace("echo", "without streams") if given.compare_streams else name for name in HEADINGS]
+    bench.show([*headings, "CPU ms per step"], rows)
 
 
 if __name__ == "__main__":

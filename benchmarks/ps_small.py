@@ -1,4 +1,8 @@
-"""Compare a 1 KB push with a real update to a bare pyzmq round trip of 1 KB: microseconds, p50 and p99."""
+"""Compare a 1 KB push with a real update to a bare pyzmq round trip of 1 KB: microseconds, p50, p99 and CPU.
+
+CPU is that of all processes per step. A busy machine changes it less than the times. `--streams off` leaves all
+messages to ZeroMQ, and `--compare-streams` measures both instead of the bare round trip.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,14 @@ def trainer(given: dict[str, Any]) -> None:
             watch.tick()
 
 
-Tail = tuple[float, float]
+Tail = tuple[float, float, float]
 
 
 def measure(running: bench.Fleet, steps: int) -> Tail:
-    """Return p50 and p99 of the steps of one round, in microseconds."""
+    """Return p50, p99 and CPU of the steps of one round, in microseconds."""
     seconds = running.steps(steps, skip=50)
-    return 1e6 * bench.percentile(seconds, 50), 1e6 * bench.percentile(seconds, 99)
+    cpu_s = running.servers_cpu_s + running.trainers_cpu_s
+    return 1e6 * bench.percentile(seconds, 50), 1e6 * bench.percentile(seconds, 99), 1e6 * cpu_s
 
 
 def ours(layout: bench.Layout, size: int, steps: int) -> Tail:
@@ -49,27 +54,38 @@ def bare(layout: bench.Layout, size: int, steps: int, barrier: bool) -> Tail:
 
 
 def compare(given: argparse.Namespace, size: int, barrier: bool) -> list[list[str]]:
-    """Return the table's rows: p50 and p99 of each layout."""
+    """Return the table's rows: p50, p99 and CPU of each layout."""
     rows = []
-    for layout in bench.layouts(given.layouts, security=given.security, shm=given.shm):
+    spec = {"security": given.security, "shm": given.shm, "streams": given.streams}
+    for layout in bench.layouts(given.layouts, **spec):
         contenders = {
             "ours": partial(ours, layout, size, given.steps),
             "bare": partial(bare, layout, size, given.steps, barrier),
         }
+        if given.compare_streams:
+            [without] = bench.layouts(str(layout), **{**spec, "streams": "off"})
+            contenders["bare"] = partial(ours, without, size, given.steps)
         figures = bench.contest(contenders, given.rounds)
-        for at, name in enumerate(("p50", "p99")):
+        for at, name in enumerate(("p50", "p99", "CPU")):
             us, them = ([figure[at] for figure in figures[contender]] for contender in ("ours", "bare"))
             rows.append([f"{layout}, {name}", *bench.spread(us), *bench.spread(them), f"{bench.ratio(us, them):.2f}"])
-    print(f"security {given.security}, shm {given.shm}, {given.rounds} rounds of {given.steps} steps: microseconds")
+    where = f"security {given.security}, shm {given.shm}, streams {given.streams}"
+    print(f"{where}, {given.rounds} rounds of {given.steps} steps: microseconds")
     return rows
 
 
 def main() -> None:
     parser = bench.options(__doc__.splitlines()[0], layouts="1x1", bytes=1024, rounds=7, steps=3000)
-    bench.more_options(parser, security="none", shm="off")
+    bench.more_options(parser, security="none", shm="off", streams="auto")
+    parser.add_argument("--compare-streams", action="store_true", help="compare with the same without streams")
     given = parser.parse_args()
     rows = compare(given, given.bytes, barrier=False)
-    bench.show([f"push of {given.bytes} bytes", "ours", "range", "bare round trip", "range", "ours / bare"], rows)
+    bench.show([f"push of {given.bytes} bytes", *headings(given, "bare round trip")], rows)
+
+
+def headings(given: argparse.Namespace, bare: str) -> list[str]:
+    other = "without streams" if given.compare_streams else bare
+    return ["ours", "range", other, "range", f"ours / {other}"]
 
 
 if __name__ == "__main__":

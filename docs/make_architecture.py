@@ -112,11 +112,12 @@ BOXES = {
         "local": Box(980, 532),
         "pserver": Box(835, 600),
         "trainer": Box(1110, 600),
-        "supervisor_socket": Box(829, 668, 160),
-        "state": Box(948, 668, 50),
-        "checkpoint": Box(1036, 668, 96),
-        "store": Box(1120, 668, 54),
-        "shm": Box(1186, 668, 50),
+        "supervisor_socket": Box(819, 668, 140),
+        "state": Box(921, 668, 48),
+        "checkpoint": Box(1001, 668, 92),
+        "store": Box(1080, 668, 50),
+        "stream": Box(1142, 668, 60),
+        "shm": Box(1196, 668, 38),
         "modes": Box(800, 730, 66),
         "cuts": Box(878, 730, 54),
         "table": Box(962, 730, 84),
@@ -125,7 +126,11 @@ BOXES = {
     },
 }
 # Without a box: the trivial entry point, the panels themselves, and the two modules that all of the runtime imports.
-WITHOUT_BOX = {"control": {"__main__", "common", "agent", "runtime"}, "agent": set(), "runtime": {"errors", "arrays"}}
+WITHOUT_BOX = {
+    "control": {"__main__", "common", "agent", "runtime"},
+    "agent": set(),
+    "runtime": {"arrays", "errors"},
+}
 # `transfer` shares the panel of `common`.
 WHOLE = {
     part: tuple(dict.fromkeys("common" if target == "transfer" else target for target in targets))
@@ -177,8 +182,13 @@ FLOWS = (
         ("pipes: output; a socket: events and commands",),
         (1010, 418),
     ),
-    Flow(("runtime/trainer", "runtime/pserver"), ((1062, 600), (883, 600)), ("ZeroMQ, shared memory",), (972, 592)),
-    Flow(("runtime/trainer", OTHER_NODES), ((1158, 600), (1262, 600)), ("ZeroMQ",), (1192, 592)),
+    Flow(
+        ("runtime/trainer", "runtime/pserver"),
+        ((1062, 600), (883, 600)),
+        ("ZeroMQ, streams,", "shared memory"),
+        (972, 576),
+    ),
+    Flow(("runtime/trainer", OTHER_NODES), ((1158, 600), (1262, 600)), ("ZeroMQ,", "streams"), (1206, 576)),
 )
 
 STYLE = """

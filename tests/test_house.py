@@ -104,11 +104,14 @@ INSIDE_RUNTIME: Table = {
     "table": (),
     "wire": (),
     "shm": ("wire",),
+    "stream": ("wire",),
     "store": ("modes", "table"),
     "checkpoint": ("environment", "table"),
     "state": ("checkpoint", "cuts", "environment", "modes", "supervisor_socket"),
-    "pserver": ("checkpoint", "cuts", "environment", "modes", "shm", "store", "supervisor_socket", "table", "wire"),
-    "trainer": ("environment", "modes", "shm", "state", "store", "supervisor_socket", "table", "wire"),
+    "pserver": (
+        *("checkpoint", "cuts", "environment", "modes", "shm", "store", "stream", "supervisor_socket", "table", "wire"),
+    ),
+    "trainer": ("environment", "modes", "shm", "state", "store", "stream", "supervisor_socket", "table", "wire"),
     "local": ("checkpoint", "environment", "pserver", "store", "table", "trainer", "wire"),
     "connector": ("environment", "local", "supervisor_socket", "trainer"),
 }
@@ -128,8 +131,8 @@ THIRD_PARTY = {
     "numpy": ("runtime", "torch", "api.metrics"),
     "pandas": ("api.metrics",),  # in one method, for those who have it
     "torch": ("torch",),
-    "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
-    "cryptography": ("certificates",),
+    "zmq": ("runtime",),
+    "cryptography": ("certificates", "launch.keys"),
     "packaging": ("setup.locks",),
     "tomli": ("setup.locks.lock_file",),
     "tensorboardX": ("export.tensorboard",),

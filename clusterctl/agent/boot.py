@@ -1,18 +1,22 @@
 """The first program of every agent call, sent on standard input to a node where nothing may be installed yet.
 
 `python3 -I -S -c "...exec..." DIGEST ROOT_DIR`. The request comes before the bundle, so that a node with the bundle
-needs no further round trip: it sends `{"have": DIGEST}` and the answer. A node without it sends `{"need": DIGEST}` and
-reads `SIZE`, a newline, and the bundle. With `JOB TREE` as further arguments, and that job untouched, it only sends
+needs no further round trip: it sends `{"have": DIGEST}` and the answer. A node without it sends `{"need": DIGEST,
+"magic": MARK}`, MARK being that of the bytecode it reads, and reads two sizes, a newline, the bundle, and compiled
+files, so that it need not compile them. With `JOB TREE` as further arguments, and that job untouched, it only sends
 `{"untouched": DIRECTORY}`.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-import _signal  # type: ignore[import-not-found]  # `signal` takes 3 ms to import
+import _frozen_importlib_external  # `importlib.util` takes 3 ms to import
+import _signal  # type: ignore[import-not-found]  # and so does `signal`
 import os
 import stat
 import sys
 
+UNKNOWN = "unknown"
+SOURCE_TIME_S = 946684800  # the time of all sources: the compiled files are valid for that
 SILENCE_S = 30  # an agent that waits for its request or its bundle ends if nothing arrives for so long
 
 
@@ -21,7 +25,7 @@ def boot_id():
         with open("/proc/sys/kernel/random/boot_id") as f:
             return f.read().strip()
     except OSError:
-        return "unknown"
+        return UNKNOWN
 
 
 def is_verified(lib, digest, mark):
@@ -80,15 +84,14 @@ def remove(lib):
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def read_all(source):
-    _signal.alarm(SILENCE_S)
-    size, data = int(source.readline()), b""
+def read_all(source, size):
+    data = b""
     while len(data) < size:
+        _signal.alarm(SILENCE_S)
         piece = source.read1(size - len(data))
         if not piece:
             break
         data += piece
-        _signal.alarm(SILENCE_S)
     _signal.alarm(0)
     return data
 
@@ -97,21 +100,17 @@ def install(lib, digest, source, mark):
     import hashlib
     import zlib
 
-    whole = zlib.decompress(read_all(source))
+    _signal.alarm(SILENCE_S)
+    size, compiled_size = source.readline().split()
+    whole = zlib.decompress(read_all(source, int(size)))
     if hashlib.sha256(whole).hexdigest()[: len(digest)] != digest:
         raise OSError("the agent arrived damaged")
+    compiled = read_all(source, int(compiled_size))
     beside = "%s.%d" % (lib, os.getpid())
-    offset = 0
-    while offset < len(whole):
-        name, size = whole[offset : offset + 1000].split(b"\0", 2)[:2]
-        offset += len(name) + len(size) + 2
-        path = os.path.join(beside, name.decode())
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        with open(path, "wb") as f:
-            f.write(whole[offset : offset + int(size)])
-            f.flush()
-            os.fsync(f.fileno())  # after a power cut it might be empty
-        offset += int(size)
+    durable = mark.endswith(UNKNOWN)
+    write_files(beside, whole, durable)
+    if compiled:
+        write_files(beside, zlib.decompress(compiled), durable)
     open(os.path.join(beside, mark), "w").close()
     try:
         os.rename(beside, lib)
@@ -121,6 +120,29 @@ def install(lib, digest, source, mark):
         shutil.rmtree(beside, ignore_errors=True)
         if not os.path.isdir(lib):  # else another agent has just installed the same bytes
             raise
+
+
+def write_files(top, archive, durable):
+    """Write the files of an archive below a directory of our own.
+
+    A power cut may leave them empty. `is_verified` notices that, except where a reboot does not show (`durable`).
+    """
+    made, offset = set(), 0
+    while offset < len(archive):
+        name, size = archive[offset : offset + 1000].split(b"\0", 2)[:2]
+        offset += len(name) + len(size) + 2
+        path = os.path.join(top, name.decode())
+        directory = os.path.dirname(path)
+        if directory not in made:
+            os.makedirs(directory, 0o700, exist_ok=True)
+            made.add(directory)
+        with open(path, "wb") as f:
+            f.write(archive[offset : offset + int(size)])
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
+        os.utime(path, (SOURCE_TIME_S, SOURCE_TIME_S))
+        offset += int(size)
 
 
 def check_owner(root, lib):
@@ -197,7 +219,7 @@ def boot(digest, root, *expected):
     try:
         have = os.path.isdir(lib) and is_verified(lib, digest, os.path.join(lib, mark))
         if not have:
-            print('{"need": "%s"}' % digest, flush=True)
+            print('{"need": "%s", "magic": "%s"}' % (digest, _frozen_importlib_external.MAGIC_NUMBER.hex()), flush=True)
             install(lib, digest, source, mark)
             check_owner(root, lib)  # others may have made a directory in the meantime
     except Exception as exc:  # noqa: BLE001 - damaged data raises errors of many kinds

@@ -69,7 +69,7 @@ class Session:
             yield nodes
 
     def _open(self, settings: Settings) -> Nodes:
-        return Opening(self._environ, self.only, lambda prompt, stop: None).nodes(settings)
+        return Opening(self._environ, self.only, self.cache, lambda prompt, stop: None).nodes(settings)
 
     def close(self) -> None:
         """Close all connections. Safe to call again."""

@@ -60,12 +60,12 @@ def corrected_hint(job: str, role: str | None) -> str | None:
 
 def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Cause | None) -> list[str]:
     """The first cause of a run that failed: from the events of all nodes, or else the cause as the lead saw it."""
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.why.report import why
-
     by_lead = cause_lines(cluster.inventory, cause)
     if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):
         return by_lead
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.observe.why.report import why
+
     try:
         report = why(cluster, job, run=run, answer_s=LAST_WORD_S)
     except ClusterctlError:

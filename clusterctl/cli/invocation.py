@@ -94,7 +94,7 @@ class Invocation:
 
             return last_failed.read(last_failed.record_path(self.cache_dir, settings))
 
-        return Opening(os.environ, self.options.only, self._ask, failed_last)
+        return Opening(os.environ, self.options.only, self.cache_dir, self._ask, failed_last)
 
     def _opened_now(self, cluster: Cluster) -> Cluster:
         """Return the cluster, with which this invocation works from now on."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from clusterctl.cluster.answers import MOST_WORDS
 from clusterctl.cluster.beats import AgentInput
-from clusterctl.cluster.bundle import Bundle, boot_code
+from clusterctl.cluster.bundle import Bundle, boot_program
 from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
@@ -36,9 +36,9 @@ ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
 class AgentCall:
     """A running agent on one node. Every wait has a deadline; errors name the node.
 
-    `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
-    sends no further answers. `on_alive` is called with each sign of life, which may say how far the agent is.
-    `on_close` gets the agent's input, and what the agent does next.
+    `untouched`: the directory of the expected job, if the node still has it unchanged. The agent then sends no further
+    answers, and has ended unless it stays. `on_alive` is called with each sign of life, which may say how far the agent
+    is. `on_close` gets the agent's input, and what the agent does next.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class AgentCall:
         self._on_close = on_close
         self._plan: Plan = "ends"
         self._is_closed = False
+        self._is_greeted = True
         self.untouched: str | None = None
         self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
@@ -62,14 +63,12 @@ class AgentCall:
     def begin(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:
         """Start the agent with its request and the bulk data that this announces. Install it first if it is missing."""
         self.op = request["op"]
-        code = boot_code()
         with self.bulk():
-            self.write(f"{len(code)}\n".encode() + code + _line(request))
+            self.write(boot_program() + _line(request))
             greeting = self.receive(min(answer_s, ANSWER_S))
             self.untouched = greeting.get("untouched")
             if "need" in greeting:
-                bundle = self._bundle.data
-                self.write(f"{len(bundle)}\n".encode() + bundle)
+                self.write(self._bundle.parcel(str(greeting.get("magic"))))
             if data:
                 self.write(data)
 
@@ -77,8 +76,11 @@ class AgentCall:
         """Send another request to an agent that stayed. If this raises, the agent has not begun to serve it."""
         self.op = request["op"]
         with self.bulk():
+            self._is_greeted = False
             self.send(request)
-            self.receive(min(answer_s, AGAIN_S))
+            greeting = self.receive(min(answer_s, AGAIN_S))
+            self._is_greeted = True
+            self.untouched = greeting.get("untouched")
             if data:
                 self.write(data)
 
@@ -154,6 +156,9 @@ class AgentCall:
             hint = "make sure that no shell start-up file (such as ~/.bashrc) prints anything without a terminal"
             return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)
         code = self._process.wait(ANSWER_S)
+        if not self._is_greeted:
+            message = "the idle agent has ended"
+            return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
         if code == 0:  # an agent that ends well says so in its last line
             return self._process.lost()
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]

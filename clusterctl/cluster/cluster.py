@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cluster import answers
-from clusterctl.cluster.agent_call import ANSWER_S, AgentCall, Plan
+from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
 from clusterctl.cluster.beats import AgentInput, Beats
 from clusterctl.cluster.bundle import Bundle
@@ -27,11 +28,17 @@ if TYPE_CHECKING:
     from clusterctl.transport import Ask
 
 T = TypeVar("T")
-# The alarm ends an agent to which nothing arrives. `signal` itself would take 3 ms to import.
-FIRST_LINE = "import sys,_signal;_signal.alarm(30);i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
+# The alarm ends an agent to which nothing arrives; `signal` itself would take 3 ms to import. The program comes both
+# compiled and as it is: a Python of the same version saves the 2 ms of compiling it.
+FIRST_LINE = (
+    "import sys,_signal,marshal,_frozen_importlib_external as f;_signal.alarm(30);i=sys.stdin.buffer;"
+    "m,c,s=i.readline().split();c,s=i.read(int(c)),i.read(int(s));"
+    "exec(marshal.loads(c)if m==f.MAGIC_NUMBER.hex().encode()else s)"
+)
 AT_ONCE = 64
 SILENCE_S = 30.0  # an agent to which nothing has arrived for so long ends
 BEATS = 6  # in this time
+ONCE = ("exec", "start", "rejoin")
 
 
 def who_asks() -> str:
@@ -41,6 +48,16 @@ def who_asks() -> str:
     from clusterctl.transport.ssh_config import local_user
 
     return f"{local_user()}@{socket.gethostname()}"
+
+
+def may_repeat(request: Mapping[str, Any], error: BaseException) -> bool:
+    """Return True if a request that an idle agent did not greet can be sent to another one.
+
+    If the connection broke, the agent may have begun. What must not be done twice is repeated only if it had ended.
+    """
+    if not isinstance(error, ClusterctlError):
+        return False
+    return request["op"] not in ONCE or error.details.get("reason") == AGENT_ENDED
 
 
 @contextmanager
@@ -67,6 +84,7 @@ class Cluster:
         ask: Ask | None = None,
         *,
         silence_s: float = SILENCE_S,
+        keep_in: Path | None = None,
     ) -> None:
         self.settings = settings
         self.inventory = inventory
@@ -74,7 +92,8 @@ class Cluster:
         self.asked = False
         self.is_over: Callable[[], bool] = lambda: False
         self.watch: Callable[[Sequence[Node]], AbstractContextManager[Callable[[Node], None]]] = unwatched
-        self.transport = Transport(settings, ask=ask)
+        self.transport = Transport(settings, ask=ask, keep_s=settings.keep_connections_s, keep_in=keep_in)
+        self._outlives = settings.keep_connections_s > 0 and keep_in is not None  # agents, this command
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
         self._silence_s = silence_s
@@ -119,27 +138,30 @@ class Cluster:
             node, request = replace(node, via="local"), {**request, "over": True}
             python = sys.executable  # the other one may be on the nodes alone
         request |= {"hold": True} if node.leaves_nothing else {}
-        idle = kept.take(node.id) if kept is not None else None
-        if idle is not None:
-            call = AgentCall(node, idle, self._bundle, partial(self._on_close, node))
+        outlives = kept is not None and self._outlives and node.via == "ssh"
+        if outlives and expected is not None:
+            request, expected = {**request, "expected": expected}, None
+        command = self._agent_command(node, python, expected or ())
+        agent = kept.take(node.id) if kept is not None else None
+        is_idle = agent is not None
+        while True:
+            if agent is None:
+                process = (self.transport.resume if outlives else self.transport.open)(node, command)
+                agent, is_idle = AgentInput(process), outlives and process.resumed
+            call = AgentCall(node, agent, self._bundle, partial(self._on_close, node))
             try:
-                call.begin_again(request, answer_s, data)
-            except ClusterctlError:  # it has ended, so start another
+                if is_idle:
+                    call.begin_again(request, answer_s, data)
+                else:
+                    call.begin(request, answer_s, data)
+            except BaseException as exc:
                 call.close()
-            except BaseException:
-                call.close()
-                raise
+                if not is_idle or not may_repeat(request, exc):
+                    raise
+                agent = None  # it has ended, so start another
             else:
+                self._beats.add(agent)
                 return call
-        agent = AgentInput(self.transport.open(node, self._agent_command(node, python, expected or ())))
-        call = AgentCall(node, agent, self._bundle, partial(self._on_close, node))
-        try:
-            call.begin(request, answer_s, data)
-        except BaseException:
-            call.close()
-            raise
-        self._beats.add(agent)
-        return call
 
     def _on_close(self, node: Node, agent: AgentInput, plan: Plan) -> None:
         kept = self._kept
@@ -193,7 +215,7 @@ class Cluster:
             return self.transport.map(chosen, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
-        self._kept = KeptAgents(self._beats, len(self.nodes))
+        self._kept = KeptAgents(self._beats, len(self.nodes), outlive=self._outlives)
         return self
 
     def __exit__(

@@ -1,4 +1,7 @@
-"""Agents that have answered and stay for the next request, so that a command starts few of them on a node."""
+"""Agents that have answered and stay for the next request, so that a command starts few of them on a node.
+
+At its end it leaves them to the next command, if they `outlive` it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import resource
 import threading
 
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import BEAT, AgentInput, Beats
 
 FILES_EACH = 3  # the pipes of a carrier; a connection of SSH is one
 OTHER_FILES = 256  # of this process, and of the carriers that are just being started
@@ -19,8 +22,9 @@ class KeptAgents:
     Beyond that the newcomer ends, since the others are asked again before it.
     """
 
-    def __init__(self, beats: Beats, nodes: int) -> None:
+    def __init__(self, beats: Beats, nodes: int, *, outlive: bool = False) -> None:
         self._beats = beats
+        self._outlive = outlive
         self._idle: dict[int, AgentInput] = {}
         self._lock = threading.Lock()
         self._most = _room(nodes)
@@ -47,7 +51,10 @@ class KeptAgents:
 
     def _end(self, agent: AgentInput) -> None:
         self._beats.remove(agent)
-        agent.process.close()
+        if self._outlive:
+            agent.process.keep(BEAT, self._beats.every_s)
+        else:
+            agent.process.close()
 
 
 def _room(nodes: int) -> int:

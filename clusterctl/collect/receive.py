@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def refuse(node: Node, offer: str, hint: str = "check that the node has not been
 def _checked_name(node: Node, name: object) -> str:
     """Return the checked name: a node chooses the names of its files, but not where they are stored."""
     parts = name.split("/") if isinstance(name, str) else []
-    odd = any(part in ("", ".", "..") or ODD_CHARACTERS.search(part) for part in parts)
+    odd = any(part in ("", ".", "..") or re.search(ODD_CHARACTERS, part) for part in parts)
     if len(parts) < 2 or len(parts) > MOST_LEVELS or parts[0] not in TOPS or odd:
         raise refuse(node, f"a file named {name!r}"[:LONGEST_NAME])
     return posixpath.join(*parts)

@@ -251,11 +251,26 @@ class RunSpec(Record):
     at which it prepared the run. The lead adds `epoch` and `recover` when processes are restarted. `sharing` is the
     number of processes on the node's machine, if other nodes of the run are on it too. `by` is who started it, as
     USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
-    the text of each setting that was given with `--set`. `shm` is "off" in benchmarks. `cwd` is the directory in which
-    processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names any.
+    the text of each setting that was given with `--set`. `shm` and `streams` are "off" in benchmarks. `cwd` is the
+    directory in which processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names
+    any.
     """
 
-    OMITTED = ("name", "settings", "sharing", "by", "hosts", "venv", "versions", "t", "recover", "shm", "cwd", "gpus")
+    OMITTED = (
+        "name",
+        "settings",
+        "sharing",
+        "by",
+        "hosts",
+        "venv",
+        "versions",
+        "t",
+        "recover",
+        "shm",
+        "streams",
+        "cwd",
+        "gpus",
+    )
 
     v: int = 1
     job: str
@@ -289,6 +304,7 @@ class RunSpec(Record):
     t: float | None = None
     recover: Recovery | None = None
     shm: str | None = None
+    streams: str | None = None
     cwd: str | None = None
     gpus: Gpus | None = None
 

@@ -5,22 +5,25 @@ Paths are JSON strings in which bytes that are not UTF-8 are lone surrogates, so
 
 from __future__ import annotations
 
-import hashlib
-import re
 import struct
 import zlib
-from collections.abc import Iterable
-from typing import Any, Callable, NamedTuple
 
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import dumps
+from clusterctl.common.files import sha256_of
+from clusterctl.common.records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Callable
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
 HEADER = struct.Struct(">32sQ")  # before each blob: its digest, its size
 NOT_NAMES = frozenset(("", ".", ".."))
-#: Found only in file names that attack a terminal: control characters and text direction marks.
-ODD_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: Found only in file names that attack a terminal: control characters and text direction marks. A regular expression.
+ODD_CHARACTERS = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 END = (1 << 64) - 1  # as a size: the end of the blobs
 SHORT_CHARS = 80
 DISPATCH_LATER = "dispatch again when nothing writes to the workspace"
@@ -54,7 +57,9 @@ def content_of(entries: Iterable[Entry]) -> str:
 
 
 def content_of_json(rows: bytes) -> str:
-    return hashlib.sha256(rows).hexdigest()[:32]
+    digest = sha256_of(len(rows))()
+    digest.update(rows)
+    return digest.hexdigest()[:32]
 
 
 def owned_name(tree: str, source: str, node: int, nodes: int) -> str:
@@ -76,7 +81,7 @@ def fold_rows(numbers: Iterable[int]) -> list[list[int]]:
 def decode(rows: Any) -> list[Entry]:
     """Return the entries of a received manifest. Raises `AgentError` for any path that could leave the tree."""
     try:
-        entries = [Entry(*row) for row in rows]
+        entries = [row if type(row) is Entry else Entry(*row) for row in rows]
         check(entries)
     except (TypeError, ValueError, AttributeError) as exc:
         raise AgentError(f"the list of files is malformed: {exc}", kind="refused") from exc

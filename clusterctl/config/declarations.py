@@ -65,7 +65,7 @@ NOT_KEPT: Final = frozenset(
     {
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
         *("PS_SECURITY", "VIA", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
-        *("BEFORE_START", "AFTER_END"),
+        *("KEEP_CONNECTIONS_S", "BEFORE_START", "AFTER_END"),
         "SBATCH",
     }
 )
@@ -148,6 +148,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and the usual ~/.ssh keys"),
     Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),
     Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts with unknown keys"),
+    Setting("KEEP_CONNECTIONS_S", seconds(0), 0, "how long connections stay open for the next command; 0: not at all"),
     # training
     Setting("MODE", Mode.parse, "sync", '"sync", "async", "half-async", "ssp(4)" or "geo(25)"'),
     Setting("SEED", whole(0, 2**63 - 1), 0, "the seed for initial values and for the readers' random numbers"),

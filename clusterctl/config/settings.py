@@ -49,6 +49,7 @@ class Settings:
     identity_file: Path | None
     known_hosts: Path | None
     strict_host_keys: bool
+    keep_connections_s: float
     mode: Mode
     seed: int
     engine: str

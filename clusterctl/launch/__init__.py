@@ -5,7 +5,7 @@ May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and 
 
 from clusterctl.launch.adopt import Adopted, adopt
 from clusterctl.launch.load import SavedModel, choose_model
-from clusterctl.launch.plan import LaunchPlan, plan, scripts
+from clusterctl.launch.plan import LaunchPlan, plan
 from clusterctl.launch.resume import Resume, choose, has_checkpoint, kept_settings
 from clusterctl.launch.start import Origin, Run, start
 
@@ -22,6 +22,5 @@ __all__ = [
     "has_checkpoint",
     "kept_settings",
     "plan",
-    "scripts",
     "start",
 ]

@@ -6,6 +6,7 @@ key pair per process, and for every pserver the list of public keys that it acce
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,12 @@ from typing import Any
 from clusterctl.launch.plan import LaunchPlan
 
 KeyFiles = dict[int, dict[str, str]]
+
+_DIGITS = "".join(map(chr, (*range(48, 58), *range(65, 91), *range(97, 123))))  # 0-9, A-Z, a-z
+_AS_Z85 = str.maketrans(
+    _DIGITS + "!#$%&()*+-;<=>?@^_`{|}~",  # of base64.b85encode
+    _DIGITS[:10] + _DIGITS[36:] + _DIGITS[10:36] + ".-:+=^!/*?&<>()[]{}@%$#",  # of ZeroMQ's RFC 32
+)
 
 
 def make_keys(launch: LaunchPlan) -> KeyFiles:
@@ -26,12 +33,9 @@ def make_keys(launch: LaunchPlan) -> KeyFiles:
 
 
 def _curve_files(launch: LaunchPlan) -> Iterable[tuple[int, str, str]]:
-    import zmq
-
     pairs: dict[tuple[str, int], tuple[str, str]] = {}
     for process in launch.processes:
-        pair = zmq.curve_keypair()
-        pairs[process.role, process.rank] = (pair[0].decode(), pair[1].decode())
+        pairs[process.role, process.rank] = _curve_pair()
     servers = [pairs[key][0] for key in sorted(pairs) if key[0] == "pserver"]
     allowed = {public: f"trainer-{rank}" for (role, rank), (public, _) in pairs.items() if role == "trainer"}
     for process in launch.processes:
@@ -39,6 +43,22 @@ def _curve_files(launch: LaunchPlan) -> Iterable[tuple[int, str, str]]:
         others: dict[str, Any] = {"allow": allowed} if process.role == "pserver" else {"servers": servers}
         content = json.dumps({"public": public, "secret": secret, **others})
         yield process.node, f"{process.role}-{process.rank}.json", content
+
+
+def _curve_pair() -> tuple[str, str]:
+    """Return a public and a secret key of CURVE, which are those of X25519, as zmq.curve_keypair does.
+
+    The library is loaded anyway, while zmq would take 20 ms to import.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    secret = X25519PrivateKey.generate()
+    public, private = secret.public_key().public_bytes_raw(), secret.private_bytes_raw()
+    return _z85(public), _z85(private)
+
+
+def _z85(key: bytes) -> str:
+    return base64.b85encode(key).decode("ascii").translate(_AS_Z85)
 
 
 def _tls_files(nodes: Iterable[int]) -> KeyFiles:

@@ -6,9 +6,7 @@ A node's part of the plan, completed by facts known only at the start, becomes t
 
 from __future__ import annotations
 
-import posixpath
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +37,6 @@ from clusterctl.inventory import Inventory, Node, among, nodeset
 from clusterctl.launch.copies import copy_plan
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
-INTERPRETER = re.compile(r"python[\d.]*|bash|sh|perl|node|Rscript|julia")
 OUR_ENGINE = "clusterctl"
 EVERY = {"pass": "pass", "steps": "step", "s": "s"}
 
@@ -333,21 +330,6 @@ def _model_schedule(every: Every | None) -> SaveEvery | None:
     if every is None:
         return SaveEvery(unit="end", n=0)
     return None if (every.unit, every.count) == ("pass", 1) else SaveEvery(unit=EVERY[every.unit], n=every.count)
-
-
-def scripts(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the setting and the path of each script that processes certainly run in the directory they begin in."""
-    for name, argv in (("TRAINER_COMMAND", settings.trainer_command), ("PSERVER_COMMAND", settings.pserver_command)):
-        script = _script(argv or ())
-        if script is not None:
-            yield name, posixpath.normpath(script)
-
-
-def _script(argv: Sequence[str]) -> str | None:
-    """Return the script that a command runs in its directory; None if it runs none, or that is hard to say."""
-    interpreted = len(argv) > 1 and INTERPRETER.fullmatch(argv[0].rpartition("/")[2]) and not argv[1].startswith("-")
-    script = argv[1] if interpreted else argv[0] if argv and "/" in argv[0] else ""
-    return script if script and not script.startswith(("/", "~", "../")) else None
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from typing import Any
 from clusterctl.cluster import Cluster, raise_failures
 from clusterctl.common.files import write_atomic
 from clusterctl.config import Host, Settings, from_values, load
+from clusterctl.config.scripts import scripts
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
-from clusterctl.launch import Run, plan, scripts, start
+from clusterctl.launch import Run, plan, start
 from clusterctl.ranks.conf_file import ConfNode, conf_text
 from clusterctl.ranks.errors import USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import REACH, program

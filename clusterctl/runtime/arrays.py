@@ -16,6 +16,9 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint64]
 
+_FEW = 16_384
+_FALSE = bytes(1)
+
 
 def scatter(array: Array, positions: Ids, rows: Array) -> None:
     """`array[positions] = rows`, each row as one item: more than twice as fast. Both are contiguous, of one dtype."""
@@ -26,12 +29,15 @@ def scatter(array: Array, positions: Ids, rows: Array) -> None:
 def is_finite(values: Floats) -> bool:
     """Return True if all values are finite. The sum of squares decides in one cheap sweep unless it overflows."""
     flat = values.reshape(-1)
-    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+    if len(flat) <= _FEW:
+        return _FALSE not in np.isfinite(flat).tobytes()  # half the time of `all`
+    with np.errstate(over="ignore"):
+        return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def is_tensor(values: Any) -> bool:
     """Return True if `values` is a torch tensor; torch itself is not imported."""
-    return type(values).__module__.partition(".")[0] == "torch"
+    return type(values) is not np.ndarray and type(values).__module__.partition(".")[0] == "torch"
 
 
 def as_array(values: Any) -> Any:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import Failures, RunSpec, Training
 from clusterctl.runtime.errors import ProcessError
@@ -73,20 +74,21 @@ class Environment:
 
     @property
     def checkpoint_dir(self) -> Path:
-        return self._run_dir() / "checkpoints"
+        return self.run_paths.checkpoints
 
     @property
     def state_dir(self) -> Path:
         """The directory of the newest state of this node's trainers."""
-        return self._run_dir() / "state"
+        return self.run_paths.dir / "state"
 
     def keys(self) -> dict[str, Any]:
         """Return this process's CURVE keys and those of its peers. Raises ProcessError if they are missing."""
-        path = self._run_dir() / "keys" / f"{self.role}-{self.rank}.json"
+        path = self.run_paths.keys / f"{self.role}-{self.rank}.json"
         return _read_json(path, "the keys of this run were not delivered; start the job again")
 
-    def _run_dir(self) -> Path:
-        return self.job_dir / ".clusterctl" / "runs" / self.run
+    @property
+    def run_paths(self) -> RunPaths:
+        return JobPaths(self.job_dir).run(self.run)
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:

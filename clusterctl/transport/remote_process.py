@@ -36,6 +36,8 @@ class RemoteProcess(ABC):
     UnreachableError if the connection is lost, and NodeError after its deadline.
     """
 
+    resumed = False  # True for an agent that a command before this one has kept
+
     def __init__(self, *, label: str, where: str, what: str, stderr_limit: int) -> None:
         self._label, self._where, self._what = label, where, what
         self._buffer = bytearray()
@@ -134,6 +136,13 @@ class RemoteProcess(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close our ends. A command that ignores this continues."""
+
+    def keep(self, beat: bytes, every_s: float) -> None:
+        """Leave an agent that waits for a request to the next command, if connections are kept; else close.
+
+        It gets `beat` as its input now and then.
+        """
+        self.close()
 
     def leave(self) -> None:
         """Close our ends, and let what carries the command live as long as the command, even after this program."""

@@ -52,7 +52,10 @@ class OnlySshKnowsError(Exception):
 
 
 class SshConfig:
-    """The user's and the system's ssh_config, or the one that SSH_CONFIG names. Read once."""
+    """The user's and the system's ssh_config, or the one that SSH_CONFIG names. Read once.
+
+    The settings of plain names, such as a block for each of 1,000 nodes, are looked up by name.
+    """
 
     def __init__(self, chosen: str | Path | None) -> None:
         self._file = None if chosen is None else Path(chosen).expanduser()
@@ -60,6 +63,14 @@ class SshConfig:
             raise ConfigError(f"SSH_CONFIG names {self._file}, which is not a file")
         paths = [self._file] if self._file else [path.expanduser() for path in (USER_CONFIG, SYSTEM_CONFIG)]
         self._settings = [setting for path in paths if path.is_file() for setting in _read(path, path.parent, (), 0)]
+        self._of_name: dict[str, list[int]] = {}
+        self._others: list[int] = []
+        for number, (conditions, _, _) in enumerate(self._settings):
+            names = _plain_names(conditions)
+            for name in names:
+                self._of_name.setdefault(name, []).append(number)
+            if not names:
+                self._others.append(number)
 
     def lookup(self, alias: str, user: str | None, port: int | None) -> Options:
         """Return the values of each option for a host; the first value wins and tokens are not expanded.
@@ -76,7 +87,8 @@ class SshConfig:
         options: Options = {"user": [user]} if user else {}
         if port:
             options["port"] = [str(port)]
-        for conditions, key, value in self._settings:
+        for number in sorted([*self._others, *self._of_name.get(alias, ())]):
+            conditions, key, value = self._settings[number]
             if not all(_holds(condition, alias, options) for condition in conditions):
                 continue
             if key == "canonicalizehostname" and value.lower() in ("yes", "always"):
@@ -106,6 +118,14 @@ class SshConfig:
         if done.returncode:
             raise ConfigError(f"ssh rejected its configuration for {alias}: {done.stderr.strip()}")
         return _parse_ssh_output(done.stdout)
+
+
+def _plain_names(conditions: Sequence[Condition]) -> frozenset[str]:
+    """Return the names to which a setting is limited, if there is no pattern among them; else none."""
+    if len(conditions) != 1 or conditions[0].keyword != "host":
+        return frozenset()
+    words = conditions[0].words
+    return frozenset() if any(char in word for word in words for char in "*?!") else frozenset(words)
 
 
 def _parse_ssh_output(text: str) -> Options:

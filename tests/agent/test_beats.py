@@ -22,7 +22,7 @@ from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
 from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
 from clusterctl.cluster.beats import AgentInput, Beats
-from clusterctl.cluster.bundle import boot_code
+from clusterctl.cluster.bundle import PACKAGE, boot_program
 from clusterctl.cluster.kept_agents import FILES_EACH, OTHER_FILES, KeptAgents
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.common.errors import Gone
@@ -389,10 +389,11 @@ def test_an_agent_that_gets_no_request_ends(tmp_path: Path) -> None:
 
 def test_an_agent_that_gets_half_of_its_code_ends_and_leaves_nothing(tmp_path: Path) -> None:
     process = agent(tmp_path / "home")
-    code = boot_code().replace(b"SILENCE_S = 30", b"SILENCE_S = 1")
-    process.write(b"%d\n%s%s\n" % (len(code), code, b'{"op":"jobs"}'))
-    assert json.loads(process.readline(1000)) == {"need": BUNDLE.digest}
-    process.write(b"%d\n%s" % (len(BUNDLE.data), BUNDLE.data[:1000]))
+    source = (PACKAGE / "agent/boot.py").read_bytes()
+    program = boot_program(source.replace(b"SILENCE_S = 30", b"SILENCE_S = 1"))
+    process.write(program + b'{"op":"jobs"}\n')
+    assert json.loads(process.readline(1000))["need"] == BUNDLE.digest
+    process.write(b"%d 0\n%s" % (len(BUNDLE.data), BUNDLE.data[:1000]))
     assert process.wait() == -signal.SIGALRM
     process.close()
     assert list((tmp_path / "home").rglob("*.py")) == []

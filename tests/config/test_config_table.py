@@ -105,6 +105,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("PS_SECURITY", "none", "none"),
     ("RELAY", "never", "never"),
     ("STRICT_HOST_KEYS", False, False),
+    ("KEEP_CONNECTIONS_S", 600, 600.0),
     ("MODE", "async", Mode("async")),
     ("SEED", 7, 7),
     ("ENGINE", "none", "none"),
@@ -196,6 +197,7 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("PORT", None, "= None: must be a whole number"),
         ("PORT", 65535, "= 65535 leaves no room for the 2 ports of a node's pservers"),
         ("STRICT_HOST_KEYS", None, "= None: must be True or False"),
+        ("KEEP_CONNECTIONS_S", -1, "= -1: must be 0 s or more"),
         (
             "MODE",
             "ssp",

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agent.nodes import PipeCluster, Pipes
 from clusterctl.agent.dispatch import in_place
 from clusterctl.agent.node import content
+from clusterctl.common.fastjson import dumps
 from clusterctl.common.seal import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError
@@ -320,7 +321,8 @@ def test_an_in_place_update_interrupted_anywhere_is_completed_by_recovery(tmp_pa
         for number in in_place.changed(base, entries):
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
         record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
-        finished = killed_at(cut, partial(in_place.supersede, root, staging, done.job, record, entries, base))
+        update = partial(in_place.supersede, root, staging, done.job, record, entries, dumps(entries), base)
+        finished = killed_at(cut, update)
         in_place.recover(root)
         names = [path.name for path in root.glob("JOB*")]
         if names == [done.job]:  # interrupted before the journal was written: nothing has happened

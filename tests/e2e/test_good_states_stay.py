@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import FIRST_LINE
-from clusterctl.cluster.bundle import Bundle, boot_code
+from clusterctl.cluster.bundle import Bundle, boot_program
 from clusterctl.runtime import load_model
 from e2e.programs import READY, REGRESSION, SLEEP
 from support.addresses import alone
@@ -116,7 +116,7 @@ def test_a_start_whose_control_machine_vanished_is_ended_by_stop(site: Site) -> 
     with agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
-        agent.stdin.write(b"%d\n" % len(boot_code()) + boot_code() + json.dumps(request).encode() + b"\n")
+        agent.stdin.write(boot_program() + json.dumps(request).encode() + b"\n")
         agent.stdin.flush()
         assert b"have" in agent.stdout.readline()
         assert b"ready" in agent.stdout.readline()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from faults.laboratory import EVERYBODY, Laboratory
+from faults.machines import Machine
 from faults.runs import Model, assert_same, model_of, resume, start
 
 pytestmark = pytest.mark.faults
@@ -64,3 +67,37 @@ def test_bad_links_only_slow_a_run_down(lab: Laboratory, expected: Model, weathe
     run.succeeds()
     assert run.events("lost") == run.events("restarting") == []
     assert_same(model_of(lab, run.job), expected)
+
+
+#: Where the lab's pservers listen for streams, from PORT+500 up. Supervisors listen at the top of PORT..PORT+999.
+STREAM_PORTS = range(7_664, 8_064)
+ESTABLISHED = "01"
+
+
+def streams_between(lab: Laboratory) -> int:
+    """Return the number of connections for streams that a machine of a run has."""
+    lines = [line.split() for m in lab.machines for line in Path(f"/proc/{m.pid}/net/tcp").read_text().splitlines()[1:]]
+    ports = [int(line[2].rpartition(":")[2], 16) for line in lines if line[3] == ESTABLISHED]
+    return sum(port in STREAM_PORTS for port in ports)
+
+
+@pytest.mark.parametrize("firewall", [False, True])
+def test_between_machines_streams_carry_messages_unless_a_firewall_closes_their_ports(
+    lab: Laboratory, expected: Model, firewall: bool
+) -> None:
+    ports = f"{STREAM_PORTS.start}:{STREAM_PORTS.stop - 1}"
+    if firewall:
+        for machine in lab.machines:
+            in_network(machine, "iptables", "-A", "INPUT", "-p", "tcp", "--dport", ports, "-j", "DROP")
+    run = start(lab)
+    run.reach(50)
+    assert (streams_between(lab) > 0) is not firewall
+    run.succeeds()
+    assert_same(model_of(lab, run.job), expected)
+    if firewall:
+        for machine in lab.machines:
+            in_network(machine, "iptables", "-D", "INPUT", "-p", "tcp", "--dport", ports, "-j", "DROP")
+
+
+def in_network(machine: Machine, *argv: str) -> None:
+    subprocess.run(["nsenter", "-t", str(machine.pid), "-n", *argv], check=True, capture_output=True)

@@ -40,6 +40,7 @@ MAY_READ_ENVIRONMENT = {
     "agent.replication.merger": "what the merging process inherits",
     "fake.programs": "what they inherit",
     "transport.carrier.carriers": "what a carrier inherits",
+    "transport.keep.client": "what a helper inherits, and which helper it has to be",
     "ranks.main": "what mpirun says about a rank, and what the agent on its node inherits",
 }
 MAY_NAME_JOBS = {
@@ -57,7 +58,8 @@ MAY_NAME_JOBS = {
     "agent.dispatch.staging": "the one that it makes",
     "agent.supervisor.supervisor": "the one that `start` found",
     "agent.supervisor.guardian": "the one that `start` found",
-    "runtime.checkpoint.remote": "its own, and one with pieces, of which it checks the owner",
+    "runtime.environment": "its own",
+    "runtime.checkpoint.remote": "one with pieces, of which it checks the owner",
     "agent.replication.process": "the one that `start` found",
     "ranks.node_run": "the one that the first rank has just made",
 }
@@ -89,7 +91,9 @@ def test_job_directories_are_found_in_few_places_each_with_a_reason() -> None:
 
 
 def test_no_module_uses_pickle() -> None:
-    assert not [m for m in modules() if {"pickle", "marshal", "shelve"} & {i.partition(".")[0] for i in imports(m)}]
+    users = {m for m in modules() if {"pickle", "marshal", "shelve"} & {i.partition(".")[0] for i in imports(m)}}
+    assert users == {"cluster.bundle"}, "it sends our own code to the nodes, over SSH, and loads nothing"
+    assert not {"load", "loads"} & set(calls("cluster.bundle"))
 
 
 def test_only_a_proxy_command_is_run_by_a_shell_as_in_ssh() -> None:

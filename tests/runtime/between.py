@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import secrets
+import socket
 import threading
 from collections import Counter
 from typing import Any
 
 import zmq
 
-from tests.runtime.cluster import DEADLINE_S, ThreadCluster
+from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.tokens import ANSWER_BYTES, GREETING_BYTES
+from clusterctl.runtime.wire import messages as wire
+from tests.runtime.cluster import DEADLINE_S, ThreadCluster, is_ready
 
 # : A delayed message is released after this many others have passed, or when the network has been idle this long.
 _OTHERS = 6
@@ -22,13 +28,26 @@ class Between:
     """Takes the place of every lane of a cluster (without CURVE): its trainers connect to this proxy.
 
     `lose`, `repeat` and `delay` are the probabilities for each message in either direction, drawn from `seed`. Later
-    messages overtake a delayed one. `fates` counts what happened. A context manager.
+    messages overtake a delayed one. `fates` counts what happened, `carried` the messages of streams. A context manager.
+
+    With `streams`, it also stands between the ends of streams; otherwise it hides the offers of them.
     """
 
     def __init__(
-        self, cluster: ThreadCluster, seed: int, *, lose: float = 0.0, repeat: float = 0.0, delay: float = 0.0
+        self,
+        cluster: ThreadCluster,
+        seed: int,
+        *,
+        lose: float = 0.0,
+        repeat: float = 0.0,
+        delay: float = 0.0,
+        streams: bool = False,
     ) -> None:
         self.fates: Counter[str] = Counter()
+        self.carried = 0
+        self._streams = streams
+        self._listeners: dict[int, tuple[socket.socket, str]] = {}
+        self._ends: dict[int, tuple[Stream, Stream]] = {}
         self._chance = random.Random(seed)
         self._chances = (lose, repeat, delay)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -55,8 +74,12 @@ class Between:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(DEADLINE_S)
-        for socket in [*self._fronts, *self._sources]:
-            socket.close(linger=0)
+        for front_or_back in [*self._fronts, *self._sources]:
+            front_or_back.close(linger=0)
+        for listener, _ in self._listeners.values():
+            listener.close()
+        for end, _ in self._ends.values():
+            end.close()
         self._context.term()
         assert not self._thread.is_alive()
 
@@ -69,14 +92,65 @@ class Between:
     def _run(self) -> None:
         while not self._over.is_set():
             ready = self._poller.poll(_IDLE_MS)
-            for socket, _ in ready:
-                frames = socket.recv_multipart()
-                if socket in self._fronts:
-                    self._meet(self._back(socket, frames[0]), frames[1:])
-                else:
-                    front, route = self._sources[socket]
-                    self._meet(front, [route, *frames])
+            for where, _ in ready:
+                self._take(where)
             self._let_go(everything=not ready)
+
+    def _take(self, where: Any) -> None:
+        """Take what has come at a socket of ZeroMQ, a listener for streams, or an end of a stream."""
+        if where in self._listeners:
+            self._join(*self._listeners[where])
+        elif where in self._ends:
+            self._take_from(*self._ends[where])
+        elif where in self._fronts:
+            frames = where.recv_multipart()
+            self._meet(self._back(where, frames[0]), frames[1:])
+        elif where in self._sources:
+            front, route = self._sources[where]
+            self._meet(front, [route, *self._with_our_offer(where.recv_multipart())])
+
+    def _with_our_offer(self, frames: Frames) -> Frames:
+        """Return a reply; that to a hello offers a stream to this proxy, or none."""
+        reply = wire.decode(frames, lambda table, position, size: memoryview(bytes(size)))
+        facts = reply.json() if reply.parts and reply.parts[0].kind == wire.JSON else {}
+        offer = facts.pop("stream", None)
+        if offer is None:
+            return frames
+        if self._streams:
+            name = f"between-{secrets.token_hex(8)}"
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(f"\0{name}")
+            listener.listen()
+            self._listeners[listener.fileno()] = listener, offer["name"]
+            self._poller.register(listener.fileno(), zmq.POLLIN)
+            facts["stream"] = {"name": name, "token": offer["token"]}
+        reply.parts[0] = wire.json_part(facts)
+        return [bytes(frame) for frame in wire.encode(reply)]
+
+    def _join(self, listener: socket.socket, name: str) -> None:
+        """Connect a trainer that opens a stream with its lane."""
+        trainer, _ = listener.accept()
+        lane = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        lane.connect(f"\0{name}")
+        lane.sendall(trainer.recv(GREETING_BYTES, socket.MSG_WAITALL))
+        trainer.sendall(lane.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+        ends = Stream(trainer, 0), Stream(lane, 0)
+        for one, other in (ends, ends[::-1]):
+            self._ends[one.fileno()] = one, other
+            self._poller.register(one.fileno(), zmq.POLLIN)
+
+    def _take_from(self, end: Stream, other: Stream) -> None:
+        try:
+            frames = end.receive()
+            while frames is not None:
+                self.carried += 1
+                self._meet(other, [bytes(frame) for frame in frames])
+                frames = end.receive() if end.is_buffered else None
+        except OSError:  # one end has closed it
+            for gone in (end, other):
+                self._poller.unregister(gone.fileno())
+                del self._ends[gone.fileno()]
+                gone.close()
 
     def _back(self, front: Any, route: bytes) -> Any:
         """Return the connection to the lane that stands for one connection from a trainer."""
@@ -94,7 +168,7 @@ class Between:
             self._late.append((self._passed + self._chance.randint(1, _OTHERS), to, frames))
             return
         for _ in range({"lose": 0, "repeat": 2}.get(fate, 1)):
-            to.send_multipart(frames)
+            _send(to, frames)
         self._passed += 1
 
     def _draw(self) -> str:
@@ -110,4 +184,16 @@ class Between:
         self._late = [late for late in self._late if not any(late is other for other in due)]
         self._chance.shuffle(due)
         for _, to, frames in due:
-            to.send_multipart(frames)
+            _send(to, frames)
+
+
+def _send(to: Any, frames: Frames) -> None:
+    """Send over ZeroMQ or a stream, which may be closed by now."""
+    if isinstance(to, Stream):
+        with contextlib.suppress(OSError):
+            to.send(frames)
+            while to.is_queued:
+                is_ready(to, to_write=True)
+                to.flush()
+    else:
+        to.send_multipart(frames)

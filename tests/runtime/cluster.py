@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import zmq
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
+from clusterctl.certificates import Authority
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.pserver.core import ServerCore
@@ -59,6 +61,9 @@ def make_job(
 
 
 def write_keys(directory: Path, pservers: int, trainers: int) -> None:
+    authority = Authority()
+    (directory / "ca.pem").write_text(authority.trusted)
+    (directory / "tls.pem").write_text(authority.issue("node0"))
     pairs = {("pserver", p): zmq.curve_keypair() for p in range(pservers)}
     pairs.update({("trainer", t): zmq.curve_keypair() for t in range(trainers)})
     allow = {pairs["trainer", t][0].decode(): f"trainer-{t}" for t in range(trainers)}
@@ -313,3 +318,10 @@ def process_cluster(
         servers = [start("pserver", p, ["-m", "clusterctl.runtime.pserver"]) for p in range(pservers)]
         addresses = tuple(f"127.0.0.1:{server.until('ready')['ports'][0]}" for server in servers)
         yield servers, [start("trainer", t, ["train.py"], addresses) for t in range(trainers)]
+
+
+def is_ready(sock: Any, *, to_write: bool = False, wait_s: float = DEADLINE_S) -> bool:
+    """Wait until a socket can be read (or written to). Unlike `select.select`, for descriptors of any number."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if to_write else select.POLLIN)
+    return bool(poll.poll(1_000 * wait_s))

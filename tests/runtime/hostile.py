@@ -16,9 +16,11 @@ import numpy as np
 import zmq
 
 from clusterctl.runtime.errors import WireError
+from clusterctl.runtime.stream.client import open_stream
+from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.table.sharding import table_key
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.cluster import RUN, Process, make_job
+from tests.runtime.cluster import RUN, Process, is_ready, make_job
 
 DEADLINE_S = 60
 EVIL = (0, 1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -265,9 +267,12 @@ def digest(process: subprocess.Popen[str]) -> str:
 
 
 class Attacker:
-    """A DEALER with trainer 1's key; `burst` sends messages and returns when the pserver has handled all of them."""
+    """A DEALER with trainer 1's key; `burst` sends messages and returns when the pserver has handled all of them.
 
-    def __init__(self, root: Path, server: Process, address: str, secure: bool) -> None:
+    With `over_stream` all but a first hello goes over a stream.
+    """
+
+    def __init__(self, root: Path, server: Process, address: str, secure: bool, over_stream: bool = False) -> None:
         self._server = server
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -283,32 +288,75 @@ class Attacker:
         self.address = address
         self.socket.connect(f"tcp://{address}")
         self._asked = 2**62
+        self.stream: Stream | None = None
+        if over_stream:
+            self.reopen()
+
+    def offer(self) -> dict[str, Any]:
+        """Return the offer of a stream in the reply to a hello."""
+        hello = self.ask(wire.encode(wire.Message(wire.HELLO, 1, 2**60, parts=[wire.json_part({"trainers": 2})])))
+        assert hello is not None
+        return dict(hello.json()["stream"])
+
+    def reopen(self) -> Stream:
+        """Open another stream, over which all goes from now on."""
+        self.stream = None
+        self.stream = self._open_stream()
+        return self.stream
+
+    def _open_stream(self) -> Stream:
+        opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0.0)
+        assert opening is not None
+        while True:
+            assert is_ready(opening, to_write=not opening.is_connected)
+            stream = opening.advance(1.0)
+            if stream is not None:
+                return stream
+
+    def _send(self, frames: Frames) -> None:
+        if self.stream is None:
+            self.socket.send_multipart(frames)
+            return
+        self.stream.send(frames)
+        while self.stream.is_queued:
+            assert is_ready(self.stream, to_write=True)
+            self.stream.flush()
+
+    def _receive(self) -> list[Any]:
+        while self.stream is not None:
+            frames = self.stream.receive(0)
+            if frames is not None:
+                return frames
+            assert self._server.process.poll() is None, self._server.process.communicate()
+        while not self.socket.poll(1000):
+            assert self._server.process.poll() is None, self._server.process.communicate()
+        return self.socket.recv_multipart()
 
     def ask(self, frames: Frames) -> wire.Message | None:
         """Return the pserver's answer to a single message; None if it sends nothing."""
-        self.socket.send_multipart(frames)
+        self._send(frames)
         answers = self._answers()
         assert len(answers) < 2
         return answers[0] if answers else None
 
     def burst(self, messages: list[Frames]) -> None:
         for frames in messages:
-            self.socket.send_multipart(frames or [b""])
+            self._send(frames or [b""])
         self.replies += len(self._answers())
 
     def _answers(self) -> list[wire.Message]:
         """Return all answers up to that to a probe, which the pserver handles after everything sent before."""
         self._asked += 1
-        self.socket.send_multipart(wire.encode(wire.Message(wire.PROBE, 1, self._asked)))
+        self._send(wire.encode(wire.Message(wire.PROBE, 1, self._asked)))
         answers: list[wire.Message] = []
         while True:
-            while not self.socket.poll(1000):
-                assert self._server.process.poll() is None, self._server.process.communicate()
-            answers.append(wire.decode(self.socket.recv_multipart()))
+            answers.append(wire.decode(self._receive()))
             if answers[-1].request == self._asked:
                 return answers[:-1]
 
     def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
         self._context.destroy(linger=0)
 
 
@@ -321,16 +369,20 @@ def resident(process: Process) -> int:
 
 @contextlib.contextmanager
 def under_attack(
-    root: Path, mode: str, security: str, left: bool = False
+    root: Path, mode: str, security: str, left: bool = False, carrier: str = "zmq"
 ) -> Iterator[tuple[Process, GoodTrainer, Attacker]]:
-    """A pserver, trainer 0, and an attacker with trainer 1's key; trainer 1 has `left` or has not joined yet."""
+    """A pserver, trainer 0, and an attacker with trainer 1's key; trainer 1 has `left` or has not joined yet.
+
+    `carrier` is what the attacker uses: `zmq`, `unix` or, without keys, `tcp`.
+    """
     with contextlib.ExitStack() as stack:
-        server, addresses = stack.enter_context(pserver(root, mode=mode, security=security))
+        shm = {"shm": "off"} if carrier == "tcp" else {}
+        server, addresses = stack.enter_context(pserver(root, mode=mode, security=security, **shm))
         if left:
             (root / "leaves.py").write_text(LEAVES)
             run_trainer(root, 1, "leaves.py", addresses)
         good = stack.enter_context(contextlib.closing(GoodTrainer(root, addresses)))
-        attacker = Attacker(root, server, addresses[0], security == "curve")
+        attacker = Attacker(root, server, addresses[0], security == "curve", carrier != "zmq")
         yield server, good, stack.enter_context(contextlib.closing(attacker))
 
 

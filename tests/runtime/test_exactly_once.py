@@ -160,10 +160,14 @@ def counted(ps: Session) -> float:
     return float(w.value[0])
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
-def test_losing_a_quarter_of_all_messages_changes_nothing(tmp_path: Path, mode: str) -> None:
+def test_losing_a_quarter_of_all_messages_changes_nothing(tmp_path: Path, mode: str, streams: bool) -> None:
     """Two trainers and two pservers lose both requests and replies."""
-    with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster, Between(cluster, seed=9, lose=0.25) as between:
+    with (
+        thread_cluster(tmp_path, 2, 2, mode=mode) as cluster,
+        Between(cluster, seed=9, lose=0.25, streams=streams) as between,
+    ):
         cluster.probe_every_s = 0.02
         results = cluster.train(counted)
         assert [core.step for core in cluster.cores] == [8 if mode == "sync" else 16] * 2

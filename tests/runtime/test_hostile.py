@@ -125,14 +125,20 @@ def test_an_encoded_message_decodes_to_the_same(message: wire.Message) -> None:
 # Live pservers
 
 
-@pytest.mark.parametrize(("mode", "left"), [("async", False), ("sync", True), ("sync", False)])
+@pytest.mark.parametrize(
+    ("mode", "left", "carrier"),
+    [
+        *(("async", False, carrier) for carrier in ("zmq", "unix", "tcp")),
+        *(("sync", left, carrier) for left in (True, False) for carrier in ("zmq", "unix")),
+    ],
+)
 def test_a_pserver_survives_hostile_messages_and_serves_a_good_trainer_bit_for_bit(
-    tmp_path: Path, recorded: list[Frames], mode: str, left: bool
+    tmp_path: Path, recorded: list[Frames], mode: str, left: bool, carrier: str
 ) -> None:
     """Trainer 1 attacks after it has left, or while it is at work; sync steps then wait for it until it leaves."""
-    inputs = hostile(recorded, INPUTS // 3, random.Random(mode))
+    inputs = hostile(recorded, INPUTS // (3 if carrier == "zmq" else 6), random.Random(mode))
     may_step = mode == "async" or left
-    with under_attack(tmp_path, mode, "curve", left) as (server, good, attacker):
+    with under_attack(tmp_path, mode, SECURITY[carrier], left, carrier) as (server, good, attacker):
         before = resident(server)
         bursts = 0
         while burst := list(itertools.islice(inputs, BURST)):
@@ -146,6 +152,9 @@ def test_a_pserver_survives_hostile_messages_and_serves_a_good_trainer_bit_for_b
         good.step()
         assert good.steps == 2 + bursts // 5 * may_step
         assert attacker.replies > 10 * bursts, "no mutant got an answer"
+
+
+SECURITY = {"zmq": "curve", "unix": "curve", "tcp": "none"}
 
 
 def until_first_push(recorded: list[Frames]) -> list[Frames]:
@@ -189,10 +198,11 @@ UNANSWERED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("carrier", SECURITY)
 def test_each_kind_of_hostile_push_is_refused_by_name_and_a_repeated_one_not_applied(
-    tmp_path: Path, recorded: list[Frames]
+    tmp_path: Path, recorded: list[Frames], carrier: str
 ) -> None:
-    with under_attack(tmp_path, "async", "curve") as (_, good, attacker):
+    with under_attack(tmp_path, "async", SECURITY[carrier], carrier=carrier) as (_, good, attacker):
         good.step()
         attacker.burst(until_first_push(recorded))
         for case, (change, message) in REFUSED.items():
@@ -239,6 +249,39 @@ def test_a_peer_that_violates_the_protocol_is_cut_off_and_costs_nothing(tmp_path
         assert monitor.poll(DEADLINE_S * 1000), "the pserver does not hang up"
         good.step()
         assert resident(server) - before < wire.MAX_FRAME_BYTES // 2
+
+
+ODD_STREAMS = {
+    "a frame of 2 GiB": struct.pack("<I", 2**31 - 1) + bytes(1000),
+    "one byte too many": struct.pack("<I", wire.MAX_FRAME_BYTES + 1) + bytes(1000),
+    "frames without end": struct.pack("<I", 2**31) * (wire.MAX_PARTS + 2),
+    "HTTP": b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+def test_a_stream_that_violates_the_protocol_is_cut_off_and_costs_nothing(tmp_path: Path, carrier: str) -> None:
+    with under_attack(tmp_path, "async", SECURITY[carrier], carrier=carrier) as (server, good, attacker):
+        good.step()
+        before = resident(server)
+        for sent in ODD_STREAMS.values():
+            assert attacker.stream is not None
+            attacker.stream.sock.settimeout(DEADLINE_S)
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                attacker.stream.sock.sendall(sent)
+                while attacker.stream.sock.recv(4096):  # until it hangs up; otherwise this times out
+                    pass
+            good.step()
+            attacker.stream.close()
+            attacker.reopen()
+        claims = [attacker.stream]
+        for _ in range(8):
+            claims[-1].sock.send(struct.pack("<I", wire.MAX_FRAME_BYTES) + bytes(1000))
+            claims.append(attacker.reopen())
+        good.step()
+        assert resident(server) - before < 8 * MIB
+        for stream in claims:
+            stream.close()
 
 
 def lend(greeting: dict[str, Any], size: int) -> socket.socket:

@@ -31,8 +31,8 @@ class Agent:
 
     def write(self, data: bytes, **_: object) -> None:
         if not self._heard:
-            size, _, rest = data.partition(b"\n")
-            self._heard = rest[int(size) :]
+            sizes, _, rest = data.partition(b"\n")
+            self._heard = rest[sum(map(int, sizes.split()[1:])) :]  # after the program, compiled and as it is
             self._said = self._answer(json.loads(self._heard))
 
     def readline(self, limit: int, **_: object) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -47,6 +49,26 @@ def in_stranger(work: Callable[[], bool], uid: int = NOBODY) -> bool:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (0, 1)
     return code == 0
+
+
+def is_told_stranger(name: str, connect: Callable[[], object]) -> bool:
+    """Let another user listen at an abstract name; return True if `connect()` then sends them anything."""
+    begun, begin = os.pipe()
+
+    def takes_it() -> bool:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            os.write(begin, b"!")
+            return bool(listener.accept()[0].recv(4096))
+
+    with ThreadPoolExecutor() as pool:
+        told = pool.submit(in_stranger, takes_it)
+        assert os.read(begun, 1) == b"!"
+        connect()
+        os.close(begun)
+        os.close(begin)
+        return told.result()
 
 
 @contextmanager

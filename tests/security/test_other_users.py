@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,16 @@ from clusterctl.cluster.bundle import Bundle
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.client import connect_shm
 from clusterctl.runtime.shm.server import ShmServer
-from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, plant, shared_directory
+from security.strangers import (
+    NOBODY,
+    as_stranger,
+    in_stranger,
+    is_told_stranger,
+    needs_root,
+    open_to_strangers,
+    plant,
+    shared_directory,
+)
 from support.processes import processes_with_environment, wait_until
 from support.site import Site, agent_processes
 
@@ -172,9 +180,9 @@ def test_an_agent_is_not_installed_into_a_directory_that_another_user_makes_at_t
             assert agent.stdout is not None
             agent.stdin.write(b'{"op": "jobs"}\n')
             agent.stdin.flush()
-            assert json.loads(agent.stdout.readline()) == {"need": bundle.digest}
+            assert json.loads(agent.stdout.readline())["need"] == bundle.digest
             assert as_stranger("mkdir", "-m", "777", str(place / ".clusterctl")).returncode == 0
-            agent.stdin.write(b"%d\n%s" % (len(bundle.data), bundle.data))
+            agent.stdin.write(bundle.parcel(""))
             agent.stdin.close()
             answer = json.loads(agent.stdout.readline())
         assert f"{place}/.clusterctl can be written by others" in answer["error"]["message"]
@@ -243,23 +251,9 @@ def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token
 def test_a_trainer_does_not_show_its_token_to_another_user_who_has_taken_the_name() -> None:
     """The name is not secret on the pserver's host, and it is free on every other host."""
     name = f"clusterctl-{os.getpid()}-0123456789abcdef"  # names are those of the whole machine
-    begun, begin = os.pipe()
-
-    def takes_it() -> bool:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"\0{name}")
-            listener.listen()
-            os.write(begin, b"!")
-            sock = listener.accept()[0]
-            return b"secret" in sock.recv(4096)
-
-    with ThreadPoolExecutor() as pool:
-        reply = pool.submit(in_stranger, takes_it)
-        assert os.read(begun, 1) == b"!"
-        assert connect_shm({"name": name, "token": "secret"}, 0) is None
-        assert not reply.result()
-    os.close(begun)
-    os.close(begin)
+    shared: list[object] = []
+    assert not is_told_stranger(name, lambda: shared.append(connect_shm({"name": name, "token": "secret"}, 0)))
+    assert shared == [None]
 
 
 def test_temporary_files_are_beside_their_targets_and_never_in_a_shared_directory() -> None:

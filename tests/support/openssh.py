@@ -9,9 +9,10 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -20,6 +21,7 @@ from support.processes import assert_none_left, descendants, kill_all, processes
 
 ADDRESS = "127.0.0.1"
 MARK = "CLUSTERCTL_TEST_SSHD"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,13 @@ def find_sshd() -> str:
 
 @contextlib.contextmanager
 def openssh_cluster(
-    directory: Path, n: int, *extra_options: str, inside: Sequence[str] = ()
+    directory: Path, n: int, *extra_options: str, inside: Sequence[str] = (), environment: Mapping[str, str] = NOTHING
 ) -> Iterator[OpenSshCluster]:
     """Run `n` daemons with everything they need under `directory`, and end all their processes afterwards.
 
-    `extra_options` are further lines of sshd_config; `inside` is the prefix of a command that starts a daemon. As
-    always with sshd, a command starts in the real home of the user, while $HOME is the node's own.
+    `extra_options` are further lines of sshd_config; `inside` is the prefix of a command that starts a daemon;
+    `environment` is added to that of commands. As always with sshd, a command starts in the real home of the user,
+    while $HOME is the node's own.
     """
     sshd = find_sshd()
     if os.getuid() == 0:
@@ -71,7 +74,7 @@ def openssh_cluster(
     started: list[Daemon] = []
     try:
         for index in range(n):
-            started.append(_start([*inside, sshd], directory, index, identity, extra_options))
+            started.append(_start([*inside, sshd], directory, index, identity, extra_options, environment))
         yield _describe(directory, identity, tuple(started))
     finally:
         _end(directory, started)
@@ -91,7 +94,14 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     return path
 
 
-def _start(sshd: Sequence[str], directory: Path, index: int, identity: Path, extra: tuple[str, ...]) -> Daemon:
+def _start(
+    sshd: Sequence[str],
+    directory: Path,
+    index: int,
+    identity: Path,
+    extra: tuple[str, ...],
+    environment: Mapping[str, str],
+) -> Daemon:
     node = directory / f"node{index}"
     home = node / "home"
     home.mkdir(parents=True)
@@ -99,7 +109,8 @@ def _start(sshd: Sequence[str], directory: Path, index: int, identity: Path, ext
     for _ in range(5):
         port = free_port()
         config = node / "sshd_config"
-        config.write_text(_config(directory, node, port, identity, extra))
+        variables = {**environment, "HOME": str(home), MARK: str(directory)}
+        config.write_text(_config(node, port, identity, extra, variables))
         with (node / "sshd.log").open("ab") as log:
             process = subprocess.Popen(
                 [*sshd, "-D", "-e", "-f", str(config)],
@@ -115,8 +126,7 @@ def _start(sshd: Sequence[str], directory: Path, index: int, identity: Path, ext
     raise RuntimeError("sshd does not start:\n" + (node / "sshd.log").read_text())
 
 
-def _config(directory: Path, node: Path, port: int, identity: Path, extra: tuple[str, ...]) -> str:
-    variables = {"HOME": str(node / "home"), MARK: str(directory)}
+def _config(node: Path, port: int, identity: Path, extra: tuple[str, ...], variables: Mapping[str, str]) -> str:
     authorized = identity.with_suffix(".pub")
     return config_text(port, node / "host_key", authorized, variables, path_first=[node / "bin"], first=extra)
 

@@ -213,6 +213,7 @@ def test_commands_of_several_threads_share_one_connection(transport: Transport, 
     assert len(set(ports)) == 1
 
 
+@pytest.mark.parametrize("transport", ["direct"], indirect=True)
 def test_closing_the_input_as_the_command_ends_does_not_end_the_connection(
     transport: Transport, node: TestNode
 ) -> None:

@@ -7,15 +7,13 @@ every step can be repeated.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.node.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.node.locks import dispatch_lock
-from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import LightPath, dumps, loads
+from clusterctl.common.errors import AgentError, suppress
+from clusterctl.common.fastjson import LightPath, loads
 from clusterctl.common.files import (
     delete,
     is_locked,
@@ -28,8 +26,10 @@ from clusterctl.common.files import (
 from clusterctl.common.paths import JobPaths, incoming_dir
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any, Callable
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -61,14 +61,15 @@ def supersede(
     old: str,
     record: dict[str, Any],
     entries: list[Entry],
+    listed: bytes,
     base: dict[str, Row],
     beat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
-    The files that `changed` names are in `staging/new/NUMBER`, verified.
+    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
-    write_atomic(staging / "entries", dumps(entries), durable=False)
+    write_atomic(staging / "entries", listed, durable=False)
     sync_disk(staging, beat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
     return _complete(root, entries, base, beat)
@@ -117,7 +118,7 @@ def _complete(
         tree.rename(new)
     sync_directory(root)
     journal_of(root).unlink()
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         delete(staging)
     return True
 
@@ -125,7 +126,7 @@ def _complete(
 def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row], record: dict[str, Any]) -> None:
     for path, row in base.items():  # a directory may be read-only
         if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300 and _kind(tree / path) == DIRECTORY:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 (tree / path).chmod(0o700)
     _remove_gone(tree, base, entries)
     rows = [_place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
@@ -161,7 +162,7 @@ def _kind(path: Path) -> str:
 
 
 def _remove(path: Path | LightPath) -> None:
-    with contextlib.suppress(NotADirectoryError):
+    with suppress(NotADirectoryError):
         delete(path)
 
 
@@ -171,14 +172,14 @@ def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: 
     if known is not None and known.entry == entry:
         return known
     if entry.kind == DIRECTORY:
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             os.mkdir(path, 0o700)  # noqa: PTH102
         return Row(entry, None)
     if entry.kind == LINK:
         _remove(LightPath(path))
         make_link(path, entry)
         return Row(entry, None)
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.replace(staging / "new" / str(number), path)  # noqa: PTH105
     os.chmod(path, entry.mode)  # noqa: PTH101
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))

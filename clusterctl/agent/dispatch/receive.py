@@ -9,11 +9,9 @@ Bytes arrive as blobs: the digest (32 bytes), the size (8 bytes, big-endian), th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
@@ -29,14 +27,16 @@ from clusterctl.agent.node.content import (
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
-from clusterctl.common.errors import AgentError, Gone
-from clusterctl.common.fastjson import loads
+from clusterctl.common.errors import AgentError, Gone, suppress
+from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir, is_job_id
-from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
+from clusterctl.common.tree import FILE, Entry, content_of_json, decode, fold_rows, order
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any, Callable
 
     from clusterctl.agent.dispatch.staging import Staging
     from clusterctl.agent.relay.relay import Relay
@@ -60,6 +60,7 @@ class _Dispatch:
         self._base = read_manifest(self._newest.dir) if self._newest else None
         self._exact = False
         self._entries: list[Entry] = []
+        self._listed = b"[]"
         self._sources: dict[str, Source] = {}
         self._torn: dict[str, tuple[str, int]] = {}
         self._relay: Relay | None = None
@@ -134,15 +135,17 @@ class _Dispatch:
             return False
         elif not listed["rows"] and not listed["gone"]:
             self._entries = [row.entry for row in self._base]
+            self._listed = dumps(self._entries)
             return True
         else:
-            known = {row.entry.path: tuple(row.entry) for row in self._base}
+            known = {row.entry.path: row.entry for row in self._base}
             for path in listed["gone"]:
                 known.pop(path, None)
-            known.update((row[0], tuple(row)) for row in listed["rows"])
+            known.update((row[0], row) for row in listed["rows"])
             rows = [known[path] for path in sorted(known, key=order)]
         self._entries = decode(rows)
-        if content_of(self._entries) != self._request["tree"]:
+        self._listed = dumps(self._entries)
+        if content_of_json(self._listed) != self._request["tree"]:
             raise AgentError("the list of files arrived damaged", hint="dispatch again")
         ours = next((entry.path for entry in self._entries if entry.path in RESERVED), None)
         if ours:
@@ -204,12 +207,12 @@ class _Dispatch:
                 sync_disk(staging, self._peer.beat)
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
-            elif not supersede(self._root, staging, old, record, self._entries, base, self._peer.beat):
+            elif not supersede(self._root, staging, old, record, self._entries, self._listed, base, self._peer.beat):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
             if not stays and not journal_of(self._root).exists():  # else the next agent call continues it
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     delete(staging)
             raise
         _sweep(incoming_dir(self._root), self._peer.beat)
@@ -296,5 +299,5 @@ def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
 def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
     """Remove the leftovers of interrupted dispatches. The lock ensures that no dispatch is running."""
     for leftover in incoming.iterdir():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             delete(leftover, beat)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.dispatch.in_place import changed
 from clusterctl.common.procfs import PROC, boot_id
 from clusterctl.common.tree import DIRECTORY, FILE, Entry
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+    from typing import Any
 
     from clusterctl.agent.node.content import Row, Source
 

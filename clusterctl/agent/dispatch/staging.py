@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from clusterctl.agent.dispatch.in_place import changed, finish_directory, make_link, seal
 from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, mark_verified, stamp_of
-from clusterctl.common.errors import AgentError
+from clusterctl.common.errors import AgentError, suppress
 from clusterctl.common.fastjson import dumps
-from clusterctl.common.files import write_all
+from clusterctl.common.files import sha256_of, write_all
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, HEADER, LINK, Entry, Stream
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import hashlib
     from pathlib import Path
+    from typing import Any, Callable
 
 LARGE = 8 << 20  # from this size on, an interrupted file is resumed
 
@@ -49,6 +49,7 @@ class Staging:
         numbers = changed(base, entries)
         for number in numbers:
             self._wanted.setdefault(entries[number].digest, []).append(number)
+        self._sha256 = sha256_of(sum(entries[numbers[0]].size for numbers in self._wanted.values()))
 
     def begin(self) -> None:
         """Create all directories."""
@@ -107,12 +108,13 @@ class Staging:
         name = f"{self._path}/{self._name(number)}"
         path = f"{self._path}/{TORN}{entry.digest}" if entry.size >= LARGE else name
         try:
-            with self._opened(entry, path, offset) as f:
-                digest = _digest_of_beginning(f.fileno(), offset, self._beat)
+            fd = self._opened(entry, path, offset)
+            try:
+                digest = self._digest_of_beginning(fd, offset)
                 left = entry.size - offset
                 while left:
                     data = stream.some(left)
-                    write_all(f.fileno(), data)
+                    write_all(fd, data)
                     digest.update(data)
                     left -= len(data)
                 right = digest.hexdigest() == entry.digest
@@ -120,10 +122,12 @@ class Staging:
                     os.rename(path, name)  # noqa: PTH104
                     del self._torn[entry.digest]
                 if right:
-                    self._set_metadata(f.fileno(), number)
+                    self._set_metadata(fd, number)
+            finally:
+                os.close(fd)
         except BaseException:  # the stream ended, or the relay broke: missing files are sent directly
             if path == name:
-                with contextlib.suppress(FileNotFoundError):  # it could not be created
+                with suppress(FileNotFoundError):  # it could not be created
                     os.unlink(path)  # noqa: PTH108
             raise
         if not right:
@@ -131,20 +135,32 @@ class Staging:
             self._torn.pop(entry.digest, None)
         return right
 
-    def _opened(self, entry: Entry, path: str, offset: int) -> BinaryIO:
-        """Open a new file, or a torn one with its first `offset` bytes."""
+    def _opened(self, entry: Entry, path: str, offset: int) -> int:
+        """Open a new file, or a torn one with its first `offset` bytes. The caller closes the descriptor."""
         if entry.size < LARGE:
-            return os.fdopen(self._create(path), "wb", buffering=0)
+            return self._create(path)
         torn = self._torn.get(entry.digest)
         if torn is None:
             self._torn[entry.digest] = path
-            return os.fdopen(self._create(path), "w+b", buffering=0)
+            return self._create(path)
         if torn != path:
             os.rename(torn, path)  # noqa: PTH104
             self._torn[entry.digest] = path
-        f = os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), "r+b", buffering=0)
-        f.truncate(offset)
-        return f
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.ftruncate(fd, offset)
+        return fd
+
+    def _digest_of_beginning(self, fd: int, count: int) -> hashlib._Hash:
+        """Hash the first bytes of a file, and leave its position after them."""
+        digest = self._sha256()
+        while count:
+            data = os.read(fd, min(count, COPY_BYTES))
+            if not data:
+                raise AgentError("a partly received file became shorter", hint="dispatch again")
+            digest.update(data)
+            count -= len(data)
+            self._beat()
+        return digest
 
     def _create(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -208,16 +224,3 @@ def _moved(source: str, path: str) -> bool:
 def _other_contents(entry: Entry) -> AgentError:
     message = f"{entry.path!r} does not have the announced contents"
     return AgentError(message, hint=DISPATCH_LATER, changed=entry.path)
-
-
-def _digest_of_beginning(fd: int, count: int, beat: Callable[[], None]) -> hashlib._Hash:
-    """Hash the first bytes of a file, and leave its position after them."""
-    digest = hashlib.sha256()
-    while count:
-        data = os.read(fd, min(count, COPY_BYTES))
-        if not data:
-            raise AgentError("a partly received file became shorter", hint="dispatch again")
-        digest.update(data)
-        count -= len(data)
-        beat()
-    return digest

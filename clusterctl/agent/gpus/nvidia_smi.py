@@ -32,10 +32,11 @@ FORMAT = "--format=csv,noheader,nounits"
 LIST = ("-L",)
 GPUS = ("--query-gpu=index,uuid,memory.total,memory.used,utilization.gpu,name", FORMAT)
 USERS = ("--query-compute-apps=gpu_uuid,pid,used_memory", FORMAT)
-UUID = re.compile(r"(?:GPU|MIG)-[\w/-]{1,76}")
-LISTED = re.compile(r"GPU ([0-9]{1,4}): .*\(UUID: (GPU-[\w-]{1,76})\)")
-LISTED_MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[\w/-]{1,76})\)")
-UNPRINTABLE = re.compile(r"[^ -~]+")
+# Patterns are compiled when they are first used: most nodes have no GPU.
+UUID = r"(?:GPU|MIG)-[\w/-]{1,76}"
+LISTED = r"GPU ([0-9]{1,4}): .*\(UUID: (GPU-[\w-]{1,76})\)"
+LISTED_MIG = r"\s+MIG .*\(UUID: (MIG-[\w/-]{1,76})\)"
+UNPRINTABLE = r"[^ -~]+"
 
 
 class Answer(NamedTuple):
@@ -110,9 +111,9 @@ def read(program: str) -> Reading:
 def _devices(listed: Answer) -> Devices:
     gpus: list[tuple[str, str, list[str]]] = []
     for line in _lines(listed):
-        if (found := LISTED.match(line)) and len(gpus) < MOST_GPUS:
+        if (found := re.match(LISTED, line)) and len(gpus) < MOST_GPUS:
             gpus.append((found[1], found[2], []))
-        elif (found := LISTED_MIG.match(line)) and gpus and len(gpus[-1][2]) < MOST_INSTANCES:
+        elif (found := re.match(LISTED_MIG, line)) and gpus and len(gpus[-1][2]) < MOST_INSTANCES:
             gpus[-1][2].append(found[1])
     uuids = tuple(uuid for _, uuid, _ in gpus)
     if not any(instances for _, _, instances in gpus):
@@ -123,7 +124,7 @@ def _devices(listed: Answer) -> Devices:
 def _gpu(line: str) -> Gpu | None:
     """The name is the last field, as it could contain a comma."""
     index, uuid, total, used, utilization, name = ([*map(str.strip, line.split(",", 5))] + [""] * 6)[:6]
-    if not re.fullmatch(r"[0-9]{1,4}", index) or not UUID.fullmatch(uuid) or not name:
+    if not re.fullmatch(r"[0-9]{1,4}", index) or not re.fullmatch(UUID, uuid) or not name:
         return None
     return Gpu(int(index), uuid, _clean(name), _bytes(total), _bytes(used), _number(utilization))
 
@@ -131,7 +132,7 @@ def _gpu(line: str) -> Gpu | None:
 def _user(line: str) -> User | None:
     uuid, pid, memory = ([*map(str.strip, line.split(","))] + [""] * 3)[:3]
     number = _number(pid)
-    if not UUID.fullmatch(uuid) or not number:
+    if not re.fullmatch(UUID, uuid) or not number:
         return None
     return User(uuid, number, _bytes(memory))
 
@@ -147,7 +148,7 @@ def _bytes(mebibytes: str) -> int | None:
 
 
 def _clean(text: str) -> str:
-    return UNPRINTABLE.sub("?", text).strip()[:MOST_CHARS]
+    return re.sub(UNPRINTABLE, "?", text).strip()[:MOST_CHARS]
 
 
 def _lines(answer: Answer) -> list[str]:
@@ -163,7 +164,7 @@ def _lines(answer: Answer) -> list[str]:
 
 
 def _said(line: str) -> str:
-    text = UNPRINTABLE.sub("?", line).strip()
+    text = re.sub(UNPRINTABLE, "?", line).strip()
     return text if len(text) <= 2 * MOST_CHARS else text[: 2 * MOST_CHARS] + "..."
 
 

@@ -7,23 +7,24 @@ while the size and stamp of its file are unchanged. When a job is removed, so ar
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional
 
 from clusterctl.common import seal
-from clusterctl.common.errors import AgentError
+from clusterctl.common.errors import AgentError, suppress
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.procfs import boot_id
+from clusterctl.common.records import NamedTuple
 from clusterctl.common.seal import VERIFIED, joined, line_of, listing, read_seal, write_seal
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
     from pathlib import Path
+    from typing import Callable
 
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
@@ -44,7 +45,7 @@ class Row(NamedTuple):
     """An entry of a job's manifest; only files have a stamp."""
 
     entry: Entry
-    stamp: Optional[Stamp]  # noqa: UP045 - evaluated by python 3.9
+    stamp: Stamp | None
 
 
 class Source(NamedTuple):
@@ -159,10 +160,10 @@ def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
 def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
     """Yield files that arrived whole in interrupted dispatches: their staging directories keep a list."""
     for staging in incoming.iterdir():
-        with contextlib.suppress(OSError), (staging / "arrived").open() as lines:
+        with suppress(OSError), (staging / "arrived").open() as lines:
             sure = is_verified(staging)
             for line in lines:
-                with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
+                with suppress(ValueError, TypeError):  # the last line may be torn
                     digest, path, stamp = loads(line)
                     yield digest, Source(f"{staging}/{path}", Stamp(*stamp), True, sure)
 
@@ -188,7 +189,7 @@ def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> N
     """
     with open(source.path, "rb") as f:  # noqa: PTH123
         left = size
-        with contextlib.suppress(OSError, AttributeError):  # not on this system, or not between these file systems
+        with suppress(OSError, AttributeError):  # not on this system, or not between these file systems
             while left and (done := os.copy_file_range(f.fileno(), fd, min(left, RANGE_BYTES))):
                 left -= done
                 beat()

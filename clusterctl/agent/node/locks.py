@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import re
 import time
-from typing import NamedTuple, Optional
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import is_locked, read_json
 from clusterctl.common.paths import META, JobPaths, incoming_dir
+from clusterctl.common.records import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
 HOLDER_BYTES = 200
-HOLDER_OF_OLDER_VERSIONS = re.compile(rb"a (\w+) \(pid (\d+)\)")
+HOLDER_OF_OLDER_VERSIONS = rb"a (\w+) \(pid (\d+)\)"
 LOCK_S = 0.5  # a process that only tests the lock holds it for an instant
 
 
@@ -34,7 +31,7 @@ class Starter(NamedTuple):
     pid: int
     ticks: int
     boot: str
-    host: Optional[str]  # noqa: UP045 - evaluated at run time on python 3.9
+    host: str | None
 
     @property
     def is_elsewhere(self) -> bool:
@@ -110,31 +107,38 @@ def _held(job: JobPaths) -> AgentError:
     return AgentError(f"an earlier run of {name} is still being ended here", kind="refused", hint=hint, locked=True)
 
 
-@contextlib.contextmanager
-def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
+class dispatch_lock:  # noqa: N801 - used like a function
     """Hold the lock on adding and removing jobs. Its file names the holder; the lock is released when the holder exits.
 
     Raises AgentError of kind `busy`, with the holder in its details, if another process holds it. The file appears with
     its lock taken and its holder written, because it is linked into place.
     """
-    meta = incoming_dir(root).parent
-    incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
-    beside = f"{meta}/.{LOCK}.{os.getpid()}"
-    path = f"{meta}/{LOCK}"
-    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        os.write(fd, dumps({**holder, "since": time.time()}))
+
+    def __init__(self, root: Path, holder: dict[str, Any]) -> None:
+        self._incoming = incoming_dir(root)
+        self._holder = holder
+
+    def __enter__(self) -> None:
+        self._incoming.mkdir(0o700, parents=True, exist_ok=True)
+        beside = f"{self._incoming.parent}/.{LOCK}.{os.getpid()}"
+        self._path = f"{self._incoming.parent}/{LOCK}"
+        self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            _link(beside, path)
-        finally:
-            os.unlink(beside)  # noqa: PTH108
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            os.write(self._fd, dumps({**self._holder, "since": time.time()}))
+            try:
+                _link(beside, self._path)
+            finally:
+                os.unlink(beside)  # noqa: PTH108
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __exit__(self, *_: object) -> None:
         try:
-            yield
+            os.unlink(self._path)  # noqa: PTH108
         finally:
-            os.unlink(path)  # noqa: PTH108
-    finally:
-        os.close(fd)
+            os.close(self._fd)
 
 
 def is_dispatching(root: Path) -> bool:
@@ -183,7 +187,7 @@ class Holder(NamedTuple):
     """The process that holds a lock: its operation ("setup", "prune") and its pid, as far as they are known."""
 
     operation: str
-    pid: Optional[int]  # noqa: UP045 - evaluated at run time on python 3.9
+    pid: int | None
 
 
 def _try_lock(fd: int) -> bool:
@@ -201,28 +205,37 @@ def holder_of(written: bytes) -> Holder:
         holder = loads(written)
         return Holder(str(holder["operation"]), int(holder["pid"]))
     except (ValueError, KeyError, TypeError):
-        old = HOLDER_OF_OLDER_VERSIONS.match(written)
+        import re
+
+        old = re.match(HOLDER_OF_OLDER_VERSIONS, written)
         return Holder(old[1].decode(), int(old[2])) if old else Holder("process", None)
 
 
-@contextlib.contextmanager
-def environments_lock(root: Path, operation: str, limit_s: float) -> Iterator[Holder | None]:
+class environments_lock:  # noqa: N801 - used like a function
     """Hold the lock on adding and removing environments and wheels of this node. It is released when its holder exits.
 
     Yields None, or the lock's holder if the lock was not free within `limit_s`.
     """
-    from clusterctl.common.procfs import wait_until
 
-    directory = root / META / "venvs"
-    directory.mkdir(0o700, exist_ok=True)
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, root: Path, operation: str, limit_s: float) -> None:
+        self._directory = root / META / "venvs"
+        self._operation = operation
+        self._limit_s = limit_s
 
-    try:
-        if wait_until(lambda: _try_lock(fd), limit_s):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, dumps({"operation": operation, "pid": os.getpid()}), 0)
-            yield None
-        else:
-            yield holder_of(os.pread(fd, HOLDER_BYTES, 0))
-    finally:
-        os.close(fd)
+    def __enter__(self) -> Holder | None:
+        from clusterctl.common.procfs import wait_until
+
+        self._directory.mkdir(0o700, exist_ok=True)
+        self._fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not wait_until(lambda: _try_lock(self._fd), self._limit_s):
+                return holder_of(os.pread(self._fd, HOLDER_BYTES, 0))
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, dumps({"operation": self._operation, "pid": os.getpid()}), 0)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

@@ -39,7 +39,7 @@ def other_jobs(own: Path) -> list[dict[str, Any]]:
 
 def _of_others() -> list[dict[str, Any]]:
     """Return one port of each other account whose job listens on a claimed port."""
-    by_uid = {holder["uid"]: holder["port"] for holder in holders(claimed_ports()) if holder["uid"] != os.getuid()}
+    by_uid = {holder["uid"]: holder["port"] for holder in holders(claimed_ports(), except_of=os.getuid())}
     return [{"port": port, "uid": uid} for uid, port in sorted(by_uid.items())]
 
 

@@ -143,14 +143,15 @@ def is_listening(port: int, user: int | None = None) -> bool:
     return any(other == port and user in (None, owner) for other, owner, _ in _listening())
 
 
-def holders(ports: Collection[int]) -> list[dict[str, Any]]:
+def holders(ports: Collection[int], *, except_of: int | None = None) -> list[dict[str, Any]]:
     """Return the listener on each of the first few `ports`: `port`, `uid`, and if visible `pid` and `name`.
 
-    Other probes are left out: on a machine with more than one node, each probes its own ports.
+    Other probes are left out: on a machine with more than one node, each probes its own ports. So are those of the user
+    `except_of`, for whose sockets the descriptors of all processes need not be searched.
     """
     wanted = sorted(ports)[:MOST_NAMED]
     listening = _listening() if wanted else ()  # to read the kernel's table takes milliseconds
-    sockets = {inode: (port, uid) for port, uid, inode in listening if port in wanted}
+    sockets = {inode: (port, uid) for port, uid, inode in listening if port in wanted and uid != except_of}
     owners = _owners(set(sockets)) if sockets else {}
     listeners = []
     for inode, (port, uid) in sorted(sockets.items(), key=lambda item: item[1]):

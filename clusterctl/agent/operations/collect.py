@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     peer.send({"total": sum(_size(path) for _, path in _paths(log, places, staying))})
     for name, path in _paths(log, places, staying):
         kind = _kind(path)
-        if ODD_CHARACTERS.search(name):
+        if re.search(ODD_CHARACTERS, name):
             left.append((name, "name"))
         elif kind == stat.S_IFDIR:
             peer.send({"dir": name})

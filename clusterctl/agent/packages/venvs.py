@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +21,11 @@ from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
 from clusterctl.common.requirements import digest, of_directory
 from clusterctl.common.run_spec import RunSpec
-from clusterctl.common.wheels import Wheel, WheelStore
 
 if TYPE_CHECKING:
     from clusterctl.agent.packages.uv import Uv
     from clusterctl.common.pip import IsGone
+    from clusterctl.common.wheels import Wheel, WheelStore
 
 OURSELVES = "clusterctl"
 PROBLEM_CHARS = 400
@@ -104,6 +103,8 @@ class Venvs:
         name = self.name_of(lock)
         if self._works(name):
             return Built(name, None)
+        import tempfile  # `start` only looks an environment up
+
         beside = Path(tempfile.mkdtemp(prefix=".", dir=self.directory))
         try:
             builder, problem = self._install(beside, lock, store, is_gone, uv)

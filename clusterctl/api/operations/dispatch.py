@@ -30,16 +30,17 @@ def scan(
 ) -> Scanned:
     """Read a workspace, while connections to the nodes are being made. `report(done, total)` counts bytes."""
     cluster.warm_up()
+    from clusterctl.config.scripts import scripts
     from clusterctl.dispatch import scan as read
     from clusterctl.dispatch.shards import Shards
-    from clusterctl.launch import scripts
 
     workspace = read(directory, rehash=rehash, cache=cache, report=report)
     paths = {entry.path for entry in workspace.entries}
     needed = [one for one in scripts(cluster.settings) if one[1] not in paths]
     missing = [f"{name} runs {script}, which is not in the workspace" for name, script in needed]
     shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
-    unmatched = [] if _is_of_a_fake_cluster(cluster.settings.source) else shards.unmatched()
+    listed = cluster.settings.shards and not _is_of_a_fake_cluster(cluster.settings.source)
+    unmatched = shards.unmatched() if listed else []
     warnings = (*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings)
     return Scanned(workspace, tuple(missing), warnings)
 

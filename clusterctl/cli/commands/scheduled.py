@@ -28,6 +28,7 @@ def tell_end(invocation: Invocation) -> bool:
     job = invocation.scheduled.now() if invocation.scheduled is not None else None
     if job is None or job.stage == "running":
         return False
+
     invocation.console.say(_coloured(job))
     return was_ended(job)
 

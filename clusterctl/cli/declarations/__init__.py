@@ -3,15 +3,15 @@
 May import `cli.typer_adapter` and, when a command is called, `cli.commands`. Start reading at `commands.py`.
 """
 
-from clusterctl.cli.declarations import commands, completion, views
+from clusterctl.cli.declarations import commands, completion, nodes, views
 from clusterctl.cli.declarations.root import NAME, app
 
 #: The commands in the order of `clusterctl --help`.
 ORDER = (
     *("init", "trust", "check", "setup", "dispatch", "start", "submit", "status", "jobs", "logs", "why"),
-    *("report", "diff", "export", "metrics", "save", "stop", "split", "collect", "exec", "task", "prune", "demo"),
-    "completion",
+    *("report", "diff", "export", "metrics", "save", "stop", "split", "collect", "exec", "task", "prune"),
+    *("disconnect", "demo", "completion"),
 )
 app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))
 
-__all__ = ["NAME", "app", "commands", "completion", "views"]
+__all__ = ["NAME", "app", "commands", "completion", "nodes", "views"]

@@ -29,13 +29,15 @@ def cells(figures: Figures) -> dict[str, str]:
 
 def user_lines(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each failure of nvidia-smi, and for each process outside the run on one of its nodes' GPUs."""
-    from clusterctl.check.gpus import gpu_name, user_name
-
     for node in nodes:
         report = node.get("gpus")
-        if report and report["problem"] is not None:
+        if not report:
+            continue
+        from clusterctl.check.gpus import gpu_name, user_name
+
+        if report["problem"] is not None:
             yield f"node{node['node']}: {report['problem']}"
-        users = report["users"] if report else []
+        users = report["users"]
         for user in users[:MOST_SHOWN]:
             yield f"node{node['node']}: {gpu_name(user)} is also in use by {user_name(user)}"
         if len(users) > MOST_SHOWN:

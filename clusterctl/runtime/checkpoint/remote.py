@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusterctl.common.manifest import NAME, is_piece_name, is_tag, read_manifest, state_name
-from clusterctl.common.paths import JobPaths, RunPaths, saved_places
+from clusterctl.common.paths import JobPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.runtime.checkpoint.model import PIECES, ModelView, PieceSet, checksum, open_model
 from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, checksums, open_checkpoint
 from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
-from clusterctl.transfer.client import PieceClient
 from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError
-from clusterctl.transfer.tls import run_context
 
 READ_BYTES = 8 << 20  # of one request
 ATTEMPTS, RETRY_S = 10, 1.0
@@ -121,9 +119,12 @@ class RemoteContent:
 
 def run_peers(env: Environment) -> Peers:
     """Return the piece servers of the nodes of this run, as the supervisor has listed them."""
-    run = _run_paths(env)
+    run = env.run_paths
 
     def connect(node: int) -> PieceReader:
+        from clusterctl.transfer.client import PieceClient  # TLS takes 5 ms to import, and most processes need no peers
+        from clusterctl.transfer.tls import run_context
+
         try:
             endpoint = json.loads(run.peers.read_bytes()).get(str(node))
         except (OSError, ValueError, AttributeError) as exc:
@@ -234,10 +235,6 @@ def _sources(manifest: Mapping[str, Any], place: Path) -> PieceSources:
         return PieceSources.from_json({**{key: manifest[key] for key in ("job", "run", "tag")}, "pieces": files})
     except (KeyError, TypeError, ValueError) as exc:
         raise ModelError(f"{place / NAME} does not say which nodes have the pieces ({exc})") from exc
-
-
-def _run_paths(env: Environment) -> RunPaths:
-    return JobPaths(env.job_dir).run(env.run)
 
 
 def open_saved_checkpoint(env: Environment, peers: Peers) -> Checkpoint | None:

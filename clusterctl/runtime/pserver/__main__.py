@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from typing import Any
 
 from clusterctl.runtime.environment import read_environment
 from clusterctl.runtime.errors import ProcessError, RuntimeFailure
-from clusterctl.runtime.pserver.process import serve
 
 
 def main() -> int:
     """Run a pserver until it ends; return the exit status."""
     signal.signal(signal.SIGTERM, _terminate)
+    gc.disable()  # modules are no garbage
+    from clusterctl.runtime.pserver.process import serve
+
+    gc.enable()
     try:
         env = read_environment()
         if env.role != "pserver":

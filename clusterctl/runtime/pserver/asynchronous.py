@@ -15,9 +15,9 @@ from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, 
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.updates import HandleAgain, UpdatePolicy
-from clusterctl.runtime.store.dense import DenseTable
-from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
+
+_ONE = np.float32(1)
 
 
 class AsyncUpdates(UpdatePolicy):
@@ -40,7 +40,7 @@ class AsyncUpdates(UpdatePolicy):
         self._due_pass: dict[int, int] = {}  # the same in passes
 
     def push(self, message: wire.Message) -> list[Output]:
-        trainer = self.lane.trainers[message.rank]
+        trainer = self.lane.trainers.by_rank[message.rank]
         if message.step < trainer.pushed:
             return self._again(message)
         if trainer.left or message.step > trainer.pushed + self._window:
@@ -49,7 +49,7 @@ class AsyncUpdates(UpdatePolicy):
             return []
         out = self._piece(message) if message.piece else self._open(message)
         push = trainer.push
-        if push is not None and len(push.applied) == sum(push.later.values()):
+        if push is not None and (not push.later or len(push.applied) == sum(push.later.values())):
             out += self._complete(push)
         return out
 
@@ -174,9 +174,9 @@ class AsyncUpdates(UpdatePolicy):
         return []
 
     def _apply_opening(self, push: Push) -> None:
-        for key, table in sorted(self.lane.tables.items()):
+        for key, table in self.lane.sparse.items():
             grads = [push.sparse[key]] if key in push.sparse else []
-            if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
+            if grads or table.spec.retention is not None:
                 self._apply_rows(table, grads, 1, push.rates)
         for key, parts in sorted(push.dense.items()):
             for number, values in parts.items():
@@ -194,16 +194,13 @@ class AsyncUpdates(UpdatePolicy):
         return [self._reply(message, self._piece_values(message.rank, key, number))]
 
     def _apply(self, push: Push, key: int, number: int, grad: Floats) -> None:
-        table = self.lane.tables[key]
-        assert isinstance(table, DenseTable)
-        self._apply_part(table, number, [(np.float32(1), grad)], 1, push.rates, in_place=True)
+        self._apply_part(self.lane.dense[key], number, [(_ONE, grad)], 1, push.rates, in_place=True)
 
     def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
         """Return the new values for the reply to a piece. In ssp they come with the reply to the opening instead."""
-        table = self.lane.tables[key]
-        assert isinstance(table, DenseTable)
         if self.lane.mode.name == "ssp":
             return []
+        table = self.lane.dense[key]
         return [self.lane.part(rank, table, number, table.current)]
 
     def _complete(self, push: Push) -> list[Output]:
@@ -222,8 +219,8 @@ class AsyncUpdates(UpdatePolicy):
         for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
             push = self._ahead.pop(rank)
             sent = () if self.lane.mode.name == "ssp" else push.later
-            keys = [key for key in sorted(self.lane.tables) if key not in sent]
-            out.append(self._reply(push.message, self.lane.newest(rank, keys)))
+            tables = [table for key, table in self.lane.dense.items() if key not in sent]
+            out.append(self._reply(push.message, self.lane.newest(rank, tables)))
         return [*out, *self.answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
@@ -234,8 +231,8 @@ class AsyncUpdates(UpdatePolicy):
             return []
         if self.lane.mode.name != "ssp":
             return [self._repeated(message)]
-        keys = [] if message.piece else sorted(self.lane.tables)  # in ssp replies to pieces have no values
-        return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
+        tables = [] if message.piece else self.lane.dense.values()  # in ssp replies to pieces have no values
+        return [self._reply(message, self.lane.newest(message.rank, tables), wire.REPEATED)]
 
     def _is_ahead(self, rank: int, at: int | None = None) -> bool:
         """Return True if a trainer is too far ahead of the slowest in ssp, with `at` when it has made so many pushes.

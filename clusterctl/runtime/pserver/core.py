@@ -201,7 +201,7 @@ class ServerCore:
             return [Reply(message.rank, message.answer(wire.OK)), *self.policy.trainers_changed()]
         declared = self._declared.get(spec.key)
         if declared is None:
-            self.tables[spec.key] = self._maker.make(spec)
+            self.state.add(spec.key, self._maker.make(spec))
             declared = self._declared[spec.key] = spec
             if spec.init.is_from_rank0 and spec.key in self._maker.initial:
                 self.state.unset[spec.key] = Unset()

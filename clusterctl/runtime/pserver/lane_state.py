@@ -15,9 +15,10 @@ from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
+from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.store.dense import DenseTable
-from clusterctl.runtime.store.factory import Lender, Tables
-from clusterctl.runtime.store.sparse import SparseGrad
+from clusterctl.runtime.store.factory import Lender, Table, Tables
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import KeyCache
@@ -71,7 +72,8 @@ class LaneState:
     """The settings and state of one lane.
 
     `lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes).
-    `unset` are the `tables` that wait for their initial values from trainer 0.
+    `dense` and `sparse` are the `tables` of a kind, by ascending key; `unset` are those that wait for their initial
+    values from trainer 0.
     """
 
     lane: int
@@ -87,6 +89,8 @@ class LaneState:
     epoch: int = 0
     step: int = 0
     tables: Tables = field(default_factory=dict)
+    dense: dict[int, DenseTable] = field(default_factory=dict)
+    sparse: dict[int, SparseTable] = field(default_factory=dict)
     unset: dict[int, Unset] = field(default_factory=dict)
     buffers: BufferBook = field(default_factory=BufferBook)
 
@@ -103,6 +107,12 @@ class LaneState:
     def has_values(self) -> bool:
         """True if the lane has something to save."""
         return bool(self.tables) or bool(self.buffers)
+
+    def add(self, key: int, table: Table) -> None:
+        """Add a new table."""
+        self.tables[key] = table
+        self.dense = {key: one for key, one in sorted(self.tables.items()) if isinstance(one, DenseTable)}
+        self.sparse = {key: one for key, one in sorted(self.tables.items()) if isinstance(one, SparseTable)}
 
     def set_tables(self) -> Tables:
         """Return the tables that have values, by ascending key."""
@@ -137,8 +147,9 @@ class LaneState:
         If the trainer `has_last`, the values before the last step, the change is enough.
         """
         start, stop = table.bounds(number)
-        key, values, offset = table.spec.key, run[start:stop], table.start + start
-        position = None if self.lender is None else self.lender.position(rank, self.lane, key, values)
+        key, values, offset = table.key, run[start:stop], table.start + start
+        lender = self.lender if 4 * table.count >= LEAST_BYTES else None
+        position = None if lender is None else lender.position(rank, self.lane, key, values)
         if position is not None:
             return wire.Part(wire.DENSE, values, key, offset, position)
         if has_last and number in table.changes:
@@ -153,11 +164,17 @@ class LaneState:
         """Return all of `run`, the lane's run of a table, as parts."""
         return [self.part(rank, table, number, run, has_last=has_last) for number in range(table.parts)]
 
-    def newest(self, rank: int, keys: Iterable[int], *, has_last: bool = False) -> list[wire.Part]:
-        """Return the newest values of those of the tables `keys` that are dense, as `part` does."""
-        parts: list[wire.Part] = []
-        for key in keys:
-            table = self.tables.get(key)
-            if isinstance(table, DenseTable):
-                parts += self.parts(rank, table, table.current, has_last=has_last)
-        return parts
+    def newest(self, rank: int, tables: Iterable[DenseTable], *, has_last: bool = False) -> wire.Parts:
+        """Return the newest values of some tables, as `part` does."""
+        fresh, is_plain = wire.Parts(), not self.half and self.mode.name == "sync"
+        for table in tables:
+            if is_plain and table.parts == 1 and 4 * table.count < LEAST_BYTES and not table.changes:
+                # what `part` makes of it
+                fresh.append(wire.as_part((wire.DENSE, table.current, table.key, table.start, None)))
+            else:
+                fresh += self.parts(rank, table, table.current, has_last=has_last)
+        return fresh
+
+    def are_sent(self, tables: Iterable[DenseTable]) -> bool:
+        """Return True if the values of these tables are sent to all trainers alike, to none in shared memory."""
+        return self.lender is None or all(4 * table.count < LEAST_BYTES for table in tables)

@@ -1,7 +1,7 @@
-"""The threads of a pserver: one with a socket for each lane, and one that writes files.
+"""The threads of a pserver: one with the sockets of each lane, and one that writes files.
 
-A lane's thread waits in one place, its ROUTER socket. Other threads wake it by an empty message over inproc; such a
-message from outside the process could do no more than wake it.
+A lane's thread waits in one place, for its ROUTER socket and its streams. Other threads wake it by an empty message
+over inproc to the ROUTER; such a message from outside the process could do no more than wake it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Union
 
 import numpy as np
 import zmq
@@ -23,15 +23,19 @@ from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import CutOutput, Output, Reply
 from clusterctl.runtime.shm.server import ShmServer
+from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.auth import rank_of
-from clusterctl.runtime.wire.sockets import receive_frames, send_frames
+from clusterctl.runtime.wire.sockets import CAN_RECEIVE, descriptor_of, events_of, receive_frames, send_frames
 
 _WAKE = b""
 #: Saves that may wait for the one being written before lanes wait too; the lead sees to it that cuts are few.
 _SAVES_WAITING = 1
 _ROUTES_KNOWN = 4_096
 _ARRIVALS_KNOWN = 65_536  # waiting requests whose time of arrival is kept
+#: Where a message came from: a connection to the ROUTER, or a stream.
+Route = Union[bytes, Stream]
 _ENDING_S = 2.0  # time for a lane to finish its current work when the process must end
 
 
@@ -39,8 +43,8 @@ class Lane:
     """Handles the messages of one lane until `finish`. Only `finish`, `saved` and `submit` are thread-safe.
 
     `on_save(lane, save)` receives copies of the lane's tables; it may block. `on_cut(lane, output)` receives what the
-    lane says about cuts outside sync. `shm` reads arrays in shared memory. `on_second` is called about once a second
-    while messages come.
+    lane says about cuts outside sync. `shm` reads arrays in shared memory. `streams` are offered to trainers.
+    `on_second` is called about once a second while messages come.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Lane:
         on_cut: Callable[[Lane, CutOutput], None],
         secure: bool,
         shm: ShmServer | None = None,
+        streams: StreamServer | None = None,
         on_second: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,8 +67,13 @@ class Lane:
         self._on_cut = on_cut
         self._secure = secure
         self._shm = shm
+        self._streams = streams
+        if streams is not None:
+            streams.on_refused = self._refuse
+            streams.watch(descriptor_of(router))
         self._clock = clock
-        self._routes: dict[int, bytes] = {}
+        self._routes: dict[int, Route] = {}
+        self._connections: dict[int, bytes] = {}  # over ZeroMQ, for what streams do not take
         self._ranks: dict[bytes, int] = {}
         self._arrived: dict[tuple[int, int], float] = {}
         self._tasks: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
@@ -96,16 +106,29 @@ class Lane:
     def run(self) -> None:
         with np.errstate(all="ignore"):  # numbers that are not finite stay so, and trainers report them
             while not self._finishing:
-                self._receive(receive_frames(self.router))
+                if self._streams is None:
+                    self._receive(receive_frames(self.router))
+                else:
+                    self._receive_any(self._streams)
             self._do_tasks()
 
     def close(self) -> None:
+        if self._streams is not None:
+            self._streams.close()
         self._waker.close()
         self.router.close()
 
     def _wake(self) -> None:
         with self._lock:
             self._waker.send(_WAKE)
+
+    def _receive_any(self, streams: StreamServer) -> None:
+        """Handle a message of the ROUTER, if it has one, and what the streams have; wait if there is nothing."""
+        came = events_of(self.router) & CAN_RECEIVE
+        if came:
+            self._receive(receive_frames(self.router))
+        for stream, frames in streams.receive(wait=not came):
+            self._decode(stream, stream.rank, frames)
 
     def _receive(self, frames: Sequence[zmq.Frame]) -> None:
         if len(frames) == 2 and len(frames[1]) == 0:
@@ -114,8 +137,15 @@ class Lane:
         route = frames[0].bytes
         try:
             rank = self._rank(route, frames)
+        except WireError as exc:
+            self._refuse(str(exc))
+            return
+        self._decode(route, rank, [frame.buffer for frame in frames[1:]])
+
+    def _decode(self, route: Route, rank: int, frames: Sequence[wire.Buffer]) -> None:
+        try:
             shared = None if self._shm is None else self._shm.view_of(rank)
-            message = wire.decode([frame.buffer for frame in frames[1:]], shared)
+            message = wire.decode(frames, shared)
         except WireError as exc:
             self._refuse(str(exc))
             return
@@ -141,7 +171,7 @@ class Lane:
             self._ranks[route] = rank
         return rank
 
-    def _handle(self, route: bytes, rank: int, message: wire.Message) -> None:
+    def _handle(self, route: Route, rank: int, message: wire.Message) -> None:
         if message.rank != rank:
             self._refuse(f"a message of trainer {rank} as trainer {message.rank}")
         now = self._clock()
@@ -149,17 +179,25 @@ class Lane:
             self._second_s = now
             self._announce_cuts(now)
             self._on_second()
+        if message.kind == wire.HELLO and self._streams is not None:
+            self.core.greeting["stream"] = self._streams.offer(rank)
         outputs = self.core.handle(rank, message)
         if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
             if outputs[0].message.kind != wire.ERROR:
-                self._routes[rank] = route
+                self._remember(rank, route)
             self._arrived.pop((rank, message.request), None)
             self._answer(route, outputs[0].message)
             return
-        self._routes[rank] = route
+        self._remember(rank, route)
         if message.kind in (wire.PUSH, wire.PULL) and len(self._arrived) < _ARRIVALS_KNOWN:
             self._arrived.setdefault((rank, message.request), now)
         self._send(outputs)
+
+    def _remember(self, rank: int, route: Route) -> None:
+        """Remember where later replies to a trainer go."""
+        self._routes[rank] = route
+        if isinstance(route, bytes):
+            self._connections[rank] = route
 
     def _announce_cuts(self, now: float) -> None:
         """Announce the cuts that are due by the clock. Outside sync one stays due until there are new pushes."""
@@ -182,10 +220,16 @@ class Lane:
                 output.message.held_us = min(int((now - arrived) * 1e6), 2**32 - 1)
                 self._answer(self._routes[output.rank], output.message)
 
-    def _answer(self, route: bytes, message: wire.Message) -> None:
+    def _answer(self, route: Route, message: wire.Message) -> None:
         began = time.perf_counter()
         try:
-            send_frames(self.router, [route, *wire.encode(message)])
+            frames = wire.encode(message)
+            if isinstance(route, Stream) and not route.takes(frames):
+                route = self._connections.get(route.rank, route)
+            if isinstance(route, bytes):
+                send_frames(self.router, [route, *frames])
+            elif self._streams is not None:
+                self._streams.send(route, frames)
         except zmq.ZMQError:
             return  # the peer is gone or slow; it will send the request again
         self.sent_s += time.perf_counter() - began

@@ -31,6 +31,9 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.stream import tls
+from clusterctl.runtime.stream.server import Security, StreamServer
+from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
 from clusterctl.runtime.table.sharding import layout_of
 from clusterctl.runtime.wire.auth import CurveAuthenticator
@@ -222,7 +225,20 @@ class PServer:
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)
-        return Lane(core, router, self._take, self._take_cut, env.secure, self._shm, self._report_step)
+        on_save, on_cut = self._take, self._take_cut
+        return Lane(core, router, on_save, on_cut, env.secure, self._shm, self._open_streams(), self._report_step)
+
+    def _open_streams(self) -> StreamServer | None:
+        """Return the streams of a lane: on this host, and to other hosts, with TLS if connections are encrypted."""
+        spec, run, security = self._env.spec, self._env.run_paths, None
+        if spec.streams == "off":
+            return None
+        context = tls.open_context(run, server=True) if self._env.secure else None
+        if context is not None:
+            security = Security(context, tls.certificate_of(run))
+        reaches_others = security is not None or not self._env.secure
+        tcp, local = open_listener(spec.ports.port, spec.address) if reaches_others else None, spec.shm != "off"
+        return StreamServer(spec.training.trainers, local, tcp, security) if local or tcp is not None else None
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,21 @@ from clusterctl.runtime.wire.key_cache import KeyCache
 
 _MAX_SAMPLES = 2**53
 _ONE = np.float32(1)
+_OPENINGS_KEPT = 256
 NOT_TOLD = object()  # the position of a push that does not say any: it has not changed
 _LONGEST_KEY = 20  # digits of 2**64
+
+
+class Opening(NamedTuple):
+    """An opening of whole gradients of short dense tables and nothing else, as its directory shows: the tables, by
+    ascending key, and their keys in the order of the parts. It is one object for all pushes with the same directory.
+    """
+
+    tables: tuple[DenseTable, ...]
+    keys: tuple[int, ...]
+
+
+_NOTHING = Opening((), ())
 
 
 @dataclass
@@ -33,7 +47,8 @@ class Push:
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
     are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
-    rates that replace those of rules, by table; `state` means that the trainer has a state of its own.
+    rates that replace those of rules, by table; `state` means that the trainer has a state of its own. `opening` is set
+    if the push is nothing else, and has all of `dense`.
     """
 
     message: wire.Message
@@ -46,6 +61,7 @@ class Push:
     position: Any = NOT_TOLD
     rates: dict[int, float] = field(default_factory=dict)
     state: bool = False
+    opening: Opening | None = field(default=None, repr=False)
 
     @property
     def samples(self) -> int:
@@ -67,6 +83,8 @@ class RequestValidator:
         self._keys = keys
         self._place = place  # (place, places) of this lane for sparse tables
         self._weighted = weighted
+        # By directory of an opening that was checked. Tables stay, and once they have values, so does the result.
+        self._openings: dict[wire.Directory, Opening] = {}
 
     def opening(self, message: wire.Message) -> Push:
         """Return the push that piece 0 opens."""
@@ -77,7 +95,32 @@ class RequestValidator:
         if parts and parts[-1].kind == wire.JSON:
             push.position, push.rates, push.state = self._facts(parts.pop())
         if self._weighted:
-            push.weight = np.float32(message.samples)
+            push.weight = _weight(message.samples)
+        if not parts:
+            push.opening = _NOTHING
+            return push
+        directory = parts.directory if isinstance(parts, wire.Parts) else None
+        known = None if directory is None else self._openings.get(directory)
+        if known is not None:
+            push.opening, push.dense = known, {key: {0: part.array} for key, part in zip(known.keys, parts)}
+            return push
+        self._check(push, parts)
+        if directory is not None and not push.sparse and not push.later:
+            self._keep(directory, push, parts)
+        return push
+
+    def _keep(self, directory: wire.Directory, push: Push, parts: Sequence[wire.Part]) -> None:
+        """Keep that a directory is that of an `Opening`, of which nothing depends on other bytes."""
+        tables = [self._tables[key] for key in sorted(push.dense)]
+        dense = tuple([table for table in tables if isinstance(table, DenseTable) and table.parts == 1])
+        is_all = len(dense) == len(parts) == len(directory.entries)
+        if is_all and all(part.kind == wire.DENSE for part in parts):
+            if len(self._openings) == _OPENINGS_KEPT:
+                self._openings.clear()
+            self._openings[directory] = Opening(dense, tuple(push.dense))
+
+    def _check(self, push: Push, parts: Sequence[wire.Part]) -> None:
+        """Sort the parts of an opening into the push. Raises for those that do not fit."""
         for key, own in _by_table(parts).items():
             table = self.table(key)
             if key in self._unset:
@@ -88,7 +131,6 @@ class RequestValidator:
                 push.later[key] = self._announced(table, own)
             elif table.count or len(own) != 1 or len(own[0].array):
                 push.dense[key] = dict(self._part(table, own))
-        return push
 
     def piece(self, message: wire.Message, push: Push) -> tuple[int, int, Floats]:
         """Return a later piece of `push`: the table's key, the number of the part, and its gradient."""
@@ -192,6 +234,13 @@ class RequestValidator:
         return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
 
 
+@functools.lru_cache(256)
+def _weight(samples: int) -> np.float32:
+    """Return the weight of a push. The same object shows at once that weights are equal."""
+    weight: np.float32 = np.float32(samples)
+    return weight
+
+
 def _length(position: Any) -> int:
     return 0 if position is NOT_TOLD else len(json.dumps(position))
 
@@ -208,7 +257,7 @@ def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
         raise WireError(f"ids for table {spec.name!r} were sent to the wrong lane, {place[0]} of {place[1]}")
 
 
-def _by_table(parts: list[wire.Part]) -> dict[int, list[wire.Part]]:
+def _by_table(parts: Sequence[wire.Part]) -> dict[int, list[wire.Part]]:
     grouped: dict[int, list[wire.Part]] = {}
     for part in parts:
         grouped.setdefault(part.table, []).append(part)

@@ -17,16 +17,16 @@ from clusterctl.runtime.wire import messages as wire
 
 @dataclass
 class SaveBook:
-    """The requested saves, by tag: first requested, then `writing`, then done.
+    """The requested saves, by tag: first `asked` for, with the ranks that did, then `writing`, then done.
 
     A tag is saved once: at the end of a pass when all trainers have requested it, otherwise at the first request. That
     of a pass may be skipped instead: then the values are unsaved until the model of a later pass is saved.
     """
 
+    asked: dict[str, set[int]] = field(default_factory=dict)
     writing: list[str] = field(default_factory=list)
     saved_step: int = 0
     skipped_last: bool = False
-    _asked: dict[str, set[int]] = field(default_factory=dict)
     _at_once: set[str] = field(default_factory=set)
     _done: set[str] = field(default_factory=set)
     _skipped: set[str] = field(default_factory=set)
@@ -37,20 +37,15 @@ class SaveBook:
         if check_tag(tag) in self._done or tag in self._skipped:
             return True
         if tag not in self.writing:
-            self._asked.setdefault(tag, set()).add(message.rank)
+            self.asked.setdefault(tag, set()).add(message.rank)
             if not at_pass_end:
                 self._at_once.add(tag)
         return False
 
-    @property
-    def has_requests(self) -> bool:
-        """True if a tag is requested and not `writing` yet."""
-        return bool(self._asked)
-
     def ask_for_all(self, tag: str) -> None:
         """Request `tag` on behalf of all trainers, which have left."""
         if tag not in self._done and tag not in self.writing:
-            self._asked.setdefault(tag, set())
+            self.asked.setdefault(tag, set())
             self._at_once.add(tag)
 
     def due(self, active: set[int], force: bool) -> list[tuple[str, bool]]:
@@ -60,11 +55,11 @@ class SaveBook:
         """
         due = [
             (tag, tag not in self._at_once)
-            for tag, ranks in self._asked.items()
+            for tag, ranks in self.asked.items()
             if force or tag in self._at_once or active <= ranks
         ]
         for tag, _ in due:
-            del self._asked[tag]
+            del self.asked[tag]
             self._at_once.discard(tag)
             self.writing.append(tag)
         return due
@@ -99,7 +94,7 @@ class SaveBook:
 
         A lane without tables may not even have begun the save: the other lanes wrote the file without it.
         """
-        self._asked.pop(tag, None)
+        self.asked.pop(tag, None)
         self._at_once.discard(tag)
         if tag in self.writing:
             self.writing.remove(tag)
@@ -119,7 +114,9 @@ class Saver:
 
         At the end of a pass there may be a model, a checkpoint, both or nothing to save.
         """
-        due = self.book.due(self._lane.trainers.active(), force) if self.book.has_requests else []
+        if not self.book.asked:
+            return []
+        due = self.book.due(self._lane.trainers.active(), force)
         passes = self._lane.trainers.most_passes
         tags = []
         for tag, whole_pass in due:

@@ -155,9 +155,9 @@ class UpdatePolicy:
 
     def _reply_in(self, passes: int, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
         """Reply with `passes` given, for many replies at once."""
-        r, after = request, (0, self.cuts, 0, flags, 1, parts)
-        about = (r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, self.lane.step)
-        return Reply(r.rank, wire.Message(wire.OK, *about, *after))
+        r, version = request, self.lane.step
+        about = (r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, version, 0, self.cuts, 0, flags, 1)
+        return Reply(r.rank, wire.Message(wire.OK, *about, parts))
 
     def _repeated(self, message: wire.Message) -> Reply:
         """Answer a push that is applied already: a piece with its part, an opening with everything no piece carries."""
@@ -166,5 +166,6 @@ class UpdatePolicy:
             parts = [self.lane.part(message.rank, table, number, table.current)]
         else:
             later = {part.table for part in message.parts if part.kind == wire.LATER}
-            parts = self.lane.newest(message.rank, [key for key in sorted(self.lane.tables) if key not in later])
+            rest = [table for key, table in self.lane.dense.items() if key not in later]
+            parts = self.lane.newest(message.rank, rest)
         return self._reply(message, parts, wire.REPEATED)

@@ -46,6 +46,7 @@ class DenseTable:
         allocate: Callable[[int], tuple[Floats, Floats]] | None = None,
     ) -> None:
         self.spec = spec
+        self.key = spec.key
         self.start, self.stop = owned_elements(spec.elements, spec.first_place, place, places)
         self.count = self.stop - self.start
         self.current, self.previous = (allocate or _lazy_pair)(self.count)
@@ -92,12 +93,16 @@ class DenseTable:
         The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
         `in_place`. A `rate` replaces that of the rule.
         """
-        start, stop = self.bounds(part)
-        source, target = self.values, self.values if in_place else self.previous
-        for a, b in _chunks(start, stop):
-            merged, scratch = self._merged[: b - a], self._scratch[: b - a]
-            merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
-            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t, rate)
+        start, stop = self.bounds(part) if part else (0, min(PART_ELEMENTS, self.count))
+        source = self.values
+        target = source if in_place else self.previous
+        is_whole = stop - start <= CHUNK_ELEMENTS
+        for a in range(start, stop, CHUNK_ELEMENTS):
+            b = min(a + CHUNK_ELEMENTS, stop)
+            own = grads if is_whole else [(weight, grad[a - start : b - start]) for weight, grad in grads]
+            merged, state = self._merged[: b - a], [array[a:b] for array in self.state] if self.state else ()
+            merge(merged, self._scratch[: b - a], own, total)
+            rule.update(source[a:b], state, merged, target[a:b], t, rate)
         return target[start:stop]
 
     def keep(self, part: int) -> None:
@@ -136,8 +141,8 @@ class FrozenDense:
 
 def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:
     """Compute `merged = (0 + w0 * g0 + w1 * g1 + ...) / total`, each operation rounded to float32."""
-    is_omitted, divisor = _common_weight(grads, total)
     first_weight, first = grads[0]
+    is_omitted, divisor = _common_weight(grads, total) if total > 1 else (True, 1)
     if is_omitted:
         np.add(first, _ZERO, out=merged)
     else:
@@ -158,11 +163,14 @@ def _common_weight(grads: Sequence[Weighted], total: int) -> tuple[bool, float]:
 
     Multiplying by a power of two changes no bit of a mantissa, so it may be omitted on both sides.
     """
-    weight = float(grads[0][0])
-    is_power = weight >= 1 and math.frexp(weight)[0] == 0.5 and total % weight == 0
-    if is_power and all(each == weight for each, _ in grads):
-        return True, total / weight
-    return False, float(total)
+    first = grads[0][0]
+    weight = float(first)
+    if weight < 1 or math.frexp(weight)[0] != 0.5 or total % weight:
+        return False, float(total)
+    for each, _ in grads:
+        if each is not first and each != first:
+            return False, float(total)
+    return True, total / weight
 
 
 def _chunks(start: int, stop: int) -> list[tuple[int, int]]:

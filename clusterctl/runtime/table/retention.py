@@ -7,7 +7,7 @@ of a row is as reproducible as its values. `store.eviction` enforces it.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,7 @@ def _part_to_json(part: Any) -> dict[str, Any] | None:
     if part is None:
         return None
     kind = next(name for name, cls in _PARTS.items() if isinstance(part, cls))
-    return {"kind": kind, **asdict(part)}
+    return {"kind": kind, **vars(part)}
 
 
 def retention_from_json(data: Any) -> Retention | None:

@@ -56,8 +56,12 @@ class Rule:
         self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float | None = None
     ) -> None:
         """Apply one step, see the module; `rate` replaces `lr`. It raises nothing, and NaN stays NaN."""
-        self._penalise(value, grad)
-        self._move(value, state, grad, out, t, self._rate(t) if rate is None else rate)
+        if self.l1 or self.l2:
+            self._penalise(value, grad)
+        lr = self.lr
+        if rate is None:
+            rate = lr.at(t) if isinstance(lr, Schedule) else lr
+        self._move(value, state, grad, out, t, rate)
 
     def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:
         raise NotImplementedError
@@ -69,9 +73,6 @@ class Rule:
             signs = np.sign(value)
             signs *= np.float32(self.l1)
             grad += signs
-
-    def _rate(self, t: int) -> float:
-        return self.lr.at(t) if isinstance(self.lr, Schedule) else self.lr
 
     def _set(self, lr: Rate, **numbers: float) -> None:
         object.__setattr__(self, "lr", lr if isinstance(lr, Schedule) else self._checked("lr", lr))

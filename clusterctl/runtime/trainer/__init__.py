@@ -1,5 +1,5 @@
 """The trainer's side: the object that `connect()` returns, and how it talks to the pservers.
 
-May import `shm`, `store`, `table`, `wire` and the modules of `runtime`, never `pserver`. Start reading at
+May import `shm`, `store`, `stream`, `table`, `wire` and the modules of `runtime`, never `pserver`. Start reading at
 `session.py`.
 """

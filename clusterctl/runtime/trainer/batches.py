@@ -75,26 +75,26 @@ class ReaderCursor:
     """`ps.cursor`: where the reader is, in its own terms. The reader sets it; it belongs to the batch yielded next.
 
     `has_others` means that it may continue from the cursors of all trainers of an earlier run instead, `resized` that
-    an earlier run had another number of them.
+    an earlier run had another number of them. It may be set while the reader `is_reading`.
     """
 
     def __init__(self, value: Any, *, has_others: bool, resized: bool) -> None:
         self.value = value
         self.has_others = has_others
         self.resized = resized
-        self._is_reading = False
+        self.is_reading = False
 
     def while_reading(self, read: Callable[[], Any]) -> Any:
         """Return `read()`, which may set the value."""
-        self._is_reading = True
+        self.is_reading = True
         try:
             return read()
         finally:
-            self._is_reading = False
+            self.is_reading = False
 
     def set(self, value: Any) -> None:
         """Set the value. Raises UseError outside the reader, and for a value that cannot be kept."""
-        if not self._is_reading:
+        if not self.is_reading:
             raise UseError("ps.cursor is set outside the reader", remedy="set it in the reader, before it yields")
         try:
             text = json.dumps(value)
@@ -130,7 +130,13 @@ class _Feed:
     def __next__(self) -> tuple[Any, Any]:
         if self._next:
             return self._next.pop()
-        return self._cursor.while_reading(lambda: next(self._batches)), self._cursor.value
+        cursor = self._cursor
+        cursor.is_reading = True
+        try:
+            batch = next(self._batches)
+        finally:
+            cursor.is_reading = False
+        return batch, cursor.value
 
 
 class BatchSource:
@@ -229,6 +235,8 @@ class BatchSource:
         """Return this trainer's batches of a pass, of which `feed` goes on with number `begin`."""
         every, offset = self._share_of(pass_)
         end = None if self._most is None else max(0, self._most * every - begin)
+        if every == 1:
+            return itertools.islice(feed, end)
         return (item for number, item in enumerate(itertools.islice(feed, end), begin) if number % every == offset)
 
 
@@ -253,6 +261,8 @@ def whole_number(name: str, number: Any, least: int) -> int:
 
 
 def checked_samples(samples: Any, rank: int, step: int) -> int:
+    if type(samples) is int and samples >= 0:
+        return samples
     if isinstance(samples, (bool, np.bool_)) or not isinstance(samples, (int, np.integer)) or samples < 0:
         raise UseError(
             f"trainer {rank}, step {step}: samples={samples!r} is not an integer >= 0",

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, Optional
 
 from clusterctl.runtime.environment import Environment
@@ -56,11 +57,12 @@ class Client:
     `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
     of the trainers of an earlier run that had another number of them. `has_state` means that the trainer has state of
     its own, which pushes say, and `had_state` that its newest push before a restart said so; `cut` is the number of the
-    newest cut that a reply announced. `refresh(part)` is called with the new values in replies to pushes.
+    newest cut that a reply announced. `window` pushes may be in flight. `refresh(parts)` is called with the new values
+    in replies to pushes.
     """
 
     def __init__(
-        self, env: Environment, link: Link, rank: int, progress: Progress, refresh: Callable[[wire.Part], None]
+        self, env: Environment, link: Link, rank: int, progress: Progress, refresh: Callable[[list[wire.Part]], None]
     ) -> None:
         self.rank = rank
         self.layout = link.layout
@@ -142,11 +144,6 @@ class Client:
 
     # Pushes
 
-    @property
-    def window(self) -> int:
-        """The number of pushes that may be in flight."""
-        return WINDOWS[self.mode.name]
-
     def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
         """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
         make, pending = self._push_maker(context, samples), PendingReplies()
@@ -158,13 +155,15 @@ class Client:
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
-            self.memory.put_rows(pending.leases, lane, out)
+            if self.memory.clients:
+                self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
             facts = {**cursor, "rates": out.rates} if out.rates else cursor
             last = [wire.json_part(facts)] if facts else []
-            message = make(lane, 0, count, [*out.opening, *last])
+            message = make(lane, 0, count, [*out.opening, *last] if last else out.opening)
             full = None if out.full is None else make(lane, 0, count, [*out.full, *last])
-            self._post_push(pending, lane, message, full)
+            pending.unanswered += 1
+            self._link.post(lane, message, partial(self._take_push, pending, lane), full)
             if out.pieces:
                 pieces[lane] = out.pieces
         if pieces:
@@ -218,8 +217,7 @@ class Client:
             self._pieces_out[lane] -= 1
             if lease is not None:
                 lease.release()
-            for fresh in reply.parts:
-                self._refresh(fresh)
+            self._refresh(reply.parts)
 
         pending.unanswered += 1
         self._pieces_out[lane] = self._pieces_out.get(lane, 0) + 1
@@ -229,7 +227,9 @@ class Client:
         """Wait until at most `in_flight` pushes are unanswered."""
         while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > in_flight):
             self.wait_for(self._pushes[0])
-            self._pushes.popleft().release()
+            pending = self._pushes.popleft()
+            if pending.leases:
+                pending.release()
 
     @property
     def passes_done(self) -> int:
@@ -265,6 +265,7 @@ class Client:
         self._gone = dict(facts[0]["gone"])
         earliest = min(known.values(), key=lambda own: int(own["step"]))
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
+        self.window = WINDOWS[self.mode.name]
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
         self._passes = {lane: int(own["passes"]) for lane, own in known.items()}
@@ -336,15 +337,12 @@ class Client:
         pending.unanswered += 1
         self._link.post(lane, message, take)
 
-    def _post_push(self, pending: PendingReplies, lane: int, message: wire.Message, full: wire.Message | None) -> None:
-        def take(reply: wire.Message) -> None:
-            self._record(pending, lane, reply)
-            for part in reply.parts:
-                self._refresh(part)
-            self._passes[lane] = reply.pass_
-
-        pending.unanswered += 1
-        self._link.post(lane, message, take, full)
+    def _take_push(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
+        """Take the reply to the opening of a push."""
+        self._record(pending, lane, reply)
+        if reply.parts:
+            self._refresh(reply.parts)
+        self._passes[lane] = reply.pass_
 
     def _record(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
         pending.unanswered -= 1

@@ -20,6 +20,7 @@ from clusterctl.runtime.wire import messages as wire
 
 _REMEMBERED = 8
 _SAMPLED = 32
+_FLOAT32 = np.dtype(np.float32)
 
 
 class TableOwner(Protocol):
@@ -44,6 +45,7 @@ class Dense:
     def __init__(self, owner: TableOwner, spec: TableSpec) -> None:
         self._owner = owner
         self.spec = spec
+        self.key = spec.key
         self.name = spec.name
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
@@ -71,12 +73,13 @@ class Dense:
 
     def refresh(self, part: wire.Part) -> None:
         """Store a part of the table from a reply."""
-        quantizer = self.spec.quantizer
-        if part.kind == wire.CHANGE and quantizer is not None:
-            change = quantizer.unpack(part.array)[: len(self.flat) - part.offset]
-            self.flat[part.offset : part.offset + len(change)] += change
+        kind, array, _, offset, _ = part
+        quantizer = self.spec.quantizer if kind == wire.CHANGE else None
+        if quantizer is None:
+            self.flat[offset : offset + len(array)] = array
         else:
-            self.flat[part.offset : part.offset + len(part.array)] = part.array
+            change = quantizer.unpack(array)[: len(self.flat) - offset]
+            self.flat[offset : offset + len(change)] += change
 
     def packed(self, gradient: Floats, start: int) -> Bytes:
         """Return the gradient of the elements from `start` as bytes, for a table with `wire`.
@@ -110,6 +113,9 @@ class Dense:
 
     def checked(self, gradient: Any) -> Floats:
         """Return the flattened gradient, a view where possible. Raises UseError for a wrong shape or dtype."""
+        if type(gradient) is np.ndarray and gradient.dtype is _FLOAT32 and gradient.shape == self.shape:
+            flat: Floats = gradient.reshape(-1)
+            return flat
         what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
 

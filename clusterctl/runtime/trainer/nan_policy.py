@@ -10,6 +10,7 @@ from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.progress import Progress
 
 _SMALL_ELEMENTS = 262_144
+_INFINITY = float("inf")
 _CHECK_EVERY_S = 1.0
 _REPORT_EVERY_S = 1.0
 _REMEDY = 'try a smaller learning rate or clip=clip_by_norm(5.0); ON_NAN = "skip" skips such batches'
@@ -44,9 +45,15 @@ class NanPolicy:
 
         `as_sent` means that the gradient will be sent as it is, not merged with others first.
         """
-        what = self._in_loss(loss) or self._in_gradient(gradient, self._half and as_sent)
-        if what is None:
+        if loss is not None and not abs(loss) < _INFINITY:
+            what = f"the loss of trainer {self._rank}"
+        elif self.policy == "warn" and not self._is_due(gradient):
             return True
+        else:
+            name = gradient.not_finite(self._half and as_sent)
+            if name is None:
+                return True
+            what = f"the gradient of table {name!r} of trainer {self._rank}"
         if self.policy == "warn":
             self._report(step, what, "warned", "training continues")
             return True
@@ -59,20 +66,12 @@ class NanPolicy:
         )
         return False
 
-    def _in_loss(self, loss: float | None) -> str | None:
-        if loss is None or abs(loss) < float("inf"):
-            return None
-        return f"the loss of trainer {self._rank}"
-
-    def _in_gradient(self, gradient: Gradient, half: bool) -> str | None:
-        if self.policy == "warn" and not self._is_due(gradient):
-            return None
-        names = gradient.not_finite(half)
-        return f"the gradient of table {names[0]!r} of trainer {self._rank}" if names else None
-
     def _is_due(self, gradient: Gradient) -> bool:
-        now, size = self._clock(), sum([array.size for array in gradient.arrays()])
-        if size == 0 or (size > _SMALL_ELEMENTS and now - self._checked_s < _CHECK_EVERY_S):
+        size = sum([array.size for array in gradient.arrays()])
+        if size <= _SMALL_ELEMENTS:
+            return size > 0
+        now = self._clock()
+        if now - self._checked_s < _CHECK_EVERY_S:
             return False
         self._checked_s = now
         return True

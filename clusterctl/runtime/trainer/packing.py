@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar, Union
 
 import numpy as np
@@ -29,20 +30,23 @@ MakeParts = Callable[[], list[wire.Part]]
 _WHOLE_ELEMENTS = 16_384
 #: So many fit into `MAX_JSON_BYTES`.
 _MOST_RATES = 20_000
+_by_key = attrgetter("key")
 
 
 def checked_rates(rates: Mapping[Handle, float] | None, tables: Mapping[int, Handle], mode: str) -> dict[Handle, float]:
     """Return the learning rates that a push gives, by table of the session. Raises UseError."""
-    if rates and mode == "geo":
+    if not rates:
+        return {}
+    if mode == "geo":
         raise UseError(f"rates={rates!r:.80} in geo mode, where a push has many steps", remedy="use another MODE")
-    if len(rates or {}) > _MOST_RATES:
-        raise UseError(f"rates of {len(rates or {})} tables", remedy=f"pass those of at most {_MOST_RATES} tables")
-    for handle, rate in (rates or {}).items():
+    if len(rates) > _MOST_RATES:
+        raise UseError(f"rates of {len(rates)} tables", remedy=f"pass those of at most {_MOST_RATES} tables")
+    for handle, rate in rates.items():
         if not isinstance(handle, (Dense, Embedding)) or tables.get(handle.spec.key) is not handle:
             raise UseError(f"a rate of {handle!r}, which is not a table of this session")
         if not is_rate(rate):
             raise UseError(f"the rate of table {handle.name!r} is {rate!r}", remedy="pass a finite number >= 0")
-    return {handle: float(rate) for handle, rate in (rates or {}).items()}
+    return {handle: float(rate) for handle, rate in rates.items()}
 
 
 @dataclass
@@ -73,7 +77,8 @@ class Gradient:
         return Gradient(dense, sparse)
 
     def arrays(self) -> list[Floats]:
-        return [*self.dense.values(), *(rows for _, rows in self.sparse.values())]
+        dense = [*self.dense.values()]
+        return dense + [rows for _, rows in self.sparse.values()] if self.sparse else dense
 
     def by_table(self) -> dict[Handle, Any]:
         both: list[tuple[Handle, Any]] = [*self.dense.items(), *self.sparse.items()]
@@ -89,12 +94,16 @@ class Gradient:
         """Return a copy, for a push that is still being sent when the program reuses its arrays."""
         return self.replaced([array.copy() for array in self.arrays()])
 
-    def not_finite(self, half: bool = False) -> list[str]:
-        """Return the names of tables whose gradients have NaN or infinite numbers, with `half` in float16."""
+    def not_finite(self, half: bool = False) -> str | None:
+        """Return the name of the first table whose gradient has NaN or infinite numbers, with `half` in float16."""
         is_good = fits_half if half else is_finite
-        with np.errstate(over="ignore"):
-            dense = [handle.name for handle, values in self.dense.items() if not is_good(values)]
-            return dense + [handle.name for handle, (_, rows) in self.sparse.items() if not is_good(rows)]
+        for handle, values in self.dense.items():
+            if not is_good(values):
+                return handle.name
+        for embedding, (_, rows) in self.sparse.items():
+            if not is_good(rows):
+                return embedding.name
+        return None
 
 
 @dataclass
@@ -118,12 +127,16 @@ class Packer:
         self._known: dict[int, set[bytes]] = {}
         self._known_bytes: dict[int, int] = {}
 
-    def pack(self, gradient: Gradient, lanes: Mapping[int, Any], rates: Mapping[Handle, float]) -> dict[int, Outgoing]:
+    def pack(self, gradient: Gradient, lanes: Iterable[int], rates: Mapping[Handle, float]) -> dict[int, Outgoing]:
         """Return the parts for each of `lanes`; every lane gets an opening, if only an empty one."""
         out = {lane: Outgoing() for lane in lanes}
-        for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
+        for handle in sorted(gradient.dense, key=_by_key):
+            flat, is_plain = gradient.dense[handle], not self._half and handle.spec.wire is None
             for lane, start, stop in handle.runs:
-                self._dense(out[lane], handle, flat, start, stop)
+                if is_plain and stop - start <= _WHOLE_ELEMENTS:
+                    out[lane].opening.append(wire.as_part((wire.DENSE, flat[start:stop], handle.key, start, None)))
+                else:
+                    self._dense(out[lane], handle, flat, start, stop)
         for embedding, (ids, rows) in gradient.sparse.items():
             for lane, positions in embedding.shared_out(ids):
                 whole = len(positions) == len(ids)
@@ -156,15 +169,15 @@ class Packer:
         return full
 
     def _dense(self, out: Outgoing, handle: Dense, flat: Floats, start: int, stop: int) -> None:
-        parts = [self._part(handle, flat, a, min(a + PART_ELEMENTS, stop)) for a in range(start, stop, PART_ELEMENTS)]
         if stop - start <= _WHOLE_ELEMENTS:
-            out.opening += parts
-        else:  # dense tables come first, before there is a `full`
-            out.opening.append(wire.later_part(handle.spec.key, len(parts)))
-            out.pieces += parts
+            out.opening.append(self._part(handle, flat, start, stop))
+            return
+        parts = [self._part(handle, flat, a, min(a + PART_ELEMENTS, stop)) for a in range(start, stop, PART_ELEMENTS)]
+        out.opening.append(wire.later_part(handle.key, len(parts)))  # before there is a `full`: rows come last
+        out.pieces += parts
 
     def _part(self, handle: Dense, flat: Floats, start: int, stop: int) -> wire.Part:
-        values, key = flat[start:stop], handle.spec.key
+        values, key = flat[start:stop], handle.key
         if handle.spec.wire is not None:
             return wire.Part(wire.CHANGE, handle.packed(values, start), key, start)
         if self._half:

@@ -51,7 +51,7 @@ class Parameters:
         """Send a push, call `when_sent` (which may request rows), and wait until the mode lets the trainer continue."""
         client = self.client
         sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
-        client.push(self.packer.pack(sent, dict.fromkeys(client.used), context.rates), context, samples)
+        client.push(self.packer.pack(sent, client.used, context.rates), context, samples)
         when_sent()
         client.settle(client.window - 1)
 

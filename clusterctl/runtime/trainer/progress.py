@@ -69,7 +69,7 @@ class Progress:
 
     def blocked(self, seconds: float, held_s: float) -> None:
         """Record that a request blocked the trainer for `seconds`, of which the pservers waited `held_s` for others."""
-        wait_s = min(seconds, held_s)
+        wait_s = held_s if held_s < seconds else seconds
         for window in (self._in_pass, self._recent):
             window.wait_s += wait_s
             window.wire_s += seconds - wait_s

@@ -330,17 +330,17 @@ class Session:
         """
         self._guard.check("ps.push")
         context = unpushed(self._context)
-        context.rates = checked_rates(rates, self._handles, self.mode)
-        count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
+        step, context.rates = self._parameters.step, checked_rates(rates, self._handles, self.mode)
+        count, value = checked_samples(samples, self.rank, step), checked_loss(loss)
         gradient = Gradient.checked(gradients, self._handles)
         alone = self._accumulate == 1
-        gradient = self._clipped(gradient) if alone else gradient
-        if count and not self._nan_policy.admits(self.step, gradient, value, as_sent=alone):
+        gradient = self._clipped(gradient) if alone and self._clip is not None else gradient
+        if count and not self._nan_policy.admits(step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
         context.pushed = True
         self._batch, self._position, self._rates = context.batch + 1, context.position, context.rates
         self._send(gradient, context, count)
-        self._progress.stepped(self.step, count, value)
+        self._progress.stepped(self._parameters.step, count, value)
 
     def parallel(self, f: Work, batch: Any, parts: int | None = None, split: Split | None = None) -> Result:
         """Return the arguments of `push`, merged from `f(part) -> (gradients, samples, loss)`, which runs in threads.
@@ -359,7 +359,7 @@ class Session:
                 self._prefetch(context)
                 return
             gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
-        self._parameters.push(gradient, context, samples, lambda: self._prefetch(context))
+        self._parameters.push(gradient, context, samples, functools.partial(self._prefetch, context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
@@ -380,10 +380,10 @@ class Session:
                     self._requested[handle] = (context.pass_, number)
                     self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
 
-    def _refresh(self, part: wire.Part) -> None:
-        handle = self._handles.get(part.table)
-        if isinstance(handle, Dense):
-            handle.refresh(part)
+    def _refresh(self, parts: list[wire.Part]) -> None:
+        for part in parts:
+            if isinstance(handle := self._handles.get(part.table), Dense):
+                handle.refresh(part)
 
     # Saves and metrics
 

@@ -1,28 +1,29 @@
-"""A trainer's link to pserver processes: a DEALER socket to each lane, retries of lost requests, notices of long waits.
+"""A trainer's link to pserver processes: requests in flight on each lane, retries of lost ones, notices of long waits.
 
 Every request may be repeated safely. A lane with unanswered requests is sent a small probe each second: its reply lists
 the requests that it holds (and the trainers it waits for); the others are sent again, in order. So a slow step never
 resends megabytes. A silent lane gets a new connection, and well after the node's grace an error: the lead, which knows
-whether the node is lost, decides first.
+whether the node is lost, decides first. If the stream of a lane breaks, or the lane is silent, all of its unanswered
+requests are sent again over ZeroMQ.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable
-
-import zmq
 
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
+from clusterctl.runtime.stream.carrier import Carrier, Carriers
 from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.sharding import Layout, layout_of
 from clusterctl.runtime.trainer.link import OnReply, raise_for_error
 from clusterctl.runtime.wire import messages as wire
-from clusterctl.runtime.wire.sockets import open_context, open_dealer, receive_frames, send_frames
 
 _SLOWEST_BYTES_PER_S = 1e6
 _NOTICES_S = (10.0, 60.0)
@@ -44,16 +45,13 @@ class Request:
 
 @dataclass
 class LaneConnection:
-    """The connection to one lane: its socket, the requests in flight, and when the lane last answered.
+    """The connection to one lane: its carrier, the requests in flight, and when the lane last answered.
 
     `probes` are unanswered: their numbers, each with that of the newest request before it.
     """
 
-    address: str
-    server_key: str
-    socket: zmq.Socket[bytes]
+    lane: int
     requests: OrderedDict[int, Request] = field(default_factory=OrderedDict)
-    unsent: deque[list[Any]] = field(default_factory=deque)
     bytes: int = 0
     heard_s: float = 0.0
     opened_s: float = 0.0
@@ -62,10 +60,11 @@ class LaneConnection:
     newest: int = 0
     waiting: list[int] = field(default_factory=list)
     find: wire.Shared | None = None
+    carrier: Carrier = field(init=False)
 
 
 class RemoteLink:
-    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent for well over the node's grace.
+    """The link over sockets. Raises UnreachableError for a pserver that stays silent for well over the node's grace.
 
     `on_wait(facts)` is called about once a second during a wait: `trainers` that are waited for, the `pserver` that was
     silent for longest, and `for_s`, the seconds since the wait began or a reply came.
@@ -86,12 +85,9 @@ class RemoteLink:
         self._clock = clock
         self._probe_every_s = probe_every_s
         self._patience_s = _GRACES * env.spec.timing.node_grace_s + _MORE_S
-        self._keys = env.keys() if env.secure else None
-        self._context = open_context()
-        self._poller = zmq.Poller()
+        self._carriers = Carriers(env.keys() if env.secure else None, env.run_paths, probe_every_s)
         self._addresses = env.pservers
         self._connections: dict[int, LaneConnection] = {}
-        self._by_socket: dict[Any, int] = {}
         self._notices = 0
         self._on_wait = on_wait
         self._on_unanswered = on_unanswered
@@ -108,12 +104,13 @@ class RemoteLink:
         connection = self._connections[lane]
         frames = wire.encode(message)
         size = sum([len(frame) for frame in frames])
-        if not connection.requests:
+        is_first = not connection.requests
+        if is_first:
             connection.heard_s = connection.opened_s = connection.probed_s = self._clock()
         connection.requests[message.request] = Request(message, frames, on_reply, full, size)
         connection.bytes += size
         connection.newest = max(connection.newest, message.request)  # a request in full may follow later ones
-        self._send(connection, frames)
+        connection.carrier.send(frames, is_first=is_first, is_begun=message.pieces > 1)
 
     def share(self, lane: int, find: wire.Shared) -> None:
         self._connections[lane].find = find
@@ -122,7 +119,8 @@ class RemoteLink:
         began = self._clock()
         self._notices = 0
         while not done():
-            received, now = self._receive(), self._clock()
+            busy = [connection.carrier for connection in self._connections.values() if connection.requests]
+            received, now = self._carriers.receive(busy), self._clock()
             if now - max(began, self._notified_s) >= self._probe_every_s:
                 self._notified_s = now
                 self._on_wait({**self._waited_for(), "for_s": round(now - max(began, self._answered_s), 3)})
@@ -134,76 +132,34 @@ class RemoteLink:
             self._print_notice(now - began, now)
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.socket.close(linger=0)
-        self._context.term()
+        self._carriers.close()
 
     def _add(self, lane: int, address: str) -> None:
-        server_key = str(self._keys["servers"][lane // self.layout.per_pserver]) if self._keys else ""
-        connection = LaneConnection(address, server_key, self._open(address, server_key))
-        self._connections[lane] = connection
-        self._register(lane, connection)
-
-    def _open(self, address: str, server_key: str) -> zmq.Socket[bytes]:
-        return open_dealer(self._context, address, self._keys, server_key)
-
-    def _register(self, lane: int, connection: LaneConnection) -> None:
-        connection.socket.setsockopt(zmq.RCVTIMEO, max(1, int(self._probe_every_s * 1000)))
-        self._by_socket[connection.socket] = lane
-        self._poller.register(connection.socket, zmq.POLLIN)
+        connection = self._connections[lane] = LaneConnection(lane)
+        deliver, send_again = partial(self._deliver, connection), partial(self._send_again, connection)
+        connection.carrier = self._carriers.add(address, lane // self.layout.per_pserver, deliver, send_again)
 
     def _reopen(self, connection: LaneConnection) -> None:
-        lane = self._by_socket.pop(connection.socket)
-        self._poller.unregister(connection.socket)
-        connection.socket.close(linger=0)
-        connection.socket = self._open(connection.address, connection.server_key)
-        connection.unsent.clear()
-        self._register(lane, connection)
+        connection.carrier.reopen()
+        self._send_again(connection)
 
-    def _send(self, connection: LaneConnection, frames: list[Any]) -> None:
-        if not connection.unsent and _try_send(connection.socket, frames):
-            return
-        connection.unsent.append(frames)
-        self._poller.modify(connection.socket, zmq.POLLIN | zmq.POLLOUT)
+    def _send_again(self, connection: LaneConnection) -> None:
+        for request in list(connection.requests.values()):
+            connection.carrier.send(request.frames)
 
-    def _flush(self, connection: LaneConnection) -> None:
-        while connection.unsent and _try_send(connection.socket, connection.unsent[0]):
-            connection.unsent.popleft()
-        if not connection.unsent:
-            self._poller.modify(connection.socket, zmq.POLLIN)
-
-    def _receive(self) -> bool:
-        """Handle the available replies, or wait briefly for some; return False if no reply came."""
-        busy = [connection for connection in self._connections.values() if connection.requests]
-        if len(busy) == 1 and not busy[0].unsent:
-            return self._take(busy[0], 0)
-        ready = self._poller.poll(int(self._probe_every_s * 1000))
-        for socket, event in ready:
-            connection = self._connections[self._by_socket[socket]]
-            if event & zmq.POLLOUT:
-                self._flush(connection)
-            if event & zmq.POLLIN:
-                self._take(connection, zmq.NOBLOCK)
-        return bool(ready)
-
-    def _take(self, connection: LaneConnection, flags: int) -> bool:
+    def _deliver(self, connection: LaneConnection, frames: Sequence[wire.Buffer]) -> None:
         try:
-            frames = receive_frames(connection.socket, flags)
-        except zmq.Again:
-            return False
-        try:
-            reply = wire.decode([frame.buffer for frame in frames], connection.find)
+            reply = wire.decode(frames, connection.find)
         except WireError:
-            return True
+            return
         if reply.request in connection.probes:
             self._handle_probe_reply(connection, reply)
-            return True
+            return
         request = connection.requests.pop(reply.request, None)
         if request is not None:
             connection.heard_s = self._answered_s = self._clock()
             connection.bytes -= request.bytes
             self._handle_reply(connection, request, reply)
-        return True
 
     def _handle_reply(self, connection: LaneConnection, request: Request, reply: wire.Message) -> None:
         try:
@@ -211,8 +167,11 @@ class RemoteLink:
         except ForgottenError:
             if request.full is None:
                 raise
-            self.post(self._by_socket[connection.socket], request.full, request.on_reply)
+            self.post(connection.lane, request.full, request.on_reply)
             return
+        if request.message.kind == wire.HELLO:
+            with contextlib.suppress(WireError):
+                connection.carrier.begin_stream(reply.json().get("stream"), reply.rank)
         request.on_reply(reply)
 
     def _handle_probe_reply(self, connection: LaneConnection, reply: wire.Message) -> None:
@@ -228,32 +187,29 @@ class RemoteLink:
         connection.waiting = [int(rank) for rank in state.get("waiting", [])] if held else []
         for number, request in connection.requests.items():
             if number <= newest and number not in held:
-                self._send(connection, request.frames)
+                connection.carrier.send(request.frames)
 
     def _probe_or_reopen(self, connection: LaneConnection, now: float, reply_bytes: int) -> None:
         silent_s = now - connection.heard_s
         patience_s = self._patience_s + (connection.bytes + reply_bytes) / _SLOWEST_BYTES_PER_S
         if silent_s >= patience_s:
-            pserver = self._by_socket[connection.socket] // self.layout.per_pserver
+            pserver = connection.lane // self.layout.per_pserver
             self._on_unanswered(pserver)
             raise UnreachableError(
-                f"pserver {pserver} ({connection.address}) has not answered for {silent_s:.0f} s",
+                f"pserver {pserver} ({connection.carrier.address}) has not answered for {silent_s:.0f} s",
                 remedy="see its server.log, and check that the network lets this node reach that port",
             )
         if now - max(connection.heard_s, connection.opened_s) >= patience_s / 3:
             connection.opened_s = now
             self._reopen(connection)
-            for request in connection.requests.values():
-                self._send(connection, request.frames)
-        if now - connection.probed_s >= self._probe_every_s and not connection.unsent:
+        connection.carrier.give_up_late(now)
+        if now - connection.probed_s >= self._probe_every_s and not connection.carrier.is_queued:
             connection.probed_s = now
             self._probes += 1
             connection.probes[self._probes] = connection.newest
             oldest = next(iter(connection.requests.values())).message
-            self._send(
-                connection,
-                wire.encode(wire.Message(wire.PROBE, oldest.rank, self._probes, oldest.epoch, oldest.attempt)),
-            )
+            probe = wire.Message(wire.PROBE, oldest.rank, self._probes, oldest.epoch, oldest.attempt)
+            connection.carrier.send(wire.encode(probe))
 
     def _waited_for(self) -> dict[str, Any]:
         """Return the `trainers` that pservers wait for, and the `pserver` that was silent for longest."""
@@ -272,19 +228,10 @@ class RemoteLink:
         pserver = lane // self.layout.per_pserver
         ranks = sorted({rank for _, other in busy for rank in other.waiting})
         if now - connection.heard_s > 3 * self._probe_every_s:
-            print_line(
-                f"waiting for pserver {pserver} ({connection.address}), silent for {now - connection.heard_s:.0f} s"
-            )
+            silent_s = now - connection.heard_s
+            print_line(f"waiting for pserver {pserver} ({connection.carrier.address}), silent for {silent_s:.0f} s")
         elif ranks:
             step = next(iter(connection.requests.values())).message.step
             print_line(f"waiting for trainers {ranks} at step {step} for {waited_s:.0f} s")
         else:
-            print_line(f"waiting for pserver {pserver} ({connection.address}), busy, for {waited_s:.0f} s")
-
-
-def _try_send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:
-    try:
-        send_frames(socket, frames)
-    except zmq.Again:
-        return False
-    return True
+            print_line(f"waiting for pserver {pserver} ({connection.carrier.address}), busy, for {waited_s:.0f} s")

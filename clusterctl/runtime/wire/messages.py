@@ -1,6 +1,7 @@
 """The messages between trainers and pservers, and their frames. The only module that knows the format.
 
-A message is one ZeroMQ multipart message, all little-endian. Its first frame holds, one after the other,
+A message is a list of frames, all little-endian: one ZeroMQ multipart message, or what `stream.framed` makes of it. Its
+first frame holds, one after the other,
 
 | bytes       | contents                                                                         |
 |-------------|----------------------------------------------------------------------------------|
@@ -42,11 +43,12 @@ arrived whole, and libzmq refuses frames above `MAX_FRAME_BYTES` (ZMQ_MAXMSGSIZE
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -65,6 +67,9 @@ MAX_JSON_BYTES = 1 << 20
 MAX_POSITION_BYTES = 4_096
 #: Longer arrays get a separate frame; a frame costs more than copying this much.
 INLINE_BYTES = 16_384
+#: Directories that are kept once they are read and checked, as most messages repeat one; and the most parts of these.
+_DIRECTORIES_KEPT = 256
+_KEPT_PARTS = 64
 
 # Kinds of a trainer's requests, and of the replies.
 HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET, BUFFERS = 1, 2, 3, 4, 5, 6, 7, 9, 10  # 8 was used by older versions
@@ -118,6 +123,32 @@ class Part(NamedTuple):
     table: int = 0
     offset: int = 0
     position: int | None = None
+
+
+#: Makes a part of a tuple of its five fields, at half the cost.
+as_part = functools.partial(tuple.__new__, Part)
+
+
+class Parts(list[Part]):
+    """The parts of a received message, whose `directory` is the same object for the same bytes; or those of several
+    messages to be sent, which are encoded once.
+    """
+
+    directory: Directory | None = None
+    encoded: tuple[bytes, list[Any]] | None = None
+
+
+class Directory:
+    """A checked directory: for each part its kind, table, offset, position, dtype, place, number of values, shape (None
+    if it is flat), bytes, and where the bytes are if they are inline; the end of the first frame; the number of frames.
+    """
+
+    __slots__ = ("end", "entries", "frames")
+
+    def __init__(self, entries: list[_Entry], end: int, frames: int) -> None:
+        self.entries = entries
+        self.end = end
+        self.frames = frames
 
 
 @dataclass
@@ -175,44 +206,35 @@ def later_part(table: int, pieces: int) -> Part:
 def encode(message: Message) -> list[Any]:
     """Return the frames of `message`; long arrays are sent as views, and must not change until they are sent."""
     m = message
-    head = [
-        HEADER.pack(
-            MAGIC,
-            VERSION,
-            m.kind,
-            m.flags,
-            m.rank,
-            m.piece,
-            m.epoch,
-            m.attempt,
-            m.pass_,
-            m.batch,
-            m.request,
-            m.step,
-            m.version,
-            m.samples,
-            m.cut,
-            m.held_us,
-            len(m.parts),
-            m.pieces,
-        )
-    ]
+    about = (m.rank, m.piece, m.epoch, m.attempt, m.pass_, m.batch, m.request, m.step, m.version, m.samples, m.cut)
+    head = HEADER.pack(MAGIC, VERSION, m.kind, m.flags, *about, m.held_us, len(m.parts), m.pieces)
+    if not m.parts:
+        return [head]
+    if not isinstance(m.parts, Parts):
+        body, frames = _encoded(m.parts)
+    else:
+        m.parts.encoded = body, frames = m.parts.encoded or _encoded(m.parts)
+    return [head + body, *frames]
+
+
+def _encoded(parts: Sequence[Part]) -> tuple[bytes, list[Any]]:
+    """Return the directory with the inline arrays, and the other frames."""
+    directory: list[bytes] = []
     inline: list[bytes] = []
     frames: list[Any] = []
-    for kind, array, table, offset, position in m.parts:
-        width = array.shape[1] if array.ndim == 2 else 1
-        place = INLINE if array.nbytes <= INLINE_BYTES else FRAME
-        if position is not None and kind in _SHAREABLE:
-            place = SHARED
-        head.append(ENTRY.pack(table, offset, len(array), position or 0, width, kind, place))
+    for kind, given, table, offset, position in parts:
+        dtype = _DTYPES[kind]
+        array = given if given.dtype is dtype else np.asarray(given, dtype)
+        size, width = array.nbytes, array.shape[1] if array.ndim == 2 else 1
+        place = SHARED if position is not None and kind in _SHAREABLE else INLINE if size <= INLINE_BYTES else FRAME
+        directory.append(ENTRY.pack(table, offset, len(array), position or 0, width, kind, place))
         if place == INLINE:
-            raw = np.ascontiguousarray(array, _DTYPES[kind]).tobytes()
-            inline.append(raw)
-            if len(raw) % 8:
-                inline.append(bytes(-len(raw) % 8))
+            inline.append(array.tobytes())
+            if size % 8:
+                inline.append(bytes(-size % 8))
         elif place == FRAME:
-            frames.append(np.ascontiguousarray(array, _DTYPES[kind]).reshape(-1).view(np.uint8).data)
-    return [b"".join(head + inline), *frames]
+            frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return b"".join(directory + inline), frames
 
 
 def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
@@ -230,24 +252,8 @@ def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
     if count > MAX_PARTS or HEADER.size + count * ENTRY.size > len(first):
         raise WireError(f"a message claims {count} parts, its directory is shorter")
     parts = _parts(first, count, frames, shared) if count else _no_more(first, frames)
-    return Message(
-        kind,
-        rank,
-        request,
-        epoch,
-        attempt,
-        piece,
-        pass_,
-        batch,
-        step,
-        values,
-        samples,
-        cut,
-        held_us,
-        flags,
-        pieces,
-        parts,
-    )
+    about = (rank, request, epoch, attempt, piece, pass_, batch, step, values, samples, cut)
+    return Message(kind, *about, held_us, flags, pieces, parts)
 
 
 def rank_of(first: Buffer) -> int:
@@ -270,34 +276,55 @@ def _dtype(kind: int, items: int, width: int, place: int) -> np.dtype[Any]:
     return dtype
 
 
-def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared | None) -> list[Part]:
-    parts: list[Part] = []
-    at = HEADER.size + count * ENTRY.size
-    used = 1
-    for table, offset, items, position, width, kind, place in ENTRY.iter_unpack(first[HEADER.size : at]):
+_Entry = tuple[int, int, int, Optional[int], "np.dtype[Any]", int, int, Optional[tuple[int, int]], int, int]
+
+
+def _read(entries: bytes) -> Directory:
+    """Return the directory in these bytes. Raises WireError for one that no message can have."""
+    read: list[_Entry] = []
+    at, frames = HEADER.size + len(entries), 1
+    for table, offset, items, position, width, kind, place in ENTRY.iter_unpack(entries):
         dtype = _dtype(kind, items, width, place)
-        size = items * width * dtype.itemsize
-        if size == 0 and place == INLINE:
-            array = np.empty(0, dtype)
-        elif place == INLINE:
-            if size > INLINE_BYTES or at + size > len(first):
-                raise WireError(f"a part of {items} x {width} values is incomplete")
-            array = np.frombuffer(first, dtype, items * width, at)
-            at += size + -size % 8
+        values = items * width
+        size = values * dtype.itemsize
+        if place == INLINE and size > INLINE_BYTES:
+            raise WireError(f"a part of {items} x {width} values is incomplete")
+        if place == SHARED and kind not in _SHAREABLE:
+            raise WireError("a part claims to be in shared memory, where it cannot be")
+        shape = (items, width) if kind in _WIDE else None
+        read.append((kind, table, offset, position or None, dtype, place, values, shape, size, at))
+        at += size + -size % 8 if place == INLINE else 0
+        frames += place == FRAME
+    return Directory(read, at, frames)
+
+
+#: The same for a directory that is likely to come again. It depends on the bytes alone, so none is accepted that would
+#: not be accepted anew.
+_recalled = functools.lru_cache(_DIRECTORIES_KEPT)(_read)
+
+
+def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared | None) -> Parts:
+    entries = bytes(first[HEADER.size : HEADER.size + count * ENTRY.size])
+    directory = _recalled(entries) if count <= _KEPT_PARTS else _read(entries)
+    if directory.end != len(first) or directory.frames != len(frames):
+        raise WireError("a message is shorter or longer than its directory")
+    parts, used = Parts(), 1
+    parts.directory = directory
+    for kind, table, offset, position, dtype, place, values, shape, size, at in directory.entries:
+        if place == INLINE:
+            array = np.frombuffer(first, dtype, values, at) if size else np.empty(0, dtype)
         elif place == FRAME:
-            if used == len(frames) or len(frames[used]) != size:
-                raise WireError(f"the frame of a part of {items} x {width} values is missing or has another size")
+            if len(frames[used]) != size:
+                raise WireError(f"the frame of a part of {values} values has another size")
             array = np.frombuffer(frames[used], dtype)
             used += 1
-        elif shared is None or kind not in _SHAREABLE:
+        elif shared is None:
             raise WireError("a part claims to be in shared memory, where it cannot be")
         else:
-            array = np.frombuffer(shared(table, position, size), dtype)
+            array = np.frombuffer(shared(table, position or 0, size), dtype)
         if not array.flags.aligned:  # libzmq returns small frames at any offset of its receive buffer
             array = array.copy()
-        if kind in _WIDE:
-            array = array.reshape(items, width)
-        parts.append(Part(kind, array, table, offset, position or None))
-    if at != len(first) or used != len(frames):
-        raise WireError("a message is longer than its directory")
+        if shape is not None:
+            array = array.reshape(shape)
+        parts.append(as_part((kind, array, table, offset, position)))
     return parts

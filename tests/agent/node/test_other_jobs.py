@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ def test_a_claimed_port_of_another_account_shows_a_job(tmp_path: Path, monkeypat
             assert port in claimed_ports()
             seen: list[Any] = []
 
-            def holders(ports: Any) -> Any:
+            def holders(ports: Any, *, except_of: int) -> Any:
+                assert except_of == os.getuid()
                 seen.extend(ports)
                 return [{"port": port, "uid": 4711, "pid": None, "name": None}]
 

@@ -145,6 +145,7 @@ def test_ports_in_use_are_skipped_and_their_holder_is_named() -> None:
         assert len(set(numbers)) == 2
         (holder,) = ports.holders([first])
         assert (holder["port"], holder["pid"], holder["uid"]) == (first, other.pid, os.getuid())
+        assert ports.holders([first], except_of=os.getuid()) == []
         assert holder["name"].startswith("python")
 
 

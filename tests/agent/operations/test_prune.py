@@ -15,7 +15,7 @@ from agent.nodes import agent, ask, asked
 from clusterctl.agent.node.jobs import list_jobs
 from clusterctl.agent.node.locks import Holder, dispatch_lock, holder_of
 from clusterctl.agent.operations.prune import disk_bytes, find_content
-from clusterctl.cluster.bundle import boot_code
+from clusterctl.cluster.bundle import boot_program
 from clusterctl.common.files import delete, write_json
 from clusterctl.common.paths import META, JobPaths
 from clusterctl.common.requirements import effective
@@ -121,7 +121,7 @@ def test_an_agent_killed_during_removal_leaves_the_job_whole_or_gone(root: Path)
     with asked(root.parent, {"op": "prune"}) as call:  # the agent is already installed
         call.result()
     request = {"op": "prune", "remove": {"jobs": [OLD], "content": []}}
-    process.write(b"%d\n" % len(boot_code()) + boot_code() + json.dumps(request).encode() + b"\n")
+    process.write(boot_program() + json.dumps(request).encode() + b"\n")
     assert wait_until(lambda: not job.dir.exists())
     process.popen.kill()
     process.close()

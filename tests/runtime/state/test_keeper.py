@@ -240,7 +240,7 @@ def test_each_checkpoint_of_sync_has_the_state_of_its_step(tmp_path: Path, saves
                 return program(ps)
 
         together(cluster, own, 1)
-        pieces = {receipt["tag"] for receipt in cluster.receipts if receipt.get("checkpoint")}
+    pieces = {receipt["tag"] for receipt in cluster.receipts if receipt.get("checkpoint")}
     for rank in range(2):
         assert cuts(tmp_path, rank) == {f"step-{step:09d}": step for step in steps}
     assert pieces == set(cuts(tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -53,7 +52,7 @@ def trained(rule: Rule, steps: int, count: int = 300, start: Any = None) -> tupl
 
 def numbers_of(rule: Rule) -> dict[str, Any]:
     """Return the numbers that the oracle needs; a schedule becomes a function."""
-    numbers = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    numbers = dict(vars(rule))
     return {name: value.at if isinstance(value, Schedule) else value for name, value in numbers.items()}
 
 

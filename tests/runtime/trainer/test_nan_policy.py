@@ -153,8 +153,8 @@ class Large(Gradient):
     def arrays(self) -> list[Floats]:
         return [np.zeros(300_000, np.float32)]
 
-    def not_finite(self, half: bool = False) -> list[str]:
-        return ["w"]
+    def not_finite(self, half: bool = False) -> str:
+        return "w"
 
 
 def test_a_loss_alone_does_not_postpone_the_check_of_a_large_gradient() -> None:
