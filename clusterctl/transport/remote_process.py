@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple
 
@@ -188,6 +189,38 @@ class RemoteProcess(ABC):
     def _check(self, deadline: Deadline) -> None:
         if deadline.passed:
             raise failures.overdue(self._label, self._where, self._what, deadline.seconds or 0)
+
+
+class ProcessOnFiles(RemoteProcess):
+    """A command whose streams are files of this process, for which several threads may wait.
+
+    They are closed once nobody uses them: a file's number could soon be that of another one.
+    """
+
+    def __init__(self, *, label: str, where: str, what: str, stderr_limit: int) -> None:
+        super().__init__(label=label, where=where, what=what, stderr_limit=stderr_limit)
+        self.on_close: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the files open while in this context. Raises UnreachableError if the process is closed."""
+        with self._lock:
+            if self._closed:
+                raise self.lost()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._close_unused()
+
+    @abstractmethod
+    def _close_unused(self) -> None:
+        """Close the files that are not wanted any more, if nobody uses them. The lock is held."""
 
 
 class Deadline:

@@ -8,13 +8,13 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures
 from clusterctl.transport.carrier.failures import Ending, after_it_began
-from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S, Deadline, RemoteProcess, Take
+from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S, Deadline, ProcessOnFiles, Take
 
 SOON_S = 2.0  # a carrier whose pipes are closed may take so long to end by itself
 TERM_S = 1.0
@@ -23,7 +23,7 @@ LAST_PIECES = 256  # of standard error, read once the carrier has exited
 AHEAD_BYTES = 4 << 20  # of output, read while a command does not read its input; about as much as SSH takes
 
 
-class CarrierProcess(RemoteProcess):
+class CarrierProcess(ProcessOnFiles):
     """A command behind a carrier.
 
     Who waits for one of its pipes also reads the others, so that it never blocks on them; of two threads one does.
@@ -44,13 +44,10 @@ class CarrierProcess(RemoteProcess):
         super().__init__(label=label, where=where, what=what, stderr_limit=stderr_limit)
         self._popen, self._carrier, self._host = popen, carrier, host
         self._stdin, self._stdout, self._errors = (_end(pipe) for pipe in (popen.stdin, popen.stdout, popen.stderr))
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = self._input_ended = self._output_ended = self._errors_ended = False
+        self._input_ended = self._output_ended = self._errors_ended = False
         self._reading = threading.Lock()  # held by the thread that reads the outputs
         self._ahead = bytearray()  # of standard output
         self._take_errors: Callable[[bytes], None] = self._stderr.add
-        self.on_close: Callable[[], None] = lambda: None
         self.on_leave: Callable[[], None] = lambda: None
 
     def close_stdin(self) -> None:
@@ -214,20 +211,6 @@ class CarrierProcess(RemoteProcess):
                 if not ready:
                     break
                 self._take(ready)
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the pipes open while a thread waits for one of them: its number could soon be that of another file."""
-        with self._lock:
-            if self._closed:
-                raise self.lost()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                self._close_unused()
 
     def _close_unused(self) -> None:
         if self._users:

@@ -36,6 +36,7 @@ class IdleAgent(NamedTuple):
     connection: Connection
     channel: Channel
     kept: Kept
+    turn: threading.Lock  # held while it is tended, so that nothing comes between the bytes of a command
 
 
 class Lease:
@@ -84,6 +85,7 @@ class Connections:
     def lease(self, target: Target, keep_s: float) -> Iterator[Lease]:
         """Yield a connection to a server, which stays open for so long after this. Raises as `Dialer.connect` does."""
         was_open = target in self._pool.targets()
+        self._extend(target, keep_s)  # an agent may be kept before this lease ends
         try:
             with self._pool.lease(target) as connection:
                 lease = Lease(self._pool, target, connection, was_open)
@@ -91,11 +93,14 @@ class Connections:
                     lease.replace()  # raises why, unless the host has another key now
                 yield lease
         finally:
-            hop: Target | None = target
-            with self._lock:
-                while hop is not None:
-                    self._until[hop] = max(self._until.get(hop, 0.0), _now() + keep_s)
-                    hop = hop.via
+            self._extend(target, keep_s)
+
+    def _extend(self, target: Target, keep_s: float) -> None:
+        hop: Target | None = target
+        with self._lock:
+            while hop is not None:
+                self._until[hop] = max(self._until.get(hop, 0.0), _now() + keep_s)
+                hop = hop.via
 
     def _are_trusted(self, target: Target) -> bool:
         """Return True if the keys of a server and its jump hosts are known now. Use a jump host no more that is not."""
@@ -119,6 +124,10 @@ class Connections:
             idle = self._idle.pop((target, agent), None)
         if idle is None:
             return None
+        if not idle.turn.acquire(timeout=ALIVE_S):  # a beat is stuck in a connection that is dead
+            lease.replace()
+            return None
+        idle.turn.release()
         if _waits(idle) and idle.connection is lease.connection:
             if idle.connection.replies(ALIVE_S):
                 return idle
@@ -126,8 +135,9 @@ class Connections:
         _close(idle)
         return None
 
-    def keep(self, target: Target, agent: str, idle: IdleAgent) -> None:
+    def keep(self, target: Target, agent: str, lease: Lease, channel: Channel, kept: Kept) -> None:
         """Let an agent wait for the next command. Of two on one server, the second one ends."""
+        idle = IdleAgent(lease.connection, channel, kept, threading.Lock())
         with self._lock:
             is_kept = (target, agent) not in self._idle and len(self._idle) < self._most
             if is_kept:
@@ -138,17 +148,29 @@ class Connections:
 
     def tend(self) -> None:
         """Send beats to idle agents, and close what has not been used for long enough, or is broken."""
-        current = self._pool.targets()
         with self._lock:
             idle = dict(self._idle)
-            due = {target for target in current if self._until.get(target, 0.0) <= _now()}
+        current = self._pool.targets()  # asked last, so that it has the connections of all these agents
         for key, agent in idle.items():
-            if not _waits(agent) or key[0] in due or current.get(key[0]) is not agent.connection:
-                self._end(key)
-            elif _now() - self._beaten[key] >= agent.kept.every_s:
-                self._beaten[key] = _now()
-                self._beat(key, agent)
-        self._pool.close_unused(due)
+            with agent.turn:
+                self._tend_agent(key, agent, current.get(key[0]))
+        self._pool.close_unused(self._due())
+
+    def _tend_agent(self, key: tuple[Target, str], idle: IdleAgent, current: Connection | None) -> None:
+        with self._lock:
+            if self._idle.get(key) is not idle:
+                return  # a command has taken it
+            is_due = self._until.get(key[0], 0.0) <= _now()
+        if is_due or current is not idle.connection or not _waits(idle):
+            self._end(key, idle)
+        elif _now() - self._beaten[key] >= idle.kept.every_s:
+            self._beaten[key] = _now()
+            self._beat(key, idle)
+
+    def _due(self) -> set[Target]:
+        current = self._pool.targets()
+        with self._lock:
+            return {target for target in current if self._until.get(target, 0.0) <= _now()}
 
     def names(self) -> list[str]:
         """Return the servers to which there are connections."""
@@ -165,18 +187,20 @@ class Connections:
     def close(self) -> None:
         self._pool.close()
 
-    def _beat(self, key: tuple[Target, str], agent: IdleAgent) -> None:
+    def _beat(self, key: tuple[Target, str], idle: IdleAgent) -> None:
         try:
-            with speaking(agent.channel):
-                agent.channel.send(agent.kept.beat)
+            with speaking(idle.channel):
+                idle.channel.send(idle.kept.beat)
         except paramiko_loader.errors():  # also a timeout: an idle agent reads its input
-            self._end(key)
+            self._end(key, idle)
 
-    def _end(self, key: tuple[Target, str]) -> None:
+    def _end(self, key: tuple[Target, str], idle: IdleAgent) -> None:
+        """Close an idle agent, unless a command has just taken it: that one finds out by itself."""
         with self._lock:
-            idle = self._idle.pop(key, None)
-        if idle is not None:
-            _close(idle)
+            if self._idle.get(key) is not idle:
+                return
+            del self._idle[key]
+        _close(idle)
 
 
 def _waits(idle: IdleAgent) -> bool:

@@ -7,20 +7,19 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures
 from clusterctl.transport.keep import frames
 from clusterctl.transport.keep.frames import Frames
 from clusterctl.transport.keep.values import error_from_json
-from clusterctl.transport.remote_process import SLICE_S, Deadline, RemoteProcess, Take
+from clusterctl.transport.remote_process import SLICE_S, Deadline, ProcessOnFiles, Take
 
 ENDING_S = 10.0  # the helper closes its end of the input just before it reports why
 PIECE_BYTES = 32 * 1024  # so little that a socket that can be written to takes all of it
 
 
-class KeptProcess(RemoteProcess):
+class KeptProcess(ProcessOnFiles):
     """A command that the helper has started on a node, or with `resumed` an agent that it has kept.
 
     One thread may write while another reads. The helper ends the command's streams when this socket closes.
@@ -39,14 +38,12 @@ class KeptProcess(RemoteProcess):
     ) -> None:
         super().__init__(label=label, where=where, what=what, stderr_limit=stderr_limit)
         self.resumed = resumed
-        self.on_close: Callable[[], None] = lambda: None
         self._sock, self._received = sock, received
         self._ahead = bytearray()
         self._exit_code: int | None = None
         self._error: ClusterctlError | None = None
-        self._reading, self._writing, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
-        self._users = 0
-        self._closed = self._output_ended = False
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._output_ended = False
 
     def close_stdin(self) -> None:
         with contextlib.suppress(OSError, ClusterctlError), self._using(), self._writing:
@@ -163,20 +160,6 @@ class KeptProcess(RemoteProcess):
         poller = select.poll()
         poller.register(self._sock, event)
         return bool(poller.poll(timeout_s * 1000))
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the socket open while a thread waits for it: its number could soon be that of another file."""
-        with self._lock:
-            if self._closed:
-                raise self.lost()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                self._close_unused()
 
     def _close_unused(self) -> None:
         if self._closed:

@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.channels import close_channel
 from clusterctl.transport.keep import frames, place
-from clusterctl.transport.keep.connections import Connections, IdleAgent, Lease
+from clusterctl.transport.keep.connections import Connections, Lease
 from clusterctl.transport.keep.frames import Frames
 from clusterctl.transport.keep.relay import Relay, failure
 from clusterctl.transport.keep.values import target_from_json
@@ -106,7 +106,7 @@ class Session:
         self._sock.sendall(frames.json_frame(frames.BEGUN, {"resumed": idle is not None}))
         kept = relay.run()
         if kept is not None and agent is not None:
-            self._connections.keep(target, agent, IdleAgent(lease.connection, channel, kept))
+            self._connections.keep(target, agent, lease, channel, kept)
 
     def _started(self, request: dict[str, Any], target: Target, lease: Lease) -> Any:
         """Return a new channel with the command, None if the client has to connect itself."""
