@@ -191,6 +191,7 @@ def test_a_daemon_that_keeps_its_streams_keeps_the_command_open(transport: Trans
         transport.run(node, command("touch", RemotePath("~/end")))
         assert process.read(deadline_s=180) == b""
         assert process.wait(180) == 0
+    transport.run(node, command("rm", RemotePath("~/end")))
 
 
 def test_one_connection_carries_all_commands_of_a_node(transport: Transport, node: TestNode) -> None:

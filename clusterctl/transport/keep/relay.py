@@ -78,7 +78,7 @@ class Relay:
             while True:
                 kind, data = self._received.next()
                 if kind == frames.INPUT and not self._send(data):
-                    self._sock.shutdown(socket.SHUT_RD)
+                    self._break_pipe()
                     self._has_hung_up(None)
                     return None
                 if kind == frames.INPUT_ENDS:
@@ -106,6 +106,12 @@ class Relay:
                 return False
             view = view[sent:]
         return True
+
+    def _break_pipe(self) -> None:
+        """Take no more input. What has arrived is dropped: a client whose input fills the socket would see nothing."""
+        self._sock.shutdown(socket.SHUT_RD)
+        while self._sock.recv(frames.READ_BYTES):
+            pass
 
     def _has_hung_up(self, timeout_ms: int | None = 0) -> bool:
         """Return True if the client has closed its end. None waits until it has."""
