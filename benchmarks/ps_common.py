@@ -26,7 +26,6 @@ from typing import IO, Any, TypeVar
 
 import zmq
 
-from clusterctl.certificates import Authority
 from networks import Network
 
 RUN = "0001"
@@ -254,9 +253,6 @@ def make_job(root: Path, layout: Layout) -> None:
 
 
 def write_keys(directory: Path, layout: Layout) -> None:
-    authority = Authority()
-    (directory / "ca.pem").write_text(authority.trusted)
-    (directory / "tls.pem").write_text(authority.issue("node0"))
     pairs = {("pserver", p): zmq.curve_keypair() for p in range(layout.pservers)}
     pairs |= {("trainer", t): zmq.curve_keypair() for t in range(layout.trainers)}
     allow = {pairs["trainer", t][0].decode(): f"trainer-{t}" for t in range(layout.trainers)}

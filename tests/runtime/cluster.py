@@ -22,7 +22,6 @@ import zmq
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
-from clusterctl.certificates import Authority
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.pserver.core import ServerCore
@@ -61,9 +60,6 @@ def make_job(
 
 
 def write_keys(directory: Path, pservers: int, trainers: int) -> None:
-    authority = Authority()
-    (directory / "ca.pem").write_text(authority.trusted)
-    (directory / "tls.pem").write_text(authority.issue("node0"))
     pairs = {("pserver", p): zmq.curve_keypair() for p in range(pservers)}
     pairs.update({("trainer", t): zmq.curve_keypair() for t in range(trainers)})
     allow = {pairs["trainer", t][0].decode(): f"trainer-{t}" for t in range(trainers)}

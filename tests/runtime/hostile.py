@@ -273,7 +273,7 @@ class Attacker:
     """
 
     def __init__(self, root: Path, server: Process, address: str, secure: bool, over_stream: bool = False) -> None:
-        self._server = server
+        self._server, self._secure = server, secure
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -305,7 +305,7 @@ class Attacker:
         return self.stream
 
     def _open_stream(self) -> Stream:
-        opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0.0)
+        opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0.0, secure=self._secure)
         assert opening is not None
         while True:
             assert is_ready(opening, to_write=not opening.is_connected)
@@ -321,6 +321,13 @@ class Attacker:
         while self.stream.is_queued:
             assert is_ready(self.stream, to_write=True)
             self.stream.flush()
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes that are no message over the stream."""
+        assert self.stream is not None
+        pieces = [data]
+        while not self.stream._write(pieces):
+            assert is_ready(self.stream, to_write=True)
 
     def _receive(self) -> list[Any]:
         while self.stream is not None:
@@ -373,10 +380,10 @@ def under_attack(
 ) -> Iterator[tuple[Process, GoodTrainer, Attacker]]:
     """A pserver, trainer 0, and an attacker with trainer 1's key; trainer 1 has `left` or has not joined yet.
 
-    `carrier` is what the attacker uses: `zmq`, `unix` or, without keys, `tcp`.
+    `carrier` is what the attacker uses: `zmq`, `unix`, `tcp` without keys, or `sealed` with keys.
     """
     with contextlib.ExitStack() as stack:
-        shm = {"shm": "off"} if carrier == "tcp" else {}
+        shm = {"shm": "off"} if carrier in ("tcp", "sealed") else {}
         server, addresses = stack.enter_context(pserver(root, mode=mode, security=security, **shm))
         if left:
             (root / "leaves.py").write_text(LEAVES)

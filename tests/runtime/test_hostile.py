@@ -128,7 +128,7 @@ def test_an_encoded_message_decodes_to_the_same(message: wire.Message) -> None:
 @pytest.mark.parametrize(
     ("mode", "left", "carrier"),
     [
-        *(("async", False, carrier) for carrier in ("zmq", "unix", "tcp")),
+        *(("async", False, carrier) for carrier in ("zmq", "unix", "tcp", "sealed")),
         *(("sync", left, carrier) for left in (True, False) for carrier in ("zmq", "unix")),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_pserver_survives_hostile_messages_and_serves_a_good_trainer_bit_for_b
         assert attacker.replies > 10 * bursts, "no mutant got an answer"
 
 
-SECURITY = {"zmq": "curve", "unix": "curve", "tcp": "none"}
+SECURITY = {"zmq": "curve", "unix": "curve", "tcp": "none", "sealed": "curve"}
 
 
 def until_first_push(recorded: list[Frames]) -> list[Frames]:
@@ -259,7 +259,7 @@ ODD_STREAMS = {
 }
 
 
-@pytest.mark.parametrize("carrier", ["unix", "tcp"])
+@pytest.mark.parametrize("carrier", ["unix", "tcp", "sealed"])
 def test_a_stream_that_violates_the_protocol_is_cut_off_and_costs_nothing(tmp_path: Path, carrier: str) -> None:
     with under_attack(tmp_path, "async", SECURITY[carrier], carrier=carrier) as (server, good, attacker):
         good.step()
@@ -268,7 +268,7 @@ def test_a_stream_that_violates_the_protocol_is_cut_off_and_costs_nothing(tmp_pa
             assert attacker.stream is not None
             attacker.stream.sock.settimeout(DEADLINE_S)
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-                attacker.stream.sock.sendall(sent)
+                attacker.send_bytes(sent)
                 while attacker.stream.sock.recv(4096):  # until it hangs up; otherwise this times out
                     pass
             good.step()
@@ -276,7 +276,7 @@ def test_a_stream_that_violates_the_protocol_is_cut_off_and_costs_nothing(tmp_pa
             attacker.reopen()
         claims = [attacker.stream]
         for _ in range(8):
-            claims[-1].sock.send(struct.pack("<I", wire.MAX_FRAME_BYTES) + bytes(1000))
+            attacker.send_bytes(struct.pack("<I", wire.MAX_FRAME_BYTES) + bytes(1000))
             claims.append(attacker.reopen())
         good.step()
         assert resident(server) - before < 8 * MIB

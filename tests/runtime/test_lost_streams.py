@@ -19,8 +19,9 @@ from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.lane_state import Output
 from clusterctl.runtime.pserver.lanes import Lane
+from clusterctl.runtime.stream import aes_gcm
 from clusterctl.runtime.stream.framed import Stream
-from clusterctl.runtime.stream.tls import TlsStream
+from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, process_cluster, thread_cluster
@@ -33,7 +34,7 @@ CARRIERS: dict[str, dict[str, Any]] = {
     "zmq": {"streams": "off", "shm": "off"},
     "tcp": {"shm": "off"},
     "unix": {"security": "curve"},
-    "tls": {"security": "curve", "shm": "off"},
+    "sealed": {"security": "curve", "shm": "off"},
 }
 
 
@@ -41,7 +42,6 @@ CARRIERS: dict[str, dict[str, Any]] = {
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a push in many messages, all over the stream; none is long enough for shared memory."""
     cut_small(monkeypatch)
-    monkeypatch.setattr(TlsStream, "most_bytes", None)
 
 
 def value_dependent(ps: Session) -> Any:
@@ -72,7 +72,7 @@ def carriers(ps: Session) -> Counter[str]:
 def carrier_of(stream: Stream) -> str:
     if stream.sock.family == socket.AF_UNIX:
         return "unix"
-    return "tls" if isinstance(stream, TlsStream) else "tcp"
+    return "sealed" if isinstance(stream, SealedStream) else "tcp"
 
 
 def assert_same(results: list[Any], expected: Any) -> None:
@@ -145,7 +145,8 @@ class Saboteur:
 
 
 SABOTAGES = [
-    *itertools.product(["unix", "tls"], ["trainer", "pserver"], [cut_the_cable]),
+    *itertools.product(["unix"], ["trainer", "pserver"], [cut_the_cable]),
+    *itertools.product(["sealed"], ["trainer", "pserver"], BREAKS[:3]),
     *itertools.product(["tcp"], ["trainer", "pserver"], BREAKS),
 ]
 
@@ -261,11 +262,24 @@ def test_processes_give_the_same_bits_over_each_carrier(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_the_port_of_streams_needs_tls_in_a_run_with_keys(tmp_path: Path) -> None:
+def test_streams_to_other_hosts_are_sealed_in_a_run_with_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with thread_cluster(tmp_path / "curve", 1, 1, security="curve") as cluster:
-        assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "certificate", "token"}]
+        assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "sealed", "token"}]
     with thread_cluster(tmp_path / "none", 1, 1) as cluster:
         assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "token"}]
+    monkeypatch.setattr(aes_gcm, "load", lambda: None)
+    with thread_cluster(tmp_path / "slow", 1, 1, security="curve") as cluster:
+        assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "token"}]
+
+
+def test_a_trainer_whose_machine_cannot_seal_stays_with_curve(
+    tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with thread_cluster(tmp_path, 2, 2, **LANES, **CARRIERS["sealed"]) as cluster:
+        monkeypatch.setattr(aes_gcm, "load", lambda: None)
+        results = cluster.train(value_dependent)
+    assert_same(results, undisturbed)
+    assert [result[2] for result in results] == [Counter({"zmq": 6})] * 2
 
 
 def offers_of(lane: Lane) -> dict[str, Any]:
@@ -276,7 +290,7 @@ def offers_of(lane: Lane) -> dict[str, Any]:
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_no_message_overtakes_the_ones_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrier: str) -> None:
     """A lane ignores what comes too early; it would be sent again a second later."""
-    monkeypatch.undo()  # pieces of their full length, which CURVE carries beside TLS
+    monkeypatch.undo()  # pieces of their full length
     heard, handle = Counter[bool](), AsyncUpdates.push
 
     def push(updates: AsyncUpdates, message: wire.Message) -> list[Output]:

@@ -73,7 +73,6 @@ class Lane:
             streams.watch(descriptor_of(router))
         self._clock = clock
         self._routes: dict[int, Route] = {}
-        self._connections: dict[int, bytes] = {}  # over ZeroMQ, for what streams do not take
         self._ranks: dict[bytes, int] = {}
         self._arrived: dict[tuple[int, int], float] = {}
         self._tasks: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
@@ -184,20 +183,14 @@ class Lane:
         outputs = self.core.handle(rank, message)
         if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
             if outputs[0].message.kind != wire.ERROR:
-                self._remember(rank, route)
+                self._routes[rank] = route
             self._arrived.pop((rank, message.request), None)
             self._answer(route, outputs[0].message)
             return
-        self._remember(rank, route)
+        self._routes[rank] = route
         if message.kind in (wire.PUSH, wire.PULL) and len(self._arrived) < _ARRIVALS_KNOWN:
             self._arrived.setdefault((rank, message.request), now)
         self._send(outputs)
-
-    def _remember(self, rank: int, route: Route) -> None:
-        """Remember where later replies to a trainer go."""
-        self._routes[rank] = route
-        if isinstance(route, bytes):
-            self._connections[rank] = route
 
     def _announce_cuts(self, now: float) -> None:
         """Announce the cuts that are due by the clock. Outside sync one stays due until there are new pushes."""
@@ -224,8 +217,6 @@ class Lane:
         began = time.perf_counter()
         try:
             frames = wire.encode(message)
-            if isinstance(route, Stream) and not route.takes(frames):
-                route = self._connections.get(route.rank, route)
             if isinstance(route, bytes):
                 send_frames(self.router, [route, *frames])
             elif self._streams is not None:

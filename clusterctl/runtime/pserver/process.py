@@ -31,8 +31,8 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
-from clusterctl.runtime.stream import tls
-from clusterctl.runtime.stream.server import Security, StreamServer
+from clusterctl.runtime.stream import aes_gcm
+from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
 from clusterctl.runtime.table.sharding import layout_of
@@ -229,16 +229,13 @@ class PServer:
         return Lane(core, router, on_save, on_cut, env.secure, self._shm, self._open_streams(), self._report_step)
 
     def _open_streams(self) -> StreamServer | None:
-        """Return the streams of a lane: on this host, and to other hosts, with TLS if connections are encrypted."""
-        spec, run, security = self._env.spec, self._env.run_paths, None
+        """Return the streams of a lane: on this host, and to other hosts, sealed if connections are encrypted."""
+        spec, sealed = self._env.spec, self._env.secure
         if spec.streams == "off":
             return None
-        context = tls.open_context(run, server=True) if self._env.secure else None
-        if context is not None:
-            security = Security(context, tls.certificate_of(run))
-        reaches_others = security is not None or not self._env.secure
+        reaches_others = not sealed or aes_gcm.load() is not None
         tcp, local = open_listener(spec.ports.port, spec.address) if reaches_others else None, spec.shm != "off"
-        return StreamServer(spec.training.trainers, local, tcp, security) if local or tcp is not None else None
+        return StreamServer(spec.training.trainers, local, tcp, sealed) if local or tcp is not None else None
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)

@@ -7,9 +7,7 @@ all of them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import select
-import ssl
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,11 +15,9 @@ from typing import Any, Callable
 
 import zmq
 
-from clusterctl.common.paths import RunPaths
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.stream.client import Opening, open_stream
 from clusterctl.runtime.stream.framed import AT_ONCE, Frames, Stream
-from clusterctl.runtime.stream.tls import open_context
 from clusterctl.runtime.wire import sockets
 from clusterctl.runtime.wire.sockets import CAN_RECEIVE, CAN_SEND, descriptor_of, events_of, receive_frames
 
@@ -64,16 +60,14 @@ class Carrier:
         """True if messages wait until a socket takes more."""
         return bool(self._unsent) or (self._stream is not None and self._stream.is_queued)
 
-    def send(self, frames: list[Any], *, is_first: bool = False, is_begun: bool = False) -> None:
+    def send(self, frames: list[Any], *, is_first: bool = False) -> None:
         """Send a message, or queue it.
 
         The first one, sent while no reply is due, chooses the way of those that follow until all are answered: a lane
-        must get them in order, or it ignores one that comes too early. If it `is_begun`, long pieces follow.
+        must get them in order, or it ignores one that comes too early.
         """
-        if is_first and self._stream is not None:
-            self._by_zmq = not self._stream.takes(frames) or (is_begun and self._stream.most_bytes is not None)
-        if self._stream is None:
-            self._by_zmq = True
+        if is_first or self._stream is None:
+            self._by_zmq = self._stream is None
         if self._stream is None or self._by_zmq:
             if self._unsent or not _try_send(self._socket, frames):
                 self._unsent.append(frames)
@@ -99,7 +93,7 @@ class Carrier:
         """Begin to open the stream that a lane offers in its reply to a hello."""
         self.close_streams()
         host, until_s = self.address.rpartition(":")[0], time.monotonic() + _OPENING_S
-        self._opening = open_stream(offer, host, rank, until_s, self._all.secure)
+        self._opening = open_stream(offer, host, rank, until_s, secure=self._all.secure)
         if self._opening is not None:
             self._all.openings += 1
             self._all.watch(self._opening.fileno(), self, _WRITE)
@@ -128,7 +122,7 @@ class Carrier:
             return None
         if stream is None:
             return self._take(0)
-        return None if self._hears_zmq else self._take_from(stream, 0)
+        return None if self._by_zmq else self._take_from(stream, 0)
 
     def use_socket(self) -> bool:
         """Send what the DEALER takes, and deliver a message that it has; return False if it has none."""
@@ -140,7 +134,7 @@ class Carrier:
 
     def use_signalled(self) -> bool:
         """Do the same if a reply may come over ZeroMQ: the signal at its descriptor may have been taken."""
-        return self._hears_zmq and self.use_socket()
+        return self._by_zmq and self.use_socket()
 
     def use(self, descriptor: int, event: int) -> None:
         """Use what is ready at a descriptor."""
@@ -154,11 +148,6 @@ class Carrier:
             self._advance(opening)
         else:
             self.use_socket()
-
-    @property
-    def _hears_zmq(self) -> bool:
-        """True if a reply may come over ZeroMQ."""
-        return self._by_zmq or (self._stream is not None and self._stream.most_bytes is not None)
 
     def give_up_late(self, now_s: float) -> None:
         """Give up a stream that has been opening for too long."""
@@ -224,12 +213,11 @@ class Carrier:
 class Carriers:
     """The carriers of a trainer. `wait_s` is how long one waits at most for a message. Not thread-safe.
 
-    With `keys`, connections over ZeroMQ use CURVE, and streams to other hosts TLS with those of `run`.
+    With `keys`, connections over ZeroMQ use CURVE, and streams to other hosts are sealed.
     """
 
-    def __init__(self, keys: Mapping[str, Any] | None, run: RunPaths, wait_s: float) -> None:
+    def __init__(self, keys: Mapping[str, Any] | None, wait_s: float) -> None:
         self.wait_s = wait_s
-        self._run = run
         self.openings = 0
         self._keys = keys
         self._context = sockets.open_context()
@@ -238,13 +226,8 @@ class Carriers:
         self._carriers: list[Carrier] = []
 
     @property
-    def secure(self) -> Callable[[], ssl.SSLContext | None] | None:
-        """The function that returns the context for TLS; None in a run without keys."""
-        return None if self._keys is None else lambda: self._tls
-
-    @functools.cached_property
-    def _tls(self) -> ssl.SSLContext | None:
-        return open_context(self._run, server=False)
+    def secure(self) -> bool:
+        return self._keys is not None
 
     def add(
         self, address: str, pserver: int, deliver: Callable[[Sequence[Any]], None], on_broken: Callable[[], None]

@@ -6,26 +6,27 @@ import contextlib
 import hmac
 import os
 import socket
-import ssl
 import struct
-from typing import Any, Callable
+from typing import Any
 
 from clusterctl.common.port_claims import uid_of_peer
-from clusterctl.runtime.stream import tcp, tls
+from clusterctl.runtime.stream import aes_gcm, tcp
 from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tokens import ANSWER_BYTES, answer_to, greeting
 
 
 class Opening:
     """A stream that is being opened. Call `advance` when it can be read or, until `is_connected`, written to."""
 
-    def __init__(self, sock: socket.socket, rank: int, token: bytes, until_s: float) -> None:
+    def __init__(self, sock: socket.socket, rank: int, token: bytes, until_s: float, *, sealed: bool = False) -> None:
         self.until_s = until_s
         self.is_connected = False
         self._sock = sock
         self._descriptor = sock.fileno()
         self._rank = rank
         self._token = token
+        self._sealed = sealed
         self._heard = b""
 
     def advance(self, wait_s: float) -> Stream | None:
@@ -35,7 +36,7 @@ class Opening:
         """
         with contextlib.suppress(BlockingIOError):
             if not self.is_connected:
-                self._connect()
+                self._sock.send(greeting(self._rank, self._token))
                 self.is_connected = True
             if self._greet():
                 return self._make(wait_s)
@@ -46,10 +47,6 @@ class Opening:
 
     def close(self) -> None:
         self._sock.close()
-
-    def _connect(self) -> None:
-        """Send the greeting. Raises BlockingIOError while there is no connection."""
-        self._sock.send(greeting(self._rank, self._token))
 
     def _greet(self) -> bool:
         """Return True once the lane has answered. Raises BlockingIOError if it has not, and OSError if wrongly."""
@@ -66,66 +63,27 @@ class Opening:
         seconds, rest = divmod(wait_s, 1.0)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         tcp.tune(self._sock)
+        if self._sealed:
+            return SealedStream(self._sock, self._rank, self._token, is_lane=False)
         return Stream(self._sock, self._rank)
 
 
-class TlsOpening(Opening):
-    """The same over TLS: the token is sent to the lane with this certificate alone."""
-
-    def __init__(
-        self, sock: socket.socket, rank: int, token: bytes, until_s: float, context: ssl.SSLContext, certificate: str
-    ):
-        super().__init__(sock, rank, token, until_s)
-        self._certificate = certificate
-        self._context = context
-        self._is_greeted = False
-
-    def _connect(self) -> None:
-        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, "no connection")
-        self._sock = tls.begin(self._context, self._sock, server=False)
-
-    def _greet(self) -> bool:
-        assert isinstance(self._sock, ssl.SSLSocket)
-        if not self._is_greeted:
-            tls.shake_hands(self._sock)
-            tls.require_certificate(self._sock, self._certificate)
-            self._sock.send(greeting(self._rank, self._token))
-            self._is_greeted = True
-        try:
-            return super()._greet()
-        except ssl.SSLWantReadError as exc:
-            raise BlockingIOError from exc
-
-    def _make(self, wait_s: float) -> Stream:
-        tcp.tune(self._sock)
-        return tls.TlsStream(self._sock, self._rank)
-
-
-def open_stream(
-    offer: Any, host: str, rank: int, until_s: float, secure: Callable[[], ssl.SSLContext | None] | None = None
-) -> Opening | None:
+def open_stream(offer: Any, host: str, rank: int, until_s: float, *, secure: bool = False) -> Opening | None:
     """Begin to open the stream that a lane offers; None if there is no way to it.
 
-    With `secure`, which returns the context for TLS, a stream to another host has to use it.
+    In a run that is `secure`, a stream to another host has to be sealed.
     """
     try:
         token, name, port = bytes.fromhex(offer["token"]), offer.get("name"), offer.get("port")
         sock = None if name is None else _connect_here(str(name))
         if sock is not None:
             return Opening(sock, rank, token, until_s)
-        if port is None or not 0 < int(port) < 65_536:
+        sealed = offer.get("sealed") is True
+        if port is None or not 0 < int(port) < 65_536 or sealed != secure or (sealed and aes_gcm.load() is None):
             return None
-        if offer.get("certificate") is None:
-            return None if secure else Opening(tcp.begin_to_connect(host, int(port)), rank, token, until_s)
-        context = secure() if secure else None
-        if context is not None:
-            sock = tcp.begin_to_connect(host, int(port))
-            return TlsOpening(sock, rank, token, until_s, context, str(offer["certificate"]))
+        return Opening(tcp.begin_to_connect(host, int(port)), rank, token, until_s, sealed=sealed)
     except (KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError):
-        pass
-    return None
+        return None
 
 
 def _connect_here(name: str) -> socket.socket | None:

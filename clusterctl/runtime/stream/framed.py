@@ -24,7 +24,7 @@ _MORE = 1 << 31
 _MOST_FRAMES = wire.MAX_PARTS + 1
 _BUFFER_BYTES = 65_536
 #: Longer frames get memory of their own.
-_SHORT_BYTES = 32_768
+SHORT_BYTES = 32_768
 #: Reads before other streams get their turn.
 _READS = 64
 _MOST_VECTORS = 1_024  # IOV_MAX of Linux
@@ -36,16 +36,13 @@ Frames = list[wire.Buffer]
 class Stream:
     """One end of a stream. `rank` is the trainer's; at most `most_queued` messages wait to be sent.
 
-    Messages of more than `most_bytes`, if it is set, are left to ZeroMQ.
     All methods raise OSError or WireError if the stream is broken: then only `close` may follow. Not thread-safe.
     """
-
-    most_bytes: int | None = None
 
     def __init__(self, sock: socket.socket, rank: int, most_queued: int | None = None) -> None:
         self.rank = rank
         self.sock = sock
-        self._set_up()
+        sock.setblocking(True)  # with a timeout of Python's, it would wait in spite of AT_ONCE
         self._most_queued = most_queued
         self._queue: deque[list[Any]] = deque()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -55,9 +52,6 @@ class Stream:
         self._filled = 0
         self._more = False
 
-    def _set_up(self) -> None:
-        self.sock.setblocking(True)  # with a timeout of Python's, it would wait in spite of AT_ONCE
-
     def fileno(self) -> int:
         return self.sock.fileno()
 
@@ -65,10 +59,6 @@ class Stream:
         self._queue.clear()
         with contextlib.suppress(OSError):
             self.sock.close()
-
-    def takes(self, frames: Sequence[Any]) -> bool:
-        """Return True if a message goes over this stream."""
-        return self.most_bytes is None or sum([len(frame) for frame in frames]) <= self.most_bytes
 
     @property
     def is_queued(self) -> bool:
@@ -152,7 +142,7 @@ class Stream:
             size, more = word & ~_MORE, bool(word & _MORE)
             if size > wire.MAX_FRAME_BYTES:
                 raise WireError(f"a stream with a frame of {size} bytes")
-            if size > _SHORT_BYTES:
+            if size > SHORT_BYTES:
                 self._begin_long(size, more)
                 return None if self._filled < size else self._next()
             begin, end = self._begin + _LENGTH.size, self._begin + _LENGTH.size + size

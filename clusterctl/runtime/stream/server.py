@@ -1,8 +1,8 @@
 """A lane's end of streams: it offers them, admits trainers, and waits for all of them and its ROUTER together.
 
 A trainer on the same host connects to a unix socket in the abstract namespace of their network, by the name in the
-offer, and must be a process of this account. A trainer on another host connects to a TCP port, with TLS in a run with
-keys; without them, what a stream carries is as open as the messages of ZeroMQ.
+offer, and must be a process of this account. A trainer on another host connects to a TCP port, and in a run with keys
+such a stream is sealed; without them, what a stream carries is as open as the messages of ZeroMQ.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import os
 import secrets
 import select
 import socket
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 from clusterctl.common.port_claims import uid_of_peer
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.stream import tls
 from clusterctl.runtime.stream.framed import Frames, Stream
+from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tcp import tune
-from clusterctl.runtime.stream.tokens import GREETING_BYTES, Tokens
+from clusterctl.runtime.stream.tokens import GREETING_BYTES, Tokens, answer_to
 from clusterctl.runtime.wire.sockets import TO_A_TRAINER
 
 _GREETING_S = 10.0
@@ -30,13 +29,6 @@ _SWEEP_S = 1.0
 #: Connections beside one for each trainer that may be without a token yet; after that the oldest is closed.
 _MORE_STRANGERS = 64
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Security(NamedTuple):
-    """What a lane needs for TLS; `certificate` is the digest of its own."""
-
-    context: ssl.SSLContext
-    certificate: str
 
 
 class _Stranger(NamedTuple):
@@ -48,8 +40,8 @@ class _Stranger(NamedTuple):
 class StreamServer:
     """The streams of one lane; only its thread uses them, except for `close`.
 
-    `tcp` listens at a port, and `security` is for its connections. `on_refused(reason)` is called for what breaks a
-    stream and should not happen.
+    `tcp` listens at a port, and the streams of its connections are `sealed` or not. `on_refused(reason)` is called for
+    what breaks a stream and should not happen.
     """
 
     def __init__(
@@ -57,12 +49,12 @@ class StreamServer:
         trainers: int,
         local: bool,
         tcp: socket.socket | None,
-        security: Security | None = None,
+        sealed: bool = False,
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_refused = on_refused
-        self._security = security
+        self._sealed = sealed
         self._clock = clock
         self._trainers = trainers
         self._tokens = Tokens()
@@ -81,8 +73,8 @@ class StreamServer:
             self._listen(unix)
         if tcp is not None:
             self._offer["port"] = tcp.getsockname()[1]
-            if security is not None:
-                self._offer["certificate"] = security.certificate
+            if sealed:
+                self._offer["sealed"] = True
             self._listen(tcp)
 
     def offer(self, rank: int) -> dict[str, Any] | None:
@@ -181,7 +173,7 @@ class StreamServer:
                     self._epoll.unregister(descriptor)
             return
         try:
-            sock = self._prepared(sock)
+            self._prepare(sock)
         except OSError:  # it is gone, or another account's
             sock.close()
             return
@@ -190,24 +182,21 @@ class StreamServer:
         self._strangers[sock.fileno()] = _Stranger(sock, self._clock() + _GREETING_S, bytearray())
         self._epoll.register(sock, select.EPOLLIN)
 
-    def _prepared(self, sock: socket.socket) -> socket.socket:
-        """Return a connection that does not wait, with TLS if it needs it. Raises OSError if it is not wanted."""
+    def _prepare(self, sock: socket.socket) -> None:
+        """Let a connection not wait. Raises OSError if it is not wanted."""
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
             if uid_of_peer(sock) != os.geteuid():
                 raise PermissionError("a process of another account")
-            return sock
-        tune(sock)
-        return sock if self._security is None else tls.begin(self._security.context, sock, server=True)
+        else:
+            tune(sock)
 
     def _hear(self, descriptor: int) -> None:
         """Read what a connection says about itself; admit it, or close it."""
         sock, _, said = self._strangers[descriptor]
         try:
-            if isinstance(sock, ssl.SSLSocket):
-                tls.shake_hands(sock)
             heard = sock.recv(GREETING_BYTES - len(said))
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             return
         except OSError:
             heard = b""
@@ -222,11 +211,12 @@ class StreamServer:
         else:
             self._admit(descriptor, *redeemed)
 
-    def _admit(self, descriptor: int, rank: int, answer: bytes) -> None:
+    def _admit(self, descriptor: int, rank: int, token: bytes) -> None:
         """Admit a trainer; the stream that it had before is closed."""
         sock = self._strangers[descriptor].sock
         try:
-            sock.send(answer)
+            sock.send(answer_to(token))
+            stream = self._stream(sock, rank, token)
         except OSError:
             self._dismiss(descriptor)
             return
@@ -234,8 +224,12 @@ class StreamServer:
         earlier = self._by_rank.get(rank)
         if earlier is not None:
             self._drop(earlier)
-        kind = tls.TlsStream if isinstance(sock, ssl.SSLSocket) else Stream
-        self._streams[descriptor] = self._by_rank[rank] = kind(sock, rank, TO_A_TRAINER)
+        self._streams[descriptor] = self._by_rank[rank] = stream
+
+    def _stream(self, sock: socket.socket, rank: int, token: bytes) -> Stream:
+        if self._sealed and sock.family != socket.AF_UNIX:
+            return SealedStream(sock, rank, token, is_lane=True, most_queued=TO_A_TRAINER)
+        return Stream(sock, rank, TO_A_TRAINER)
 
     def _sweep(self) -> None:
         now = self._clock()

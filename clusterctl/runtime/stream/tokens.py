@@ -1,7 +1,7 @@
-"""The beginning of a stream: the trainer sends its rank and a token, the lane proves that it knows the token.
+"""The beginning of a stream: trainer and lane prove to each other that they know its token.
 
 The trainer has the token from the reply to its hello, over a connection that knows the trainer's key. A token is for
-one rank, one lane and one stream.
+one rank, one lane and one stream. It is never sent over the stream: everything there is derived from it by HMAC.
 """
 
 from __future__ import annotations
@@ -31,19 +31,28 @@ class Tokens:
         return token.hex()
 
     def redeem(self, greeting: bytes) -> tuple[int, bytes] | None:
-        """Return the rank that a greeting is from, and the answer to it; None if it has no good token."""
-        magic, rank, token = _GREETING.unpack(greeting)
-        for known in list(self._by_rank.get(rank, ())) if magic == _MAGIC else ():
-            if hmac.compare_digest(known, token):
-                self._by_rank[rank].remove(known)
-                return rank, answer_to(token)
+        """Return the rank that a greeting is from, and its token; None if it proves none."""
+        magic, rank, proof = _GREETING.unpack(greeting)
+        for token in list(self._by_rank.get(rank, ())) if magic == _MAGIC else ():
+            if hmac.compare_digest(_derived(token, "trainer"), proof):
+                self._by_rank[rank].remove(token)
+                return rank, token
         return None
 
 
 def greeting(rank: int, token: bytes) -> bytes:
-    return _GREETING.pack(_MAGIC, rank, token)
+    return _GREETING.pack(_MAGIC, rank, _derived(token, "trainer"))
 
 
 def answer_to(token: bytes) -> bytes:
     """Return what only a lane that knows the token answers."""
-    return hmac.digest(token, _MAGIC, "sha256")
+    return _derived(token, "lane")
+
+
+def keys_from(token: bytes) -> tuple[bytes, bytes]:
+    """Return the keys of a sealed stream: that of records to the lane, and that of records to the trainer."""
+    return _derived(token, "key to the lane"), _derived(token, "key to the trainer")
+
+
+def _derived(token: bytes, purpose: str) -> bytes:
+    return hmac.digest(token, _MAGIC + purpose.encode(), "sha256")

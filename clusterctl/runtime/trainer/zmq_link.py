@@ -85,7 +85,7 @@ class RemoteLink:
         self._clock = clock
         self._probe_every_s = probe_every_s
         self._patience_s = _GRACES * env.spec.timing.node_grace_s + _MORE_S
-        self._carriers = Carriers(env.keys() if env.secure else None, env.run_paths, probe_every_s)
+        self._carriers = Carriers(env.keys() if env.secure else None, probe_every_s)
         self._addresses = env.pservers
         self._connections: dict[int, LaneConnection] = {}
         self._notices = 0
@@ -110,7 +110,7 @@ class RemoteLink:
         connection.requests[message.request] = Request(message, frames, on_reply, full, size)
         connection.bytes += size
         connection.newest = max(connection.newest, message.request)  # a request in full may follow later ones
-        connection.carrier.send(frames, is_first=is_first, is_begun=message.pieces > 1)
+        connection.carrier.send(frames, is_first=is_first)
 
     def share(self, lane: int, find: wire.Shared) -> None:
         self._connections[lane].find = find

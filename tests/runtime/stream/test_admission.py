@@ -17,7 +17,7 @@ from clusterctl.runtime.stream.client import Opening, open_stream
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
-from clusterctl.runtime.stream.tokens import GREETING_BYTES, greeting
+from clusterctl.runtime.stream.tokens import GREETING_BYTES, answer_to, greeting
 from tests.runtime.cluster import free_port, is_ready
 from tests.support.processes import wait_until
 
@@ -31,8 +31,10 @@ class Lane:
     def __init__(self, carrier: str) -> None:
         self.now = 0.0
         self.refused: list[str] = []
-        self.tcp = open_listener(free_port() - 500) if carrier == "tcp" else None
-        self.server = StreamServer(TRAINERS, carrier == "unix", self.tcp, None, self.refused.append, lambda: self.now)
+        self.sealed = carrier == "sealed"
+        self.tcp = open_listener(free_port() - 500) if carrier != "unix" else None
+        refuse = self.refused.append
+        self.server = StreamServer(TRAINERS, carrier == "unix", self.tcp, self.sealed, refuse, lambda: self.now)
         self.messages: list[tuple[int, list[bytes]]] = []
 
     def run(self) -> None:
@@ -57,7 +59,7 @@ class Lane:
 
     def opened(self, offer: dict[str, Any], rank: int) -> Stream | None:
         """Return what a trainer gets that takes an offer."""
-        opening = open_stream(offer, "127.0.0.1", rank, 0.0)
+        opening = open_stream(offer, "127.0.0.1", rank, 0.0, secure=self.sealed)
         assert opening is not None
         return self.complete(opening)
 
@@ -87,7 +89,7 @@ class Lane:
         return wait_until(lambda: not self.is_open(sock), DEADLINE_S)
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "sealed"])
 def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
     lane = Lane(request.param)
     yield lane
@@ -105,6 +107,15 @@ def test_a_trainer_with_a_token_is_admitted_under_its_rank(lane: Lane) -> None:
     for stream in streams:
         assert stream is not None
         stream.close()
+
+
+def test_a_token_is_not_sent(lane: Lane) -> None:
+    offer = lane.offer(1)
+    token = bytes.fromhex(offer["token"])
+    assert token not in greeting(1, token) + answer_to(token)
+    with lane.connect(offer) as sock:
+        sock.sendall(greeting(1, token)[: -len(token)] + token)
+        assert lane.hangs_up(sock)
 
 
 def test_a_token_is_good_once(lane: Lane) -> None:

@@ -1,0 +1,245 @@
+"""Sealed streams: what is on the wire, what breaks them, and where there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import itertools
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.runtime.errors import WireError
+from clusterctl.runtime.stream import aes_gcm
+from clusterctl.runtime.stream.client import open_stream
+from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.sealed import SealedStream
+from clusterctl.runtime.stream.tokens import keys_from
+from tests.runtime.stream.test_framed import MESSAGES, arrived, pair, written
+
+TOKEN = bytes(range(32))
+TAG = 16
+
+
+def opened(sealed: bytes, token: bytes = TOKEN, *, to_lane: bool = True) -> bytes:
+    """Return the plain bytes of records, opened as the format says, not as the module does."""
+    plain, keys = b"", keys_from(token)
+    key = hmac.digest(keys[0] if to_lane else keys[1], b"next", "sha256")
+    for number in itertools.count():
+        if not sealed:
+            return plain
+        end = 4 + struct.unpack_from("<I", sealed)[0] + TAG
+        plain += AESGCM(key).decrypt(struct.pack("<4xQ", number), sealed[4:end], None)
+        sealed = sealed[end:]
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def lane_end() -> Iterator[tuple[socket.socket, SealedStream]]:
+    """Yield a socket on which anything can be sent to a lane, and the lane's end of the stream."""
+    with pair() as (peer, sock):
+        yield peer, SealedStream(sock, 0, TOKEN, is_lane=True)
+
+
+def records(*messages: list[bytes]) -> list[bytes]:
+    """Return one record for each of these short messages, from a trainer."""
+    sealed: list[bytes] = []
+    with pair() as (peer, sock):
+        trainer = SealedStream(sock, 0, TOKEN, is_lane=False)
+        for message in messages:
+            assert trainer.send(message)
+            sealed.append(peer.recv(1 << 16))
+    return sealed
+
+
+@given(MESSAGES, st.lists(st.floats(0, 1), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_messages_arrive_whole_however_their_records_are_split(messages: list[list[bytes]], cuts: list[float]) -> None:
+    sealed = b""
+    with pair() as (peer, sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        trainer = SealedStream(sock, 0, TOKEN, is_lane=False)
+        for message in messages:
+            assert trainer.send([np.frombuffer(frame, np.uint8).data if frame else frame for frame in message])
+        while trainer.is_queued:
+            sealed += peer.recv(1 << 16)
+            trainer.flush()
+        sock.shutdown(socket.SHUT_WR)
+        sealed += b"".join(iter(lambda: peer.recv(1 << 16), b""))
+    assert opened(sealed) == b"".join(map(written, messages))
+    places = sorted({0, len(sealed), *(int(cut * len(sealed)) for cut in cuts), *range(0, len(sealed), 100_000)})
+    received: list[list[bytes]] = []
+    with lane_end() as (peer, lane):
+        for begin, end in itertools.pairwise(places):
+            peer.sendall(sealed[begin:end])
+            received += arrived(lane)
+        assert not lane.is_buffered
+    assert received == messages
+
+
+def test_both_directions_carry_messages_of_any_length() -> None:
+    lengths = (0, 1, 32_768, 32_769, aes_gcm.MOST_BYTES, aes_gcm.MOST_BYTES + 1, 3_000_000)
+    messages = [[bytes([length % 251]) * length, b"end"] for length in lengths]
+    with pair() as (one, other):
+        ends = [SealedStream(one, 0, TOKEN, is_lane=False), SealedStream(other, 0, TOKEN, is_lane=True)]
+        for sender, receiver in (ends, ends[::-1]):
+            received: list[list[bytes]] = []
+            for message in messages:
+                assert sender.send(message)
+            while len(received) < len(messages):
+                sender.flush()
+                received += arrived(receiver)
+            assert received == messages
+
+
+def test_records_may_come_byte_by_byte() -> None:
+    messages = [[b""], [b"a", b"", b"bc"], [bytes(300), b"d"]]
+    received: list[list[bytes]] = []
+    with lane_end() as (peer, lane):
+        for byte in b"".join(records(*messages)):
+            peer.sendall(bytes([byte]))
+            received += arrived(lane)
+    assert received == messages
+
+
+def test_several_records_that_came_at_once_are_delivered_without_another_read() -> None:
+    messages = [[b"one"], [b"two"], [b"three"]]
+    with lane_end() as (peer, lane):
+        peer.sendall(b"".join(records(*messages)))
+        received = [lane.receive()]
+        while lane.is_buffered:
+            received.append(lane.receive())
+    assert received == messages
+
+
+def test_an_eavesdropper_sees_neither_the_bytes_nor_the_same_ones_twice() -> None:
+    one, other = records([b"gradient" * 8], [b"gradient" * 8])
+    assert b"gradient" not in one + other
+    assert one[4:] != other[4:]
+    with pytest.raises(InvalidTag):
+        opened(one, bytes(32))
+    with pytest.raises(InvalidTag):
+        opened(one, to_lane=False)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda one, two, three: [one, three],
+        lambda one, two, three: [one, one],
+        lambda one, two, three: [two, one],
+        lambda one, two, three: [one, two[:-1] + bytes([two[-1] ^ 1]), three],
+        lambda one, two, three: [one, two[:-TAG], three],
+        lambda one, two, three: [one, struct.pack("<I", len(two) - 4 - TAG - 1) + two[4:-1], three],
+        lambda one, two, three: [one, struct.pack("<I", 0) + bytes(TAG)],
+        lambda one, two, three: [one, b"\xff" * 64],
+        lambda one, two, three: [one, written([b"not sealed"]) + bytes(64)],
+    ],
+    ids=["left_out", "repeated", "moved", "tag", "no_tag", "shorter", "empty", "garbage", "plain"],
+)
+def test_records_that_were_tampered_with_break_the_stream(attack: Callable[..., list[bytes]]) -> None:
+    sealed = records([b"message 1"], [b"message 2"], [b"message 3"])
+    with lane_end() as (peer, lane):
+        peer.sendall(b"".join(attack(*sealed)))
+        first = lane.receive() if attack(*sealed)[0] == sealed[0] else None
+        assert first in (None, [b"message 1"])
+        with pytest.raises(WireError, match="a stream with a record"):
+            lane.receive()
+
+
+def test_a_change_of_any_bit_breaks_the_stream() -> None:
+    [sealed] = records([b"seven b"])
+    for bit in range(8 * len(sealed)):
+        changed = bytearray(sealed)
+        changed[bit // 8] ^= 1 << bit % 8
+        with lane_end() as (peer, lane):
+            peer.sendall(changed)
+            peer.shutdown(socket.SHUT_WR)
+            with pytest.raises((WireError, ConnectionError)):
+                lane.receive()
+
+
+def test_what_a_lane_sent_is_not_taken_back() -> None:
+    with pair() as (peer, sock):
+        lane = SealedStream(sock, 0, TOKEN, is_lane=True)
+        lane.send([b"values"])
+        sealed = peer.recv(1 << 16)
+        assert opened(sealed, to_lane=False) == written([b"values"])
+        peer.sendall(sealed)
+        with pytest.raises(WireError):
+            lane.receive()
+
+
+def test_the_key_changes_after_so_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aes_gcm, "_RECORDS_PER_KEY", 3)
+    messages = [[b"message %d" % number] for number in range(10)]
+    sealed = records(*messages)
+    key = keys_from(TOKEN)[0]
+    for number, record in enumerate(sealed):
+        if number % 3 == 0:
+            key = hmac.digest(key, b"next", "sha256")
+        assert AESGCM(key).decrypt(struct.pack("<4xQ", number), record[4:], None) == written(messages[number])
+    with lane_end() as (peer, lane):
+        peer.sendall(b"".join(sealed))
+        assert arrived(lane) == messages
+
+
+@pytest.mark.parametrize(("secure", "sealed"), [(True, None), (True, False), (True, 1), (False, True)])
+def test_a_trainer_takes_only_streams_that_are_sealed_if_its_run_has_keys(secure: bool, sealed: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        offer = {"token": "00" * 32, "port": listener.getsockname()[1], "sealed": sealed}
+        assert open_stream(offer, "127.0.0.1", 0, 0.0, secure=secure) is None
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "has_them"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 pclmulqdq aes avx2\n", True),
+        ("processor\t: 0\nflags\t\t: fpu sse2 pclmulqdq avx2\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd evtstrm aes pmull sha1\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\n", False),
+        ("model name\t: a processor with aes and pclmulqdq\n", False),
+        ("", False),
+    ],
+)
+def test_processors_without_instructions_for_it_do_not_seal(tmp_path: Path, cpu_info: str, has_them: bool) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(cpu_info)
+    assert aes_gcm.has_instructions(path) == has_them
+    assert not aes_gcm.has_instructions(tmp_path / "none")
+
+
+def test_without_libcrypto_there_is_no_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aes_gcm, "_NAMES", ("libnone.so.1",))
+    monkeypatch.setattr(aes_gcm, "load", aes_gcm.load.__wrapped__)
+    assert aes_gcm.load() is None
+    with pytest.raises(OSError, match="no AES-256-GCM"):
+        aes_gcm.Cipher(bytes(32), seals=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        offer = {"token": "00" * 32, "port": listener.getsockname()[1], "sealed": True}
+        assert open_stream(offer, "127.0.0.1", 0, 0.0, secure=True) is None
+
+
+def test_libcrypto_is_loaded_only_where_it_is_needed() -> None:
+    program = "import sys, clusterctl.runtime; print('ctypes.util' in sys.modules, 'ssl' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+def test_a_stream_of_another_kind_is_refused() -> None:
+    with lane_end() as (peer, lane):
+        for _ in range(2):
+            Stream(peer, 0).send([b"plain bytes, enough to be taken for a record"])
+        with pytest.raises(WireError):
+            lane.receive()
