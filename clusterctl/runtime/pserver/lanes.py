@@ -68,6 +68,7 @@ class Lane:
         self._secure = secure
         self._shm = shm
         self._streams = streams
+        self._router_changed = True
         if streams is not None:
             streams.on_refused = self._refuse
             streams.watch(descriptor_of(router))
@@ -123,11 +124,13 @@ class Lane:
 
     def _receive_any(self, streams: StreamServer) -> None:
         """Handle a message of the ROUTER, if it has one, and what the streams have; wait if there is nothing."""
-        came = events_of(self.router) & CAN_RECEIVE
+        came = self._router_changed and events_of(self.router) & CAN_RECEIVE
         if came:
             self._receive(receive_frames(self.router))
+        self._router_changed = bool(came)
         for stream, frames in streams.receive(wait=not came):
             self._decode(stream, stream.rank, frames)
+        self._router_changed |= streams.is_signalled
 
     def _receive(self, frames: Sequence[zmq.Frame]) -> None:
         if len(frames) == 2 and len(frames[1]) == 0:
@@ -218,6 +221,7 @@ class Lane:
         try:
             frames = wire.encode(message)
             if isinstance(route, bytes):
+                self._router_changed = True  # its signal may have been taken
                 send_frames(self.router, [route, *frames])
             elif self._streams is not None:
                 self._streams.send(route, frames)

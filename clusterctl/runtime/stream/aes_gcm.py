@@ -50,7 +50,8 @@ class Cipher:
         self._key, self._number = key, 0
         self._length = ctypes.c_int()
         self._length_at = ctypes.addressof(self._length)
-        self._check(library.init(self._context, library.aes_256_gcm, None, None, None, int(seals)))
+        if library.init(self._context, library.aes_256_gcm, None, None, None, int(seals)) != 1:
+            raise OSError("libcrypto has no AES-256-GCM")
 
     def __del__(self) -> None:
         if hasattr(self, "_context"):
@@ -59,28 +60,25 @@ class Cipher:
     def seal(self, data: int | bytes, size: int, place: int) -> None:
         """Write the sealed bytes of `data` and their tag to an address. `data` may be an address too."""
         self._transform(data, size, place)
-        self._check(self._library.finish(self._context, place + size, self._length_at))
-        self._check(self._library.control(self._context, _GET_TAG, TAG_BYTES, place + size))
+        finished = self._library.finish(self._context, place + size, self._length_at)
+        if finished + self._library.control(self._context, _GET_TAG, TAG_BYTES, place + size) != 2:
+            raise OSError("libcrypto cannot seal")
 
     def open(self, sealed: int, size: int, place: int) -> bool:
         """Write the plain bytes of a record to an address. Return False if they are not what was sealed."""
         self._transform(sealed, size, place)
-        self._check(self._library.control(self._context, _SET_TAG, TAG_BYTES, sealed + size))
-        return bool(self._library.finish(self._context, place + size, self._length_at) == 1)
+        is_set = self._library.control(self._context, _SET_TAG, TAG_BYTES, sealed + size) == 1
+        return is_set and bool(self._library.finish(self._context, place + size, self._length_at) == 1)
 
     def _transform(self, data: int | bytes, size: int, place: int) -> None:
-        library, key = self._library, None
-        if self._number % _RECORDS_PER_KEY == 0:
+        library, number, key = self._library, self._number, None
+        if number % _RECORDS_PER_KEY == 0:
             key = self._key = hmac.digest(self._key, b"next", "sha256")
-        nonce = _NONCE.pack(self._number)
-        self._number += 1
-        self._check(library.init(self._context, None, None, key, nonce, _AS_BEFORE))
+        self._number = number + 1
+        begun = library.init(self._context, None, None, key, _NONCE.pack(number), _AS_BEFORE)
         update = library.update if size < _LONG_BYTES else library.update_long
-        self._check(update(self._context, place, self._length_at, data, size))
-
-    def _check(self, code: int) -> None:
-        if code != 1:
-            raise OSError("libcrypto failed")
+        if begun + update(self._context, place, self._length_at, data, size) != 2:
+            raise OSError("libcrypto does not encrypt or decrypt")
 
 
 @functools.cache

@@ -66,7 +66,7 @@ class SealedStream(Stream):
         if size > SHORT_BYTES:
             whole = memoryview(pieces[0])
             size = min(size, aes_gcm.MOST_BYTES)
-            data = _address(whole)
+            data = np.frombuffer(whole, np.uint8).ctypes.data
             pieces[:1] = [whole[size:]] if size < len(whole) else []
         else:
             while count < len(pieces) and size + len(pieces[count]) <= SHORT_BYTES:
@@ -91,7 +91,7 @@ class SealedStream(Stream):
             if not _is_possible(size):
                 raise WireError(f"a stream with a record of {size} bytes")
             if size <= len(place):
-                self._open(size, _address(place))
+                self._open(size, ctypes.addressof(ctypes.c_char.from_buffer(place)))
                 return size
             self._open(size, self._opened_at)
             self._plain = self._opened[:size]
@@ -130,8 +130,3 @@ def _is_possible(size: int) -> bool:
 def _memory(size: int) -> tuple[memoryview, int]:
     memory = bytearray(size)
     return memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _address(view: memoryview) -> int:
-    address: int = np.frombuffer(view, np.uint8).ctypes.data
-    return address

@@ -66,6 +66,7 @@ class StreamServer:
         self._listeners: dict[int, socket.socket] = {}
         self._is_full = False  # no descriptors are left: nobody is accepted until a stream is offered again
         self._offer: dict[str, Any] = {}
+        self.is_signalled = False
         if local:
             self._offer["name"] = f"clusterctl-stream-{os.getpid()}-{secrets.token_hex(8)}"
             unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -96,12 +97,13 @@ class StreamServer:
         return len(self._strangers)
 
     def watch(self, descriptor: int) -> None:
-        """Let `receive` return when this descriptor can be read, too."""
+        """Let `receive` return when this descriptor can be read, too; `is_signalled` is then True."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def receive(self, wait: bool) -> Iterator[tuple[Stream, Frames]]:
         """Yield the messages that are there; `wait` until something can be read."""
         ready = self._epoll.poll((_SWEEP_S if self._strangers else None) if wait else 0)
+        self.is_signalled = False
         for descriptor, event in ready:
             stream = self._streams.get(descriptor)
             if stream is not None:
@@ -110,6 +112,8 @@ class StreamServer:
                 self._hear(descriptor)
             elif descriptor in self._listeners:
                 self._accept(self._listeners[descriptor])
+            else:
+                self.is_signalled = True
         if self._strangers:
             self._sweep()
 
