@@ -21,7 +21,7 @@ from clusterctl.runtime.stream.tokens import keys_from
 
 _LENGTH = struct.Struct("<I")
 _MORE_BYTES = _LENGTH.size + aes_gcm.TAG_BYTES
-_AHEAD_BYTES = 65_536  # read when no length is known
+_AHEAD_BYTES = 16_384  # read when no length is known
 _BUFFER_BYTES = _AHEAD_BYTES + aes_gcm.MOST_BYTES + _MORE_BYTES
 
 
@@ -39,8 +39,7 @@ class SealedStream(Stream):
         self._unsent = self._outgoing[:0]
         self._incoming, self._incoming_at = _memory(_BUFFER_BYTES)
         self._record, self._arrived = 0, 0  # where the next record begins, and the end of what has arrived
-        self._opened, self._opened_at = _memory(aes_gcm.MOST_BYTES)
-        self._plain = self._opened[:0]  # of a record that did not fit into where it was wanted
+        self._plain = memoryview(b"")  # of a record that did not fit into where it was wanted
 
     @property
     def is_buffered(self) -> bool:
@@ -93,8 +92,8 @@ class SealedStream(Stream):
             if size <= len(place):
                 self._open(size, ctypes.addressof(ctypes.c_char.from_buffer(place)))
                 return size
-            self._open(size, self._opened_at)
-            self._plain = self._opened[:size]
+            self._plain, address = _memory(size)
+            self._open(size, address)
         count = min(len(place), len(self._plain))
         place[:count] = self._plain[:count]
         self._plain = self._plain[count:]
