@@ -9,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import select
-import ssl
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import zmq
 
 from clusterctl.common.paths import RunPaths
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.stream.client import Opening, open_stream
+from clusterctl.runtime.stream.client import open_stream
 from clusterctl.runtime.stream.framed import AT_ONCE, Frames, Stream
-from clusterctl.runtime.stream.tls import open_context
+from clusterctl.runtime.stream.opening import Opening
 from clusterctl.runtime.wire import sockets
 from clusterctl.runtime.wire.sockets import CAN_RECEIVE, CAN_SEND, descriptor_of, events_of, receive_frames
+
+if TYPE_CHECKING:
+    import ssl
 
 _OPENING_S = 30.0  # time for a stream to be opened; ZeroMQ carries everything meanwhile
 _READ, _WRITE = 1, 4  # EPOLLIN and EPOLLOUT: this module can be imported where there is no epoll
@@ -244,6 +246,8 @@ class Carriers:
 
     @functools.cached_property
     def _tls(self) -> ssl.SSLContext | None:
+        from clusterctl.runtime.stream.tls import open_context  # only streams to other hosts need it
+
         return open_context(self._run, server=False)
 
     def add(

@@ -14,7 +14,10 @@ import ssl
 from typing import Any
 
 from clusterctl.common.paths import RunPaths
+from clusterctl.runtime.stream import tcp
 from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.opening import Opening
+from clusterctl.runtime.stream.tokens import greeting
 from clusterctl.transfer.tls import run_context
 
 _WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -87,6 +90,40 @@ class TlsStream(Stream):
             return self.sock.recv_into(place)
         except _WAITS as exc:
             raise BlockingIOError from exc
+
+
+class TlsOpening(Opening):
+    """A stream over TLS that is being opened: the token is sent to the lane with this certificate alone."""
+
+    def __init__(
+        self, sock: socket.socket, rank: int, token: bytes, until_s: float, context: ssl.SSLContext, certificate: str
+    ):
+        super().__init__(sock, rank, token, until_s)
+        self._certificate = certificate
+        self._context = context
+        self._is_greeted = False
+
+    def _connect(self) -> None:
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, "no connection")
+        self._sock = begin(self._context, self._sock, server=False)
+
+    def _greet(self) -> bool:
+        assert isinstance(self._sock, ssl.SSLSocket)
+        if not self._is_greeted:
+            shake_hands(self._sock)
+            require_certificate(self._sock, self._certificate)
+            self._sock.send(greeting(self._rank, self._token))
+            self._is_greeted = True
+        try:
+            return super()._greet()
+        except ssl.SSLWantReadError as exc:
+            raise BlockingIOError from exc
+
+    def _make(self, wait_s: float) -> Stream:
+        tcp.tune(self._sock)
+        return TlsStream(self._sock, self._rank)
 
 
 def _digest(certificate: bytes) -> str:

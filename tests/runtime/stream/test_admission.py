@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from clusterctl.runtime.stream import server as server_module
-from clusterctl.runtime.stream.client import Opening, open_stream
+from clusterctl.runtime.stream.client import open_stream
 from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.opening import Opening
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.stream.tokens import GREETING_BYTES, greeting
