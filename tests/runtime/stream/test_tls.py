@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,3 +205,8 @@ def test_without_keys_on_the_node_there_is_no_tls(tmp_path: Path) -> None:
     for path in (run.tls, run.tls_authority):
         path.write_text("not a certificate")
     assert tls.open_context(run, server=True) is None
+
+
+def test_a_trainer_without_streams_to_other_hosts_does_not_load_tls() -> None:
+    code = "import sys, clusterctl.runtime.connector, clusterctl.runtime.trainer.zmq_link; print('ssl' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
