@@ -6,7 +6,7 @@ In the other modes the lead orders them, see `pserver.lane_cut`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterctl.runtime.modes import Every
 
@@ -14,8 +14,7 @@ from clusterctl.runtime.modes import Every
 CHECKPOINT, MODEL = 1, 2
 
 
-@dataclass(frozen=True)
-class CutSchedule:
+class CutSchedule(NamedTuple):
     """What is saved at cuts, and when: checkpoints, and models if they are saved by steps or seconds.
 
     If models are, the number of a cut of sync on the wire also has its purpose; otherwise every cut is a checkpoint.

@@ -22,9 +22,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.records import RecordError
@@ -32,8 +31,7 @@ from clusterctl.common.run_spec import Failures, RunSpec, Training
 from clusterctl.runtime.errors import ProcessError
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """The role and rank of this process in a run, and the run's paths and settings."""
 
     role: str

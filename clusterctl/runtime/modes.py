@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterctl.runtime.errors import UseError
 
@@ -15,8 +15,7 @@ WINDOWS = {"sync": 1, "async": 4, "half-async": 1, "ssp": 1, "geo": 1}
 _MODE = re.compile(r"(sync|async|half-async)|(ssp|geo)\((\d{1,9})\)")
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(NamedTuple):
     """A training mode. `name` is "sync", "async", "half-async", "ssp" or "geo"; `bound` is the s of ssp(s) or the k of
     geo(k)."""
 
@@ -37,8 +36,7 @@ class Mode:
         return Mode(match[1]) if match[1] else Mode(match[2], int(match[3]))
 
 
-@dataclass(frozen=True)
-class Every:
+class Every(NamedTuple):
     """A save every `n` passes ("pass"), steps ("step") or seconds ("s"), or only at the end of the run ("end")."""
 
     unit: str

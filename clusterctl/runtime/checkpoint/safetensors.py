@@ -12,9 +12,8 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Protocol, Union
+from typing import Any, BinaryIO, Callable, NamedTuple, Protocol, Union
 
 import numpy as np
 
@@ -36,8 +35,7 @@ _MAX_HEADER_BYTES = 256 * 2**20
 Buffer = Union[bytes, bytearray, memoryview]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor to write, of a type in `DTYPES`. `read()` is called once, when it is written, so that a file needs no
     second copy of all.
     """

@@ -21,9 +21,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +83,7 @@ class SparseLane(Protocol):
 Part = Union[DenseRun, SparseLane]
 
 
-@dataclass(frozen=True)
-class Save:
+class Save(NamedTuple):
     """A request to write `tables`, copies of one moment, under `tag`, and to call `ServerCore.saved(tag)` afterwards.
 
     A checkpoint has the trainers' cursors. `at_cut` means that the next save of this kind replaces it if other lanes
@@ -103,8 +101,7 @@ class Save:
     buffers: Buffers | None = None
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """The run and the moment of a save; identical for all pservers except `pserver`."""
 
     job: str

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Callable, NamedTuple, Union
 
 import numpy as np
@@ -364,7 +363,7 @@ def _joined(parts: Sequence[Save]) -> Save:
     cursors = newest_cursors([piece.cursors for piece in pieces])
     buffers = next((part.buffers for part in parts if part.buffers is not None), None)
     pause_s = max(piece.pause_s for piece in pieces)
-    return replace(latest, tables=tables, cursors=cursors, pause_s=pause_s, buffers=buffers)
+    return latest._replace(tables=tables, cursors=cursors, pause_s=pause_s, buffers=buffers)
 
 
 def _user(frame: zmq.Frame) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from clusterctl.common.manifest import checkpoint_tag, pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save
@@ -147,18 +147,17 @@ class Saver:
             return []
         began = time.perf_counter()
         tables = tuple(table.frozen() for table in self._lane.set_tables().values())
-        save = replace(save, tables=tables, pause_s=time.perf_counter() - began)
-        out = [replace(save, tag=tag, buffers=self._lane.buffers.at(self._lane.step)) for tag in tags]
+        save = save._replace(tables=tables, pause_s=time.perf_counter() - began)
+        out = [save._replace(tag=tag, buffers=self._lane.buffers.at(self._lane.step)) for tag in tags]
         if checkpoint:
             trainers = self._lane.trainers
-            own = replace(
-                save,
+            own = save._replace(
                 checkpoint=True,
                 pass_=save.pass_ if save.at_cut else trainers.passes,
                 cursors=trainers.cursors(),
                 at_cut=True,
             )
-            out.append(replace(own, tag=checkpoint_tag(save.step)))
+            out.append(own._replace(tag=checkpoint_tag(save.step)))
         return out
 
     def _is_model(self, tag: str) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region
@@ -15,8 +14,7 @@ from clusterctl.runtime.shm.region import MOST_REGIONS, REGION_SHIFT, Bytes
 _ANSWER_S = 10.0
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A region of this trainer that one pserver has mapped. `position` identifies it in messages."""
 
     number: int

@@ -14,9 +14,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.common.procfs import boot_id
 from clusterctl.runtime.arrays import Array
@@ -29,8 +28,7 @@ FORMAT = "clusterctl-state/1"
 _KEPT = 2  # one would do: a file is replaced only when its successor is whole
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a trainer is: the pushes that it has made, its next batch, and the value of `ps.cursor` before it.
 
     The batch is number 0 of the next pass only when `on_pass` of the pass before has run.
@@ -42,8 +40,7 @@ class Place:
     cursor: Any = None
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """A trainer's state: JSON for each thing by name, and the tensors that it names."""
 
     tree: Mapping[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ from clusterctl.runtime.store.index import MAX_POSITIONS, Index
 _DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "I64": np.int64}
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of rows: `width` numbers of `dtype` "F32" or "I64" per row, or one number if `width` is None."""
 
     name: str

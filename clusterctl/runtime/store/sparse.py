@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from clusterctl.runtime.table.spec import TableSpec
 _CHUNK_ELEMENTS = 65_536
 
 
-@dataclass(frozen=True)
-class SparseGrad:
+class SparseGrad(NamedTuple):
     """One trainer's gradient of rows: `ids` strictly ascending, `rows` of shape (len(ids), dim)."""
 
     weight: np.float32

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
 import numpy as np
@@ -29,9 +28,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 _NO_RATE = 1e-30
 
 
-@dataclass(frozen=True, init=False)
 class Rule:
-    """Base of the rules: `lr` is the learning rate, `l1` and `l2` are the weights of the penalties."""
+    """Base of the rules: `lr` is the learning rate, `l1` and `l2` are the weights of the penalties.
+
+    A rule cannot be changed. Rules of one class are equal if all their numbers are.
+    """
 
     lr: Rate
     l1: float
@@ -42,6 +43,18 @@ class Rule:
     #: Parameters that must not be zero in float32, and those that must be below 1.
     _above_zero: ClassVar[tuple[str, ...]] = ("lr",)
     _below_one: ClassVar[tuple[str, ...]] = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def to_json(self) -> dict[str, Any]:
         lr = self.lr.to_json() if isinstance(self.lr, Schedule) else self.lr
@@ -90,7 +103,6 @@ class Rule:
         return float(number)
 
 
-@dataclass(frozen=True, init=False)
 class SGD(Rule):
     """`w -= lr * g` (Robbins and Monro 1951)."""
 
@@ -102,7 +114,6 @@ class SGD(Rule):
         np.subtract(value, grad, out=out)
 
 
-@dataclass(frozen=True, init=False)
 class Momentum(Rule):
     """`v = momentum * v + g; w -= lr * v` (Polyak 1964, in the form of torch.optim.SGD).
 
@@ -133,7 +144,6 @@ class Momentum(Rule):
         np.subtract(value, grad, out=out)
 
 
-@dataclass(frozen=True, init=False)
 class Adagrad(Rule):
     """`h += g * g; w -= lr * g / (sqrt(h) + eps)` (Duchi, Hazan, Singer 2011, in the form of torch.optim.Adagrad).
 
@@ -163,7 +173,6 @@ class Adagrad(Rule):
         _divide_by_root(value, history, grad, scratch, out, rate, self.eps)
 
 
-@dataclass(frozen=True, init=False)
 class RMSProp(Rule):
     """`h = decay * h + (1 - decay) * g * g; w -= lr * g / (sqrt(h) + eps)`.
 
@@ -188,7 +197,6 @@ class RMSProp(Rule):
         _divide_by_root(value, history, grad, scratch, out, rate, self.eps)
 
 
-@dataclass(frozen=True, init=False)
 class Adam(Rule):
     """Algorithm 1 of Kingma and Ba 2015, with `t` the job's global step, even for rows first seen late.
 
@@ -234,7 +242,6 @@ class Adam(Rule):
         grad *= np.float32(rate / (1 - self.beta1**t))
 
 
-@dataclass(frozen=True, init=False)
 class AdamW(Adam):
     """Adam after `w *= 1 - lr * weight_decay` (Loshchilov and Hutter 2019, in the form of torch.optim.AdamW).
 
@@ -264,7 +271,6 @@ class AdamW(Adam):
         np.subtract(value, grad, out=out)
 
 
-@dataclass(frozen=True, init=False)
 class Ftrl(Rule):
     """FTRL-proximal, algorithm 1 of McMahan et al. 2013 (Ad Click Prediction), with alpha named `lr`.
 
@@ -307,7 +313,6 @@ class Ftrl(Rule):
             np.subtract(value, grad, out=out)
 
 
-@dataclass(frozen=True, init=False)
 class Delta(Rule):
     """The rule of lanes in geo mode: trainers send their changes, and the lane adds them."""
 

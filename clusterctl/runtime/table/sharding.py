@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,7 @@ def mix64(values: Bits) -> Bits:
     return out
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The lanes of a run: each pserver has `dense` lanes for dense tables, then `sparse` lanes for sparse tables.
 
     Lanes are numbered through all pservers. With `sparse` 0 the rows share the dense lanes. A table is partitioned over

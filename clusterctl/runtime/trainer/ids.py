@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +53,7 @@ def checked_floats(what: str, values: Any, shape: tuple[int, ...]) -> Floats:
     return np.ascontiguousarray(array, np.float32)
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """Distinct ids, ascending, and `inverse`: for each of the given ids its position in `distinct`, int64."""
 
     distinct: Ids
@@ -148,8 +146,7 @@ def sum_by_id(ids: Ids, values: Floats) -> tuple[Ids, Floats]:
     return groups.distinct, groups.sum(values)
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """Ascending distinct ids, and for each lane the positions of the ids it owns, ascending too."""
 
     ids: Ids

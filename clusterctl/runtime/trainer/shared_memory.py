@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from clusterctl.runtime.trainer.packing import Outgoing
 from clusterctl.runtime.wire import messages as wire
 
 
-@dataclass(frozen=True)
-class SlotLease:
+class SlotLease(NamedTuple):
     """Memory that a lane can read, leased for one request."""
 
     client: ShmClient

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +312,7 @@ def test_without_sync_a_receipt_records_the_step_of_each_trainer(world: World, t
     cut = Cut("JOB", "0001", TAG, 2, STEP, "async", 7, 0, 1)
     steps = [{**cursor, "step": 100 + cursor["rank"]} for cursor in reversed(CURSORS)]
     assert write_piece(tmp_path, cut, [], cursors=steps)["steps"] == [100, 101, 102]
-    assert "steps" not in write_piece(tmp_path, replace(cut, mode="sync"), [], cursors=CURSORS)
+    assert "steps" not in write_piece(tmp_path, cut._replace(mode="sync"), [], cursors=CURSORS)
 
 
 def test_a_checkpoint_is_also_a_model(world: World, saved: Path) -> None:

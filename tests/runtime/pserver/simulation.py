@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +255,7 @@ def _without_tables(core: ServerCore, copy: Callable[..., list[Save]]) -> Callab
         out = []
         for save in copy(*args):
             own = tuple({**cursor, "declared": core.trainers[cursor["rank"]].declared} for cursor in save.cursors)
-            out.append(replace(save, tables=(own,) if save.tables else ()))
+            out.append(save._replace(tables=(own,) if save.tables else ()))
         return out
 
     return copied

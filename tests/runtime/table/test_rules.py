@@ -219,6 +219,15 @@ def test_a_rule_survives_json(rule: Rule) -> None:
     assert hash(back) == hash(rule)
 
 
+def test_rules_are_equal_by_their_numbers_and_cannot_be_changed() -> None:
+    rule = Momentum(0.1, 0.5, l2=0.25)
+    assert rule == Momentum(0.1, 0.5, l2=0.25)
+    assert len({rule, Momentum(0.1, 0.5, l2=0.25), Momentum(0.1, 0.5), SGD(0.1), Adagrad(0.1)}) == 4
+    assert repr(rule) == "Momentum(lr=0.1, momentum=0.5, l1=0.0, l2=0.25, nesterov=False)"
+    with pytest.raises(AttributeError, match="Momentum cannot be changed"):
+        rule.lr = 0.2
+
+
 def test_rules_of_older_files_still_load() -> None:
     assert rule_from_json({"rule": "SGD", "lr": 0.1, "l2": 0.0}) == SGD(0.1)
     assert rule_from_json({"rule": "Momentum", "lr": 0.1, "l2": 0.5, "momentum": 0.8}) == Momentum(0.1, 0.8, l2=0.5)
