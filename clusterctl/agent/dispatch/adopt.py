@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.dispatch.in_place import seal
-from clusterctl.agent.node.content import MANY, Row, stamp_of
+from clusterctl.agent.node.content import MANY, Row, lists_of, stamp_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.common import seal as seals
 from clusterctl.common.errors import AgentError
@@ -36,7 +36,7 @@ def adopt(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         with JobLock(job):
             rows, unrecorded = _scan(job.dir, peer.beat)
             record = _record(job, request, [row.entry for row in rows])
-            seal(job, record, rows)
+            seal(job, record, lists_of(rows))
     except BaseException:
         if is_new and not job.record.exists():
             shutil.rmtree(job.meta, ignore_errors=True)

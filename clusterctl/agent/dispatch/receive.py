@@ -13,24 +13,25 @@ import os
 import time
 import zlib
 
-from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
+from clusterctl.agent.dispatch.in_place import changed, journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
 from clusterctl.agent.dispatch.room import Need
 from clusterctl.agent.node.content import (
+    FEW,
     Source,
+    exact_listing,
     find_sources,
     find_torn,
-    is_exact,
     is_verified,
     mark_verified,
-    read_manifest,
+    read_held,
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone, suppress
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
-from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir, is_job_id
+from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.tree import FILE, Entry, content_of_json, decode, fold_rows, order
 
 TYPE_CHECKING = False
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable
 
+    from clusterctl.agent.dispatch.edit import Edit
     from clusterctl.agent.dispatch.staging import Staging
+    from clusterctl.agent.node.content import Held, Row
     from clusterctl.agent.relay.relay import Relay
 
 
@@ -57,8 +60,9 @@ class _Dispatch:
         self._jobs = [job for job in find_jobs(root) if is_job_id(job.dir.name)]  # those that a dispatch may replace
         self._newest = self._jobs[0] if self._jobs else None
         self._record: dict[str, Any] = (read_json(self._newest.record) or {}) if self._newest else {}
-        self._base = read_manifest(self._newest.dir) if self._newest else None
-        self._exact = False
+        self._held: Held | None = read_held(self._newest.dir) if self._newest else None
+        self._listing: str | None = None  # of the newest job, if that is exact
+        self._edit: Edit | None = None
         self._entries: list[Entry] = []
         self._listed = b"[]"
         self._sources: dict[str, Source] = {}
@@ -96,17 +100,31 @@ class _Dispatch:
         if job is None:
             return None
         started = was_started(job)
-        self._exact = not started and self._base is not None and is_exact(job.dir)
+        if not started and self._held is not None:
+            self._listing = exact_listing(job.dir)
         if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
-            self._exact = all(
-                digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
-                for entry, stamp in self._base or ()
-                if stamp
-            )
-            if self._exact:
+            if self._is_intact(job):
                 mark_verified(job.meta)
+            else:
+                self._listing = None
         about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
         return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
+
+    @property
+    def _exact(self) -> bool:
+        """True if the newest job was never started, and holds exactly what was dispatched."""
+        return self._listing is not None
+
+    def _base(self) -> list[Row]:
+        """Return the rows of the newest job; none if it is not exact."""
+        return self._held.rows() if self._held and self._exact else []
+
+    def _is_intact(self, job: JobPaths) -> bool:
+        return all(
+            digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
+            for entry, stamp in self._base()
+            if stamp
+        )
 
     def _listen(self) -> dict[str, Any]:
         from clusterctl.agent.relay.take import be_ready
@@ -119,7 +137,7 @@ class _Dispatch:
         if not self._request["plan"]:
             return {}
         wanted = {entry.path for entry in self._entries}
-        return {"gone": [row.entry.path for row in self._base or () if self._exact and row.entry.path not in wanted]}
+        return {"gone": [row.entry.path for row in self._base() if row.entry.path not in wanted]}
 
     def _holds(self) -> bool:
         """Return True if the job to be completed is here already, with this same tree."""
@@ -129,16 +147,19 @@ class _Dispatch:
 
     def _set_tree(self, listed: dict[str, Any], base: str | None) -> bool:
         """Set the wanted tree. Return False if it is given as changes to a tree that is not here."""
+        self._edit = None
         if base is None:
             rows = listed["rows"]
-        elif self._base is None or self._record.get("tree") != base:
+        elif self._held is None or self._record.get("tree") != base:
             return False
         elif not listed["rows"] and not listed["gone"]:
-            self._entries = [row.entry for row in self._base]
+            self._entries = self._held.entries
             self._listed = dumps(self._entries)
             return True
+        elif self._set_edit(self._held, listed):
+            return True
         else:
-            known = {row.entry.path: row.entry for row in self._base}
+            known = {entry.path: entry for entry in self._held.entries}
             for path in listed["gone"]:
                 known.pop(path, None)
             known.update((row[0], row) for row in listed["rows"])
@@ -153,15 +174,38 @@ class _Dispatch:
         check_lengths(self._root, self._entries, str(self._staging / "tree"))
         return True
 
+    def _set_edit(self, held: Held, listed: dict[str, Any]) -> bool:
+        """Set the wanted tree if the changes are an edit of the newest job. Return False if they are not."""
+        if self._listing is None or listed["gone"] or len(listed["rows"]) > FEW:
+            return False
+        from clusterctl.agent.dispatch.edit import Edit
+
+        try:
+            edit = Edit(held, self._listing, [Entry(*row) for row in listed["rows"]])
+        except (TypeError, ValueError, AttributeError):
+            return False
+        if content_of_json(edit.listed) != self._request["tree"]:
+            return False
+        check_lengths(self._root, [edit.entries[number] for number in edit.numbers], str(self._staging / "tree"))
+        self._edit, self._entries, self._listed = edit, edit.entries, edit.listed
+        return True
+
+    def _files(self) -> list[int]:
+        """Return the rows of the files that the newest job may lack."""
+        if self._edit:
+            return self._edit.files
+        return [number for number, entry in enumerate(self._entries) if entry.kind == FILE]
+
     def _lacking(self) -> dict[str, Any]:
         """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
 
         Also find the sources of the others, and the space that all of it takes.
         """
-        sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
+        files = self._files()
+        sizes = {self._entries[number].digest: self._entries[number].size for number in files}
         self._sources = {}
-        if self._exact and self._newest:
-            for entry, stamp in self._base or ():
+        if self._exact and self._newest and self._held:
+            for entry, stamp in zip(self._held.entries, self._held.stamps):
                 if stamp and entry.digest in sizes:
                     self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False, True)
         missing = [digest for digest in sizes if digest not in self._sources]
@@ -175,12 +219,32 @@ class _Dispatch:
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
-        need = Need(self._root, self._entries, self._sources, torn)
+        copied = {entry.digest for entry in self._held.entries} if self._edit and self._held else ()
+        need = Need(self._root, self._entries, self._sources, torn, copied)
         return {
-            "missing": fold_rows(_first_rows(self._entries, self._sources)),
+            "missing": fold_rows(self._first_rows(files)),
             "torn": torn,
-            "room": need.about(self._base if self._exact else None),
+            "room": need.about(self._changed(self._base_by_path()) if self._exact else None),
         }
+
+    def _first_rows(self, files: list[int]) -> list[int]:
+        """Return the rows, of these files, of those that have no source, the first of each digest."""
+        seen = set(self._sources)
+        rows = []
+        for number in files:
+            digest = self._entries[number].digest
+            if digest not in seen:
+                seen.add(digest)
+                rows.append(number)
+        return rows
+
+    def _base_by_path(self) -> dict[str, Row]:
+        """Return the rows of the newest job, which an edit does without."""
+        return {} if self._edit else {row.entry.path: row for row in self._base()}
+
+    def _changed(self, base: dict[str, Row]) -> list[int]:
+        """Return the rows of the files whose bytes differ from those in `base`."""
+        return self._edit.files if self._edit else changed(base, self._entries)
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.dispatch.staging import Staging
@@ -192,9 +256,12 @@ class _Dispatch:
             raise AgentError(f"{target} exists, and is not a job of this account", kind="refused", hint=hint)
         staging = self._staging
         old = message["supersede"] if self._exact else None
-        base = {row.entry.path: row for row in self._base or ()} if old else {}
+        if old is None and self._edit:  # a new directory takes all files
+            self._edit = None
+            self._lacking()
+        base = self._base_by_path() if old else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}
-        work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn, beat=self._peer.beat)
+        work = Staging(staging, self._entries, self._changed(base), in_place=bool(old), torn=torn, beat=self._peer.beat)
         try:
             work.begin()
             self._take(work, message)
@@ -207,7 +274,9 @@ class _Dispatch:
                 sync_disk(staging, self._peer.beat)
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
-            elif not supersede(self._root, staging, old, record, self._entries, self._listed, base, self._peer.beat):
+            elif not supersede(
+                self._root, staging, old, record, self._entries, self._listed, base, self._peer.beat, self._edit
+            ):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
@@ -248,7 +317,7 @@ class _Dispatch:
         take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
 
     def _lacks(self, work: Staging) -> list[int]:
-        return [number for number in _first_rows(self._entries, self._sources) if not work.has(number)]
+        return [number for number in self._first_rows(self._files()) if not work.has(number)]
 
     def _request_missing(self, work: Staging) -> dict[str, Any]:
         """Report the missing files. Return the next message, which announces them."""
@@ -283,17 +352,6 @@ def _unpack(peer: Peer, count: int) -> dict[str, Any]:
     except (zlib.error, ValueError) as exc:
         raise AgentError(f"the list of files arrived damaged: {exc}") from exc
     return listed
-
-
-def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
-    """Return the rows of the files that have no source, the first of each digest."""
-    seen = set(sources)
-    rows = []
-    for number, entry in enumerate(entries):
-        if entry.kind == FILE and entry.digest not in seen:
-            seen.add(entry.digest)
-            rows.append(number)
-    return rows
 
 
 def _sweep(incoming: Path, beat: Callable[[], None]) -> None:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
 RANGE_BYTES = 256 << 20
-MANY = 1000  # rows per write
+MANY = 1000  # rows per line
+ROW_FIELDS = 8  # those of an entry, and the stamp
 FEW = 32  # up to this many digests are searched for as text before a manifest is parsed
 
 
@@ -79,37 +80,78 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
-    """Write the rows as JSON, and the seal. The directory is not visible to other processes yet."""
+def lists_of(rows: list[Row]) -> tuple[bytes, str]:
+    """Return the manifest, which has the rows as JSON, and the listing of the seal."""
+    parts = [rows[first : first + MANY] for first in range(0, len(rows), MANY)]
+    text = b",\n".join(dumps([(*row.entry, row.stamp) for row in part])[1:-1] for part in parts)
+    return b"[%s]" % text, joined([row_line(row) for row in rows])
+
+
+def write_lists(job_dir: Path, tree: str, lists: tuple[bytes, str]) -> None:
+    """Write the manifest and the seal. The directory is not visible to other processes yet."""
+    manifest, listed = lists
     with (job_dir / META / "manifest").open("wb") as f:
-        for first in range(0, len(rows), MANY):
-            part = [(*row.entry, row.stamp) for row in rows[first : first + MANY]]
-            f.write((b",\n" if first else b"[") + dumps(part)[1:-1])
-        f.write(b"]" if rows else b"[]")
-    lines = [
-        line_of(
-            entry.path, KIND_MODES[entry.kind] | entry.mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target
-        )
-        for entry, stamp in rows
-    ]
-    write_seal(str(job_dir), tree, joined(lines))
+        f.write(manifest)
+    write_seal(str(job_dir), tree, listed)
 
 
-def read_manifest(job_dir: Path) -> list[Row] | None:
-    """Return a job's rows, or None if they are missing or damaged."""
+def encode_row(row: Row) -> bytes:
+    """Return a row as it is written in a manifest."""
+    return dumps((*row.entry, row.stamp))
+
+
+def row_line(row: Row) -> str:
+    """Return a row's line in the seal."""
+    entry, stamp = row
+    mode = KIND_MODES[entry.kind] | entry.mode
+    return line_of(entry.path, mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target)
+
+
+class Held:
+    """The manifest of a job: its text, and the entries and stamps of all paths."""
+
+    def __init__(self, text: bytes) -> None:
+        """Raise ValueError or TypeError if it is damaged."""
+        self.text = text
+        rows = loads(text)
+        if any(len(row) != ROW_FIELDS for row in rows):
+            raise ValueError("a row has other fields")
+        self.entries: list[Entry] = [tuple.__new__(Entry, row[:-1]) for row in rows]  # faster than by keyword
+        self.stamps: list[Stamp | None] = [tuple.__new__(Stamp, row[-1]) if row[-1] else None for row in rows]
+
+    def row(self, number: int) -> Row:
+        return Row(self.entries[number], self.stamps[number])
+
+    def rows(self) -> list[Row]:
+        return list(map(Row, self.entries, self.stamps))
+
+
+def read_held(job_dir: Path) -> Held | None:
+    """Return a job's manifest, or None if it is missing or damaged."""
     try:
-        rows = loads((job_dir / META / "manifest").read_bytes())
-        return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in rows]
+        return Held((job_dir / META / "manifest").read_bytes())
     except (OSError, ValueError, TypeError):
         return None
 
 
+def read_manifest(job_dir: Path) -> list[Row] | None:
+    """Return a job's rows, or None if they are missing or damaged."""
+    held = read_held(job_dir)
+    return None if held is None else held.rows()
+
+
 def is_exact(job_dir: Path) -> bool:
     """Return True if a job directory holds exactly what was dispatched: nothing changed and nothing added."""
+    return exact_listing(job_dir) is not None
+
+
+def exact_listing(job_dir: Path) -> str | None:
+    """Return the listing of a job directory that holds exactly what was dispatched, else None."""
     try:
-        return read_seal(str(job_dir))[1] == listing(str(job_dir))
+        listed = listing(str(job_dir))
+        return listed if read_seal(str(job_dir))[1] == listed else None
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def find_sources(
