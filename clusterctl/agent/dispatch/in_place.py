@@ -13,7 +13,7 @@ import stat
 from clusterctl.agent.node.content import Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError, suppress
-from clusterctl.common.fastjson import LightPath, loads
+from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import (
     delete,
     is_locked,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from clusterctl.agent.dispatch.edit import Edit
+    from clusterctl.agent.node.content import Lists
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -144,7 +145,7 @@ def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row
     for entry in reversed(entries):
         if entry.kind == DIRECTORY:
             finish_directory(f"{tree}/{entry.path}", entry)
-    seal(JobPaths(tree), record, lists_of(rows))
+    seal(JobPaths(tree), record, lists_of(rows, dumps(entries)))
 
 
 def make_writable(tree: Path, entry: Entry) -> None:
@@ -216,8 +217,8 @@ def finish_directory(path: str, entry: Entry) -> None:
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def seal(job: JobPaths, record: dict[str, Any], lists: tuple[bytes, str]) -> None:
-    """Write our own files into a job directory, among them its manifest and the listing of its seal."""
+def seal(job: JobPaths, record: dict[str, Any], lists: Lists) -> None:
+    """Write our own files into a job directory."""
     for ours in (job.log, job.output, job.meta, job.runs):
         ours.mkdir(0o700, exist_ok=True)
     write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)

@@ -19,12 +19,14 @@ from clusterctl.agent.dispatch.room import Need
 from clusterctl.agent.node.content import (
     FEW,
     Source,
+    Sums,
     exact_listing,
     find_sources,
     find_torn,
     is_verified,
     mark_verified,
-    read_held,
+    read_manifest,
+    sums_of,
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.dispatch.edit import Edit
     from clusterctl.agent.dispatch.staging import Staging
-    from clusterctl.agent.node.content import Held, Row
+    from clusterctl.agent.node.content import Row
     from clusterctl.agent.relay.relay import Relay
 
 
@@ -60,8 +62,10 @@ class _Dispatch:
         self._jobs = [job for job in find_jobs(root) if is_job_id(job.dir.name)]  # those that a dispatch may replace
         self._newest = self._jobs[0] if self._jobs else None
         self._record: dict[str, Any] = (read_json(self._newest.record) or {}) if self._newest else {}
-        self._held: Held | None = read_held(self._newest.dir) if self._newest else None
-        self._listing: str | None = None  # of the newest job, if that is exact
+        self._started = False  # the newest job
+        self._listing: str | None = None  # of the newest job, if it was never started, and is as dispatched
+        self._base: list[Row] | None = None
+        self._changes: dict[str, Any] = {}
         self._edit: Edit | None = None
         self._entries: list[Entry] = []
         self._listed = b"[]"
@@ -72,13 +76,15 @@ class _Dispatch:
 
     def serve(self) -> dict[str, Any]:
         request = self._request
-        listed = _unpack(self._peer, request["manifest_bytes"])
+        self._changes = _unpack(self._peer, request["manifest_bytes"])
+        if self._newest:
+            self._look_at(self._newest)
+        known = self._set_edit() or self._set_tree(self._changes, request["base"])
         answer = {
             "jobs": [job.dir.name for job in self._jobs],
             "newest": self._about_newest(),
             "holds": self._holds(),
         }
-        known = self._set_tree(listed, request["base"])
         self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
             message = self._peer.receive()
@@ -99,32 +105,34 @@ class _Dispatch:
         job = self._newest
         if job is None:
             return None
-        started = was_started(job)
-        if not started and self._held is not None:
-            self._listing = exact_listing(job.dir)
-        if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
-            if self._is_intact(job):
-                mark_verified(job.meta)
-            else:
-                self._listing = None
         about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
-        return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
+        return {"job": job.dir.name, "started": self._started, "exact": self._exact, **about}
+
+    def _look_at(self, job: JobPaths) -> None:
+        """Determine whether the newest job is exact."""
+        self._started = was_started(job)
+        self._listing = None if self._started else exact_listing(job.dir)
+        if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
+            self._read_base()
+            if not all(
+                digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
+                for entry, stamp in self._base or ()
+                if stamp
+            ):
+                self._listing = None
+            if self._exact:
+                mark_verified(job.meta)
 
     @property
     def _exact(self) -> bool:
-        """True if the newest job was never started, and holds exactly what was dispatched."""
         return self._listing is not None
 
-    def _base(self) -> list[Row]:
-        """Return the rows of the newest job; none if it is not exact."""
-        return self._held.rows() if self._held and self._exact else []
-
-    def _is_intact(self, job: JobPaths) -> bool:
-        return all(
-            digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
-            for entry, stamp in self._base()
-            if stamp
-        )
+    def _read_base(self) -> None:
+        """Read the rows of the newest job, which an edit does without. A job without a manifest is not exact."""
+        if self._base is None and self._newest:
+            self._base = read_manifest(self._newest.dir)
+        if self._base is None:
+            self._listing = None
 
     def _listen(self) -> dict[str, Any]:
         from clusterctl.agent.relay.take import be_ready
@@ -137,7 +145,7 @@ class _Dispatch:
         if not self._request["plan"]:
             return {}
         wanted = {entry.path for entry in self._entries}
-        return {"gone": [row.entry.path for row in self._base() if row.entry.path not in wanted]}
+        return {"gone": [row.entry.path for row in self._base or () if self._exact and row.entry.path not in wanted]}
 
     def _holds(self) -> bool:
         """Return True if the job to be completed is here already, with this same tree."""
@@ -148,18 +156,17 @@ class _Dispatch:
     def _set_tree(self, listed: dict[str, Any], base: str | None) -> bool:
         """Set the wanted tree. Return False if it is given as changes to a tree that is not here."""
         self._edit = None
+        self._read_base()
         if base is None:
             rows = listed["rows"]
-        elif self._held is None or self._record.get("tree") != base:
+        elif self._base is None or self._record.get("tree") != base:
             return False
         elif not listed["rows"] and not listed["gone"]:
-            self._entries = self._held.entries
+            self._entries = [row.entry for row in self._base]
             self._listed = dumps(self._entries)
             return True
-        elif self._set_edit(self._held, listed):
-            return True
         else:
-            known = {entry.path: entry for entry in self._held.entries}
+            known = {row.entry.path: row.entry for row in self._base}
             for path in listed["gone"]:
                 known.pop(path, None)
             known.update((row[0], row) for row in listed["rows"])
@@ -174,27 +181,40 @@ class _Dispatch:
         check_lengths(self._root, self._entries, str(self._staging / "tree"))
         return True
 
-    def _set_edit(self, held: Held, listed: dict[str, Any]) -> bool:
-        """Set the wanted tree if the changes are an edit of the newest job. Return False if they are not."""
-        if self._listing is None or listed["gone"] or len(listed["rows"]) > FEW:
+    def _set_edit(self) -> bool:
+        """Set the wanted tree if it is an edit of the newest job. Return False if it is not."""
+        request, rows = self._request, self._changes["rows"]
+        if self._newest is None or self._listing is None or self._record.get("tree") != request["base"]:
+            return False
+        if request["plan"] or self._changes["gone"] or not 0 < len(rows) <= FEW:
             return False
         from clusterctl.agent.dispatch.edit import Edit
 
         try:
-            edit = Edit(held, self._listing, [Entry(*row) for row in listed["rows"]])
-        except (TypeError, ValueError, AttributeError):
+            edit = Edit(self._newest, self._listing, [Entry(*row) for row in rows])
+        except (OSError, TypeError, ValueError, AttributeError):
             return False
-        if content_of_json(edit.listed) != self._request["tree"]:
+        if content_of_json(edit.listed) != request["tree"]:
             return False
         check_lengths(self._root, [edit.entries[number] for number in edit.numbers], str(self._staging / "tree"))
         self._edit, self._entries, self._listed = edit, edit.entries, edit.listed
         return True
 
     def _files(self) -> list[int]:
-        """Return the rows of the files that the newest job may lack."""
+        """Return the rows of the files that may be lacking here."""
         if self._edit:
             return self._edit.files
         return [number for number, entry in enumerate(self._entries) if entry.kind == FILE]
+
+    def _changed(self) -> list[int]:
+        """Return the rows of the files whose bytes are not those of the newest job."""
+        return self._edit.files if self._edit else changed(self._base_by_path(), self._entries)
+
+    def _base_by_path(self) -> dict[str, Row]:
+        return {row.entry.path: row for row in self._base or ()}
+
+    def _sums(self) -> Sums:
+        return self._edit.sums if self._edit else sums_of(self._entries)
 
     def _lacking(self) -> dict[str, Any]:
         """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
@@ -204,8 +224,8 @@ class _Dispatch:
         files = self._files()
         sizes = {self._entries[number].digest: self._entries[number].size for number in files}
         self._sources = {}
-        if self._exact and self._newest and self._held:
-            for entry, stamp in zip(self._held.entries, self._held.stamps):
+        if self._exact and self._newest and not self._edit:
+            for entry, stamp in self._base or ():
                 if stamp and entry.digest in sizes:
                     self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False, True)
         missing = [digest for digest in sizes if digest not in self._sources]
@@ -219,32 +239,24 @@ class _Dispatch:
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
-        copied = {entry.digest for entry in self._held.entries} if self._edit and self._held else ()
-        need = Need(self._root, self._entries, self._sources, torn, copied)
+        need = Need(self._root, self._entries, self._sources, torn)
+        same = self._edit.same if self._edit else Sums(directories=self._sums().directories)
         return {
-            "missing": fold_rows(self._first_rows(files)),
+            "missing": fold_rows(self._first_rows()),
             "torn": torn,
-            "room": need.about(self._changed(self._base_by_path()) if self._exact else None),
+            "room": need.about(files, same, self._changed() if self._exact else None),
         }
 
-    def _first_rows(self, files: list[int]) -> list[int]:
-        """Return the rows, of these files, of those that have no source, the first of each digest."""
+    def _first_rows(self) -> list[int]:
+        """Return the rows of the files that have no source, the first of each digest."""
         seen = set(self._sources)
         rows = []
-        for number in files:
+        for number in self._files():
             digest = self._entries[number].digest
             if digest not in seen:
                 seen.add(digest)
                 rows.append(number)
         return rows
-
-    def _base_by_path(self) -> dict[str, Row]:
-        """Return the rows of the newest job, which an edit does without."""
-        return {} if self._edit else {row.entry.path: row for row in self._base()}
-
-    def _changed(self, base: dict[str, Row]) -> list[int]:
-        """Return the rows of the files whose bytes differ from those in `base`."""
-        return self._edit.files if self._edit else changed(base, self._entries)
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.dispatch.staging import Staging
@@ -256,12 +268,13 @@ class _Dispatch:
             raise AgentError(f"{target} exists, and is not a job of this account", kind="refused", hint=hint)
         staging = self._staging
         old = message["supersede"] if self._exact else None
-        if old is None and self._edit:  # a new directory takes all files
-            self._edit = None
+        if self._edit and old is None:  # a new job takes all files
+            self._set_tree(self._changes, self._request["base"])
             self._lacking()
-        base = self._base_by_path() if old else {}
+        numbers = self._changed() if old else self._files()
+        base = self._base_by_path() if old and not self._edit else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}
-        work = Staging(staging, self._entries, self._changed(base), in_place=bool(old), torn=torn, beat=self._peer.beat)
+        work = Staging(staging, self._entries, numbers, in_place=bool(old), torn=torn, beat=self._peer.beat)
         try:
             work.begin()
             self._take(work, message)
@@ -270,7 +283,7 @@ class _Dispatch:
             copied = time.monotonic() - copying
             record = self._new_record(message)
             if old is None:
-                work.finish(record)
+                work.finish(record, self._listed)
                 sync_disk(staging, self._peer.beat)
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
@@ -317,7 +330,7 @@ class _Dispatch:
         take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
 
     def _lacks(self, work: Staging) -> list[int]:
-        return [number for number in self._first_rows(self._files()) if not work.has(number)]
+        return [number for number in self._first_rows() if not work.has(number)]
 
     def _request_missing(self, work: Staging) -> dict[str, Any]:
         """Report the missing files. Return the next message, which announces them."""
@@ -325,14 +338,13 @@ class _Dispatch:
         return self._peer.receive()
 
     def _new_record(self, message: dict[str, Any]) -> dict[str, Any]:
-        request = self._request
-        files = [entry for entry in self._entries if entry.kind == FILE]
+        request, sums = self._request, self._sums()
         return {
             "v": 1,
             "job": message["go"],
             **{name: request[name] for name in ("node", "nodes", "workspace", "source", "content", "tree")},
-            "files": len(files),
-            "bytes": sum(entry.size for entry in files),
+            "files": sums.files,
+            "bytes": sums.bytes,
             "t": time.time(),
         }
 

@@ -4,56 +4,45 @@ from __future__ import annotations
 
 import os
 
+from clusterctl.agent.node.content import BLOCK
 from clusterctl.common.procfs import PROC, boot_id
-from clusterctl.common.tree import DIRECTORY, FILE, Entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
     from typing import Any
 
-    from clusterctl.agent.node.content import Source
+    from clusterctl.agent.node.content import Source, Sums
+    from clusterctl.common.tree import Entry
 
-BLOCK = 4096
 #: File systems on which a copy always takes as much space as its original. On others, both may share it.
 COPIES_IN_FULL = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
 
 
 class Need:
-    """The bytes that a tree takes on this disk.
+    """The bytes that a tree takes on this disk. `torn`: by digest, the bytes of a file that are already here."""
 
-    `torn`: by digest, the bytes of a file that are already here. `copied`: digests of files to copy, besides `sources`.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        entries: list[Entry],
-        sources: dict[str, Source],
-        torn: dict[str, int],
-        copied: Collection[str] = (),
-    ) -> None:
+    def __init__(self, root: Path, entries: list[Entry], sources: dict[str, Source], torn: dict[str, int]) -> None:
         self._root = root
         self._device = os.stat(root).st_dev  # noqa: PTH116
         self._entries = entries
-        self._moved = {digest for digest, source in sources.items() if source.movable}
-        self._copied = sources.keys() - self._moved | set(copied)
+        self._sources = sources
         self._torn = torn
         self._copies_take = _type_of(self._device) in COPIES_IN_FULL
 
-    def about(self, changed: list[int] | None) -> dict[str, Any]:
-        """Return the space for a `new` job directory, and for a change `in_place` of the files with these numbers.
+    def about(self, files: list[int], same: Sums, changed: list[int] | None) -> dict[str, Any]:
+        """Return the space for a `new` job directory, and for one that is `changed` in place.
 
+        `files` and `changed` are numbers of rows; `same` counts the other rows, of which the newest job has the bytes.
         `free` is None if the file system does not report it. Nodes whose `disk` is the same share the free bytes.
         """
-        files = [number for number, entry in enumerate(self._entries) if entry.kind == FILE]
-        new = self._of(files) + BLOCK * sum(entry.kind == DIRECTORY for entry in self._entries)
+        copied = same.blocks if self._copies_take else 0
         return {
             "path": str(self._root),
             "disk": f"{boot_id()} {self._device}",
             "free": free(self._root),
-            "new": new,
+            "new": self._of(files) + BLOCK * (copied + same.directories),
             "in_place": None if changed is None else self._of(changed),
         }
 
@@ -63,9 +52,10 @@ class Need:
         for number in numbers:
             entry = self._entries[number]
             size = -(-entry.size // BLOCK) * BLOCK
-            if entry.digest in seen or entry.digest in self._copied:
+            source = self._sources.get(entry.digest)
+            if entry.digest in seen or (source and not source.movable):
                 total += size if self._copies_take else 0
-            elif entry.digest not in self._moved:
+            elif source is None:
                 total += max(size - self._torn.get(entry.digest, 0), 0)
             seen.add(entry.digest)
         return total

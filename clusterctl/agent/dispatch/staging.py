@@ -199,8 +199,8 @@ class Staging:
         finally:
             os.close(fd)
 
-    def finish(self, record: dict[str, Any]) -> None:
-        """Create the links, set the directories' times, and write our own files."""
+    def finish(self, record: dict[str, Any], listed: bytes) -> None:
+        """Create the links, set the directories' times, and write our own files. `listed` is the entries as JSON."""
         tree = self._path / "tree"
         for entry in self._entries:
             if entry.kind == LINK:
@@ -209,7 +209,7 @@ class Staging:
             if entry.kind == DIRECTORY:
                 finish_directory(f"{tree}/{entry.path}", entry)
         rows = [Row(entry, self._stamps.get(number)) for number, entry in enumerate(self._entries)]
-        seal(JobPaths(tree), record, lists_of(rows))
+        seal(JobPaths(tree), record, lists_of(rows, listed))
 
 
 def _moved(source: str, path: str) -> bool:

@@ -30,7 +30,7 @@ KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
 RANGE_BYTES = 256 << 20
 MANY = 1000  # rows per line
-ROW_FIELDS = 8  # those of an entry, and the stamp
+BLOCK = 4096
 FEW = 32  # up to this many digests are searched for as text before a manifest is parsed
 
 
@@ -80,64 +80,73 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def lists_of(rows: list[Row]) -> tuple[bytes, str]:
-    """Return the manifest, which has the rows as JSON, and the listing of the seal."""
+class Sums(NamedTuple):
+    """The numbers of the rows of a tree: `blocks` is the space that the files take."""
+
+    files: int = 0
+    bytes: int = 0
+    blocks: int = 0
+    directories: int = 0
+
+    def plus(self, other: Sums, sign: int = 1) -> Sums:
+        return Sums(*(mine + sign * theirs for mine, theirs in zip(self, other)))
+
+
+def sums_of(entries: list[Entry]) -> Sums:
+    sizes = [entry.size for entry in entries if entry.kind == FILE]
+    directories = sum([entry.kind == DIRECTORY for entry in entries])
+    return Sums(len(sizes), sum(sizes), sum([-(-size // BLOCK) for size in sizes]), directories)
+
+
+class Lists(NamedTuple):
+    """The lists of a job's paths: the text of its manifest, the listing of its seal, its entries as JSON with sums."""
+
+    manifest: bytes
+    listing: str
+    entries: bytes
+    sums: Sums
+
+
+def lists_of(rows: list[Row], listed: bytes) -> Lists:
+    """Return the lists of these rows. `listed` is their entries as JSON."""
     parts = [rows[first : first + MANY] for first in range(0, len(rows), MANY)]
-    text = b",\n".join(dumps([(*row.entry, row.stamp) for row in part])[1:-1] for part in parts)
-    return b"[%s]" % text, joined([row_line(row) for row in rows])
+    manifest = b"[%s]" % b",\n".join([dumps([(*row.entry, row.stamp) for row in part])[1:-1] for part in parts])
+    return Lists(manifest, joined([row_line(row) for row in rows]), listed, sums_of([row.entry for row in rows]))
 
 
-def write_lists(job_dir: Path, tree: str, lists: tuple[bytes, str]) -> None:
-    """Write the manifest and the seal. The directory is not visible to other processes yet."""
-    manifest, listed = lists
-    with (job_dir / META / "manifest").open("wb") as f:
-        f.write(manifest)
-    write_seal(str(job_dir), tree, listed)
+def write_lists(job_dir: Path, tree: str, lists: Lists) -> None:
+    """Write the lists into a directory that is not visible to other processes yet. Edits need `entries`."""
+    for name, data in (("manifest", lists.manifest), ("entries", b"%s\n%s" % (lists.entries, dumps(lists.sums)))):
+        with (job_dir / META / name).open("wb") as f:
+            f.write(data)
+    write_seal(str(job_dir), tree, lists.listing)
+
+
+def read_list(job_dir: Path) -> tuple[bytes, Sums]:
+    """Return a job's entries as JSON, and their sums. Raises OSError, ValueError or TypeError."""
+    listed, _, sums = (job_dir / META / "entries").read_bytes().partition(b"\n")
+    return listed, Sums(*loads(sums))
 
 
 def encode_row(row: Row) -> bytes:
-    """Return a row as it is written in a manifest."""
+    """Return a row as it is in a manifest."""
     return dumps((*row.entry, row.stamp))
 
 
 def row_line(row: Row) -> str:
-    """Return a row's line in the seal."""
+    """Return the line of a row in a seal."""
     entry, stamp = row
     mode = KIND_MODES[entry.kind] | entry.mode
     return line_of(entry.path, mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target)
 
 
-class Held:
-    """The manifest of a job: its text, and the entries and stamps of all paths."""
-
-    def __init__(self, text: bytes) -> None:
-        """Raise ValueError or TypeError if it is damaged."""
-        self.text = text
-        rows = loads(text)
-        if any(len(row) != ROW_FIELDS for row in rows):
-            raise ValueError("a row has other fields")
-        self.entries: list[Entry] = [tuple.__new__(Entry, row[:-1]) for row in rows]  # faster than by keyword
-        self.stamps: list[Stamp | None] = [tuple.__new__(Stamp, row[-1]) if row[-1] else None for row in rows]
-
-    def row(self, number: int) -> Row:
-        return Row(self.entries[number], self.stamps[number])
-
-    def rows(self) -> list[Row]:
-        return list(map(Row, self.entries, self.stamps))
-
-
-def read_held(job_dir: Path) -> Held | None:
-    """Return a job's manifest, or None if it is missing or damaged."""
-    try:
-        return Held((job_dir / META / "manifest").read_bytes())
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def read_manifest(job_dir: Path) -> list[Row] | None:
     """Return a job's rows, or None if they are missing or damaged."""
-    held = read_held(job_dir)
-    return None if held is None else held.rows()
+    try:
+        rows = loads((job_dir / META / "manifest").read_bytes())
+        return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in rows]
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def is_exact(job_dir: Path) -> bool:
