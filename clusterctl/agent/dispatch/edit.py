@@ -66,8 +66,8 @@ class Edit:
         if entry.path != path or entry.kind not in (FILE, DIRECTORY):
             raise ValueError("not a row of a file or a directory")
         row = Row(entry, self._stamp_of(entry) if entry.kind == FILE else None)
-        _replaced(self._manifest, encode_row(row), b"")
-        _replaced(self._listing, _line(row), "")
+        if self._manifest.count(encode_row(row)) != 1 or self._listing.count(_line(row)) != 1:
+            raise ValueError("the lists of the job differ")
         return self._text.count(NEXT, 0, start + 2), row
 
     def _stamp_of(self, entry: Entry) -> Stamp:
