@@ -37,7 +37,7 @@ class Edit:
         self._manifest = (job.meta / "manifest").read_bytes()
         self._listing = f"{GAP}{listing}{GAP}"
         count = listing.count(GAP)
-        if self._text.count(NEXT) != count:  # a path may look like it
+        if self._text.count(NEXT) != count or not self._manifest.endswith(b"]]"):  # a path may look like NEXT
             raise ValueError("the rows cannot be told apart")
         self.entries = [BLANK] * (count + 1)
         self._old: dict[int, Row] = {}

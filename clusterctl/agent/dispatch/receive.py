@@ -184,9 +184,14 @@ class _Dispatch:
     def _set_edit(self) -> bool:
         """Set the wanted tree if it is an edit of the newest job. Return False if it is not."""
         request, rows = self._request, self._changes["rows"]
-        if self._newest is None or self._listing is None or self._record.get("tree") != request["base"]:
+        if self._newest is None or self._listing is None or request["base"] is None:
             return False
-        if request["plan"] or self._changes["gone"] or not 0 < len(rows) <= FEW:
+        if (
+            self._record.get("tree") != request["base"]
+            or request["plan"]
+            or self._changes["gone"]
+            or not 0 < len(rows) <= FEW
+        ):
             return False
         from clusterctl.agent.dispatch.edit import Edit
 
