@@ -65,13 +65,13 @@ def assert_lists_are_right(job_dir: Path, entries: list[Entry]) -> None:
     assert read_seal(str(job_dir))[1] == made.listing == listing(str(job_dir))
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_edit_makes_the_same_lists_as_a_new_job(place: Place, name: str) -> None:
+@pytest.mark.parametrize("names", [ODD[:1], ODD])
+def test_an_edit_makes_the_same_lists_as_a_new_job(place: Place, names: tuple[str, ...]) -> None:
     place.dispatch()
-    path = place.workspace / f"d{ODD.index(name) % 2}" / name
-    path.write_text("longer than before")
-    os.utime(path.parent, (1, 1))
-    path.with_name("plain" if path.with_name("plain").exists() else "ü n").chmod(0o600)
+    for name in names:
+        (place.workspace / f"d{ODD.index(name) % 2}" / name).write_text(f"{name!r} is longer than before")
+    os.utime(place.workspace / "d0", (1, 1))
+    (place.workspace / "d1/ü n").chmod(0o600)
     done = place.dispatch()
     place.assert_same(done)
     for job_dir in place.job_dirs(done):
@@ -151,7 +151,9 @@ def test_an_edit_interrupted_anywhere_is_completed_by_recovery(place: Place, tmp
         for number in edit.files:
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
         record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
-        update = partial(in_place.supersede, root, staging, done.job, record, edit.entries, edit.listed, {}, edit=edit)
+        update = partial(
+            in_place.supersede, root, staging, done.job, record, edit.entries, edit.listed, {}, apply=edit.apply
+        )
         finished = killed_at(cut, update)
         in_place.recover(root)
         names = [path.name for path in root.glob("JOB*")]

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable
 
-    from clusterctl.agent.dispatch.edit import Edit
     from clusterctl.agent.node.content import Lists
+
+    Apply = Callable[[Path, Path, dict[str, Any]], None]
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -72,17 +73,17 @@ def supersede(
     listed: bytes,
     base: dict[str, Row],
     beat: Callable[[], None] = lambda: None,
-    edit: Edit | None = None,
+    apply: Apply | None = None,
 ) -> bool:
     """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
-    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified. If the
-    changes are an edit, `base` is not needed.
+    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified. An
+    edit has a shorter way to `apply` the changes to the directory, given the staging directory and the record.
     """
     write_atomic(staging / "entries", listed, durable=False)
     sync_disk(staging, beat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
-    return _complete(root, entries, base, beat, edit)
+    return _complete(root, entries, base, beat, apply)
 
 
 def recover(root: Path) -> None:
@@ -107,9 +108,9 @@ def _complete(
     entries: list[Entry] | None = None,
     base: dict[str, Row] | None = None,
     beat: Callable[[], None] = lambda: None,
-    edit: Edit | None = None,
+    apply: Apply | None = None,
 ) -> bool:
-    """Carry out the journal. `entries` and `base` are read from disk if neither they nor an edit are given."""
+    """Carry out the journal. `entries` and `base` are read from disk if neither they nor `apply` is given."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
     if journal is None or staging is None or not (staging / "entries").exists():
@@ -122,8 +123,8 @@ def _complete(
             return False
         old.dir.rename(tree)
     if tree.exists():
-        if edit:
-            edit.apply(tree, staging, journal["record"])
+        if apply:
+            apply(tree, staging, journal["record"])
         else:
             entries = entries or decode(loads((staging / "entries").read_bytes()))
             base = base or {row.entry.path: row for row in read_manifest(tree) or ()}

@@ -293,7 +293,15 @@ class _Dispatch:
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
             elif not supersede(
-                self._root, staging, old, record, self._entries, self._listed, base, self._peer.beat, self._edit
+                self._root,
+                staging,
+                old,
+                record,
+                self._entries,
+                self._listed,
+                base,
+                self._peer.beat,
+                self._edit.apply if self._edit else None,
             ):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
