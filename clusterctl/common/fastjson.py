@@ -44,7 +44,7 @@ def loads(data: bytes | str) -> Any:
             value, end = _scan(text, 0)
             if end == len(text):
                 return value
-        except StopIteration:
+        except (StopIteration, SystemError):  # the latter while `json`, whose error it is, has not been imported
             pass
     import json
 

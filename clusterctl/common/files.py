@@ -68,18 +68,33 @@ def sync_disk(path: Path, beat: Callable[[], None] = lambda: None) -> None:
 
 def _sync_disk(path: Path) -> None:
     try:
-        import ctypes
+        import _ctypes  # without `ctypes` itself, which takes 1 ms to import
 
-        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (ImportError, AttributeError, OSError):  # an incomplete or a static Python
+        syncfs = _system_function("syncfs")
+    except (ImportError, AttributeError, TypeError, OSError):  # an incomplete, a static or a future Python
         os.sync()
         return
     fd = os.open(path, os.O_RDONLY)
     try:
         if syncfs(fd):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+            raise OSError(_ctypes.get_errno(), os.strerror(_ctypes.get_errno()), str(path))
     finally:
         os.close(fd)
+
+
+def _system_function(name: str) -> Callable[[int], int]:
+    """Return a C function as `ctypes.CDLL(None, use_errno=True)` has it."""
+    import _ctypes
+
+    class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # Python 3.9 has no brackets for it
+        _type_ = "i"
+
+    class Function(_ctypes.CFuncPtr):
+        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+        _restype_ = Int
+
+    function: Callable[[int], int] = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name))  # type: ignore[arg-type]  # None: this program
+    return function
 
 
 def sync_directory(path: Path) -> None:

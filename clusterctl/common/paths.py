@@ -9,7 +9,8 @@ ROOT_DIR/
   .clusterctl/incoming/NONCE/    a dispatch in progress, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/; or under another name a
                                  directory that was deployed by hand, once `start --adopt` has recorded it
-    .clusterctl/job.json         the dispatch; `manifest` lists its files, `seal` shows that none was touched
+    .clusterctl/job.json         the dispatch; `manifest` and `entries` list its files, `seal` shows that none was
+                                 touched
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/;
                                  copies/TAG/ has pieces of other nodes, and the manifest of each complete save;

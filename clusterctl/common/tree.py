@@ -99,11 +99,15 @@ def check(entries: Iterable[Entry]) -> None:
             raise _refused(entry, "is listed twice")
         if kinds.get(entry.path.rpartition("/")[0]) != DIRECTORY:
             raise _refused(entry, "is not below a directory of the workspace")
-        if entry.kind not in (FILE, DIRECTORY, LINK) or not 0 <= entry.mode <= 0o777 or entry.size < 0:
+        if not is_sound(entry):
             raise _refused(entry, "is neither a plain file, a directory nor a link")
         if entry.kind == LINK and leads_outside(entry.path, entry.target):
             raise _refused(entry, f"is a link to {entry.target}, which may lead outside the workspace")
         kinds[entry.path] = entry.kind
+
+
+def is_sound(entry: Entry) -> bool:
+    return entry.kind in (FILE, DIRECTORY, LINK) and 0 <= entry.mode <= 0o777 and entry.size >= 0
 
 
 def leads_outside(path: str, target: str) -> bool:

@@ -30,6 +30,13 @@ def test_invalid_json_is_a_value_error(text: bytes) -> None:
         fastjson.loads(text)
 
 
+@pytest.mark.parametrize("text", ['["a', '{"a": 1', '{"a" 1}', '["\\x"]'])
+def test_invalid_json_is_a_value_error_before_json_has_been_imported(text: str) -> None:
+    code = f"from clusterctl.common.fastjson import loads\ntry: loads({text!r})\nexcept ValueError: print('invalid')"
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r})\n{code}"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"invalid\n"
+
+
 def test_a_light_path_lists_jobs_as_a_path_does(tmp_path: Path) -> None:
     for name in ("JOB20261121-081530", "JOB20261121-081530-2", "JOB20261121", "JOB20261121-081530-x", "data"):
         (tmp_path / name / ".clusterctl").mkdir(parents=True)

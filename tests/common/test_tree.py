@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.agent.dispatch.in_place import changed
 from clusterctl.agent.dispatch.staging import Staging
 from clusterctl.agent.node.content import Source, stamp_of
 from clusterctl.common.errors import AgentError, Gone
+from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import RESERVED
 from clusterctl.common.seal import listing, read_seal
 from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, Stream, check, decode, leads_outside
@@ -43,11 +45,11 @@ def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
         if entry.kind == FILE:
             piece, data = data[: entry.size], data[entry.size :]
             parts += [HEADER.pack(bytes.fromhex(entry.digest), entry.size), piece]
-    work = Staging(place / "new", entries, {}, in_place=False)
+    work = Staging(place / "new", entries, changed({}, entries), in_place=False)
     work.begin()
     work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False), {})
     work.copy({})
-    work.finish({"node": 0, "nodes": 1, "tree": "t", "source": "s"})
+    work.finish({"node": 0, "nodes": 1, "tree": "t", "source": "s"}, dumps(entries))
     assert read_seal(str(place / "new/tree")) == ("t:s:0:1", listing(str(place / "new/tree")))
     return place / "new/tree"
 
@@ -164,7 +166,7 @@ def test_odd_names_arrive_unchanged(tmp_path: Path, name: str) -> None:
 
 def test_a_truncated_stream_is_noticed_and_the_incomplete_file_is_removed(tmp_path: Path) -> None:
     entry = file("a", b"12345")
-    work = Staging(tmp_path / "new", [entry], {}, in_place=False)
+    work = Staging(tmp_path / "new", [entry], [0], in_place=False)
     work.begin()
     header = HEADER.pack(bytes.fromhex(entry.digest), 5)
     with pytest.raises(Gone):
@@ -180,7 +182,7 @@ def test_contents_that_differ_from_the_announced_ones_are_an_error(tmp_path: Pat
 
 def test_identical_files_are_sent_once(tmp_path: Path) -> None:
     entries = [file("a", b"same"), file("b", b"same", 0o600)]
-    work = Staging(tmp_path / "new", entries, {}, in_place=False)
+    work = Staging(tmp_path / "new", entries, [0, 1], in_place=False)
     work.begin()
     blob = HEADER.pack(bytes.fromhex(entries[0].digest), 4) + b"same" + HEADER.pack(bytes(32), END)
     work.take(Stream(io.BytesIO(blob).read, compressed=False), {})
@@ -194,7 +196,7 @@ def test_leftovers_of_a_broken_dispatch_are_removed_even_from_a_read_only_direct
     left.parent.mkdir()
     left.write_bytes(b"same")
     left.parent.chmod(0o500)
-    work = Staging(tmp_path / "new", [entry], {}, in_place=False)
+    work = Staging(tmp_path / "new", [entry], [0], in_place=False)
     work.begin()
     work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True, True)})
     left.parent.chmod(0o700)

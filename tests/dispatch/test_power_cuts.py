@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.node.content import read_manifest, stamp_of, write_manifest
+from clusterctl.agent.node.content import lists_of, read_manifest, stamp_of, write_lists
 from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.seal import read_seal
@@ -42,7 +42,7 @@ def damage(job: JobPaths, name: str, contents: bytes) -> None:
     (job.dir / name).write_bytes(contents)
     stamp = stamp_of((job.dir / name).lstat())
     rows = [row._replace(stamp=stamp) if row.entry.path == name else row for row in read_manifest(job.dir) or ()]
-    write_manifest(job.dir, read_seal(str(job.dir))[0], rows)
+    write_lists(job.dir, read_seal(str(job.dir))[0], lists_of(rows, b"[]"))
 
 
 def found(job: JobPaths) -> list[str]:

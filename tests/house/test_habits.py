@@ -54,6 +54,7 @@ MAY_NAME_JOBS = {
     "agent.operations.stop": "the same; it checks the owner",
     "agent.operations.prune": "those of find_jobs, by their paths",
     "agent.dispatch.adopt": "the one that it is told to record, if it is this account's own",
+    "agent.dispatch.edit": "the one that it changes",
     "agent.dispatch.in_place": "those that it makes, and one that find_jobs found",
     "agent.dispatch.staging": "the one that it makes",
     "agent.supervisor.supervisor": "the one that `start` found",

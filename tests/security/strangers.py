@@ -16,7 +16,8 @@ from shutil import rmtree
 import pytest
 
 from clusterctl.agent.dispatch.in_place import seal
-from clusterctl.agent.node.content import Row, read_manifest, stamp_of
+from clusterctl.agent.node.content import Row, lists_of, read_manifest, stamp_of
+from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.tree import FILE, Entry, content_of
 
@@ -99,7 +100,8 @@ def plant(directory: Path, path: str, contents: bytes) -> bool:
     stamp = stamp_of((job.dir / path).lstat())
     mtime = (job.dir / path).lstat().st_mtime_ns
     claimed = Entry(path, FILE, 0o600, mtime, len(contents), hashlib.sha256(contents).hexdigest())
-    seal(job, {"node": 0, "nodes": 1, "tree": content_of([claimed]), "source": "x"}, [Row(claimed, stamp)])
+    record = {"node": 0, "nodes": 1, "tree": content_of([claimed]), "source": "x"}
+    seal(job, record, lists_of([Row(claimed, stamp)], dumps([claimed])))
     for made in (job.dir, *job.dir.rglob("*")):
         if made.name != path:  # its time is in the manifest
             made.chmod(0o777)

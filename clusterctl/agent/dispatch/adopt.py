@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.dispatch.in_place import seal
-from clusterctl.agent.node.content import MANY, Row, stamp_of
+from clusterctl.agent.node.content import MANY, Row, lists_of, stamp_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.common import seal as seals
 from clusterctl.common.errors import AgentError
+from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import digest_of, read_json
 from clusterctl.common.paths import RESERVED, JobPaths
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, order
@@ -35,8 +36,9 @@ def adopt(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     try:
         with JobLock(job):
             rows, unrecorded = _scan(job.dir, peer.beat)
-            record = _record(job, request, [row.entry for row in rows])
-            seal(job, record, rows)
+            entries = [row.entry for row in rows]
+            record = _record(job, request, entries)
+            seal(job, record, lists_of(rows, dumps(entries)))
     except BaseException:
         if is_new and not job.record.exists():
             shutil.rmtree(job.meta, ignore_errors=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import stat
 
-from clusterctl.agent.node.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
+from clusterctl.agent.node.content import Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError, suppress
-from clusterctl.common.fastjson import LightPath, loads
+from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import (
     delete,
     is_locked,
@@ -30,6 +30,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable
+
+    from clusterctl.agent.node.content import Lists
+
+    Apply = Callable[[Path, Path, dict[str, Any]], None]
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -48,11 +52,16 @@ def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
     """Return the numbers of the file entries whose bytes the base does not have at that path."""
     numbers = []
     for number, entry in enumerate(entries):
-        if entry.kind == FILE:
-            row = base.get(entry.path)
-            if row is None or (row.entry.kind, row.entry.size, row.entry.digest) != (FILE, entry.size, entry.digest):
-                numbers.append(number)
+        if has_other_bytes(base.get(entry.path), entry):
+            numbers.append(number)
     return numbers
+
+
+def has_other_bytes(row: Row | None, entry: Entry) -> bool:
+    """Return True for a file whose bytes are not those of the file in the row."""
+    if entry.kind != FILE:
+        return False
+    return row is None or (row.entry.kind, row.entry.size, row.entry.digest) != (FILE, entry.size, entry.digest)
 
 
 def supersede(
@@ -64,15 +73,17 @@ def supersede(
     listed: bytes,
     base: dict[str, Row],
     beat: Callable[[], None] = lambda: None,
+    apply: Apply | None = None,
 ) -> bool:
     """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
-    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified.
+    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified. An
+    edit has a shorter way to `apply` the changes to the directory, given the staging directory and the record.
     """
     write_atomic(staging / "entries", listed, durable=False)
     sync_disk(staging, beat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
-    return _complete(root, entries, base, beat)
+    return _complete(root, entries, base, beat, apply)
 
 
 def recover(root: Path) -> None:
@@ -97,8 +108,9 @@ def _complete(
     entries: list[Entry] | None = None,
     base: dict[str, Row] | None = None,
     beat: Callable[[], None] = lambda: None,
+    apply: Apply | None = None,
 ) -> bool:
-    """Carry out the journal. `entries` and `base` are read from disk if they are not given."""
+    """Carry out the journal. `entries` and `base` are read from disk if neither they nor `apply` is given."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
     if journal is None or staging is None or not (staging / "entries").exists():
@@ -111,9 +123,12 @@ def _complete(
             return False
         old.dir.rename(tree)
     if tree.exists():
-        entries = entries or decode(loads((staging / "entries").read_bytes()))
-        base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
-        _change(tree, staging, entries, base, journal["record"])
+        if apply:
+            apply(tree, staging, journal["record"])
+        else:
+            entries = entries or decode(loads((staging / "entries").read_bytes()))
+            base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
+            _change(tree, staging, entries, base, journal["record"])
         sync_disk(tree, beat)
         tree.rename(new)
     sync_directory(root)
@@ -124,16 +139,21 @@ def _complete(
 
 
 def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row], record: dict[str, Any]) -> None:
-    for path, row in base.items():  # a directory may be read-only
-        if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300 and _kind(tree / path) == DIRECTORY:
-            with suppress(OSError):
-                (tree / path).chmod(0o700)
+    for row in base.values():
+        make_writable(tree, row.entry)
     _remove_gone(tree, base, entries)
-    rows = [_place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
+    rows = [place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
     for entry in reversed(entries):
         if entry.kind == DIRECTORY:
             finish_directory(f"{tree}/{entry.path}", entry)
-    seal(JobPaths(tree), record, rows)
+    seal(JobPaths(tree), record, lists_of(rows, dumps(entries)))
+
+
+def make_writable(tree: Path, entry: Entry) -> None:
+    """If the entry is a read-only directory, let this account write into it for now."""
+    if entry.kind == DIRECTORY and entry.mode & 0o300 != 0o300 and _kind(tree / entry.path) == DIRECTORY:
+        with suppress(OSError):
+            (tree / entry.path).chmod(0o700)
 
 
 def _remove_gone(tree: Path, base: dict[str, Row], entries: list[Entry]) -> None:
@@ -166,7 +186,8 @@ def _remove(path: Path | LightPath) -> None:
         delete(path)
 
 
-def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: Entry) -> Row:
+def place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: Entry) -> Row:
+    """Give a path of `tree` the bytes and attributes of an entry, and return its row."""
     path = f"{tree}/{entry.path}"
     known = base.get(entry.path)
     if known is not None and known.entry == entry:
@@ -197,11 +218,11 @@ def finish_directory(path: str, entry: Entry) -> None:
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def seal(job: JobPaths, record: dict[str, Any], rows: list[Row]) -> None:
+def seal(job: JobPaths, record: dict[str, Any], lists: Lists) -> None:
     """Write our own files into a job directory."""
     for ours in (job.log, job.output, job.meta, job.runs):
         ours.mkdir(0o700, exist_ok=True)
     write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)
     mark_verified(job.meta)
-    write_manifest(job.dir, owned_name(record["tree"], record["source"], record["node"], record["nodes"]), rows)
+    write_lists(job.dir, owned_name(record["tree"], record["source"], record["node"], record["nodes"]), lists)
     write_json(job.record, record, durable=False)  # it makes the directory a job

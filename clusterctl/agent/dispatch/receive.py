@@ -13,24 +13,27 @@ import os
 import time
 import zlib
 
-from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
+from clusterctl.agent.dispatch.in_place import changed, journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
 from clusterctl.agent.dispatch.room import Need
 from clusterctl.agent.node.content import (
+    FEW,
     Source,
+    Sums,
+    exact_listing,
     find_sources,
     find_torn,
-    is_exact,
     is_verified,
     mark_verified,
     read_manifest,
+    sums_of,
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone, suppress
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
-from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir, is_job_id
+from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.tree import FILE, Entry, content_of_json, decode, fold_rows, order
 
 TYPE_CHECKING = False
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable
 
+    from clusterctl.agent.dispatch.edit import Edit
     from clusterctl.agent.dispatch.staging import Staging
+    from clusterctl.agent.node.content import Row
     from clusterctl.agent.relay.relay import Relay
 
 
@@ -57,8 +62,11 @@ class _Dispatch:
         self._jobs = [job for job in find_jobs(root) if is_job_id(job.dir.name)]  # those that a dispatch may replace
         self._newest = self._jobs[0] if self._jobs else None
         self._record: dict[str, Any] = (read_json(self._newest.record) or {}) if self._newest else {}
-        self._base = read_manifest(self._newest.dir) if self._newest else None
-        self._exact = False
+        self._started = False  # the newest job
+        self._listing: str | None = None  # of the newest job, if it was never started, and is as dispatched
+        self._base: list[Row] | None = None
+        self._changes: dict[str, Any] = {}
+        self._edit: Edit | None = None
         self._entries: list[Entry] = []
         self._listed = b"[]"
         self._sources: dict[str, Source] = {}
@@ -68,13 +76,15 @@ class _Dispatch:
 
     def serve(self) -> dict[str, Any]:
         request = self._request
-        listed = _unpack(self._peer, request["manifest_bytes"])
+        self._changes = _unpack(self._peer, request["manifest_bytes"])
+        if self._newest:
+            self._look_at(self._newest)
+        known = self._set_edit() or self._set_tree(self._changes, request["base"])
         answer = {
             "jobs": [job.dir.name for job in self._jobs],
             "newest": self._about_newest(),
             "holds": self._holds(),
         }
-        known = self._set_tree(listed, request["base"])
         self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
             message = self._peer.receive()
@@ -95,18 +105,34 @@ class _Dispatch:
         job = self._newest
         if job is None:
             return None
-        started = was_started(job)
-        self._exact = not started and self._base is not None and is_exact(job.dir)
+        about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
+        return {"job": job.dir.name, "started": self._started, "exact": self._exact, **about}
+
+    def _look_at(self, job: JobPaths) -> None:
+        """Determine whether the newest job is exact."""
+        self._started = was_started(job)
+        self._listing = None if self._started else exact_listing(job.dir)
         if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
-            self._exact = all(
+            self._read_base()
+            if not all(
                 digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
                 for entry, stamp in self._base or ()
                 if stamp
-            )
+            ):
+                self._listing = None
             if self._exact:
                 mark_verified(job.meta)
-        about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
-        return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
+
+    @property
+    def _exact(self) -> bool:
+        return self._listing is not None
+
+    def _read_base(self) -> None:
+        """Read the rows of the newest job, which an edit does without. A job without a manifest is not exact."""
+        if self._base is None and self._newest:
+            self._base = read_manifest(self._newest.dir)
+        if self._base is None:
+            self._listing = None
 
     def _listen(self) -> dict[str, Any]:
         from clusterctl.agent.relay.take import be_ready
@@ -129,6 +155,8 @@ class _Dispatch:
 
     def _set_tree(self, listed: dict[str, Any], base: str | None) -> bool:
         """Set the wanted tree. Return False if it is given as changes to a tree that is not here."""
+        self._edit = None
+        self._read_base()
         if base is None:
             rows = listed["rows"]
         elif self._base is None or self._record.get("tree") != base:
@@ -153,14 +181,55 @@ class _Dispatch:
         check_lengths(self._root, self._entries, str(self._staging / "tree"))
         return True
 
+    def _set_edit(self) -> bool:
+        """Set the wanted tree if it is an edit of the newest job. Return False if it is not."""
+        request, rows = self._request, self._changes["rows"]
+        if self._newest is None or self._listing is None or request["base"] is None:
+            return False
+        if (
+            self._record.get("tree") != request["base"]
+            or request["plan"]
+            or self._changes["gone"]
+            or not 0 < len(rows) <= FEW
+        ):
+            return False
+        from clusterctl.agent.dispatch.edit import Edit
+
+        try:
+            edit = Edit(self._newest, self._listing, [Entry(*row) for row in rows])
+        except (OSError, TypeError, ValueError, AttributeError):
+            return False
+        if content_of_json(edit.listed) != request["tree"]:
+            return False
+        check_lengths(self._root, [edit.entries[number] for number in edit.numbers], str(self._staging / "tree"))
+        self._edit, self._entries, self._listed = edit, edit.entries, edit.listed
+        return True
+
+    def _files(self) -> list[int]:
+        """Return the rows of the files that may be lacking here."""
+        if self._edit:
+            return self._edit.files
+        return [number for number, entry in enumerate(self._entries) if entry.kind == FILE]
+
+    def _changed(self) -> list[int]:
+        """Return the rows of the files whose bytes are not those of the newest job."""
+        return self._edit.files if self._edit else changed(self._base_by_path(), self._entries)
+
+    def _base_by_path(self) -> dict[str, Row]:
+        return {row.entry.path: row for row in self._base or ()}
+
+    def _sums(self) -> Sums:
+        return self._edit.sums if self._edit else sums_of(self._entries)
+
     def _lacking(self) -> dict[str, Any]:
         """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
 
         Also find the sources of the others, and the space that all of it takes.
         """
-        sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
+        files = self._files()
+        sizes = {self._entries[number].digest: self._entries[number].size for number in files}
         self._sources = {}
-        if self._exact and self._newest:
+        if self._exact and self._newest and not self._edit:
             for entry, stamp in self._base or ():
                 if stamp and entry.digest in sizes:
                     self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False, True)
@@ -176,11 +245,23 @@ class _Dispatch:
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
         need = Need(self._root, self._entries, self._sources, torn)
+        same = self._edit.same if self._edit else Sums(directories=self._sums().directories)
         return {
-            "missing": fold_rows(_first_rows(self._entries, self._sources)),
+            "missing": fold_rows(self._first_rows()),
             "torn": torn,
-            "room": need.about(self._base if self._exact else None),
+            "room": need.about(files, same, self._changed() if self._exact else None),
         }
+
+    def _first_rows(self) -> list[int]:
+        """Return the rows of the files that have no source, the first of each digest."""
+        seen = set(self._sources)
+        rows = []
+        for number in self._files():
+            digest = self._entries[number].digest
+            if digest not in seen:
+                seen.add(digest)
+                rows.append(number)
+        return rows
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.dispatch.staging import Staging
@@ -192,9 +273,13 @@ class _Dispatch:
             raise AgentError(f"{target} exists, and is not a job of this account", kind="refused", hint=hint)
         staging = self._staging
         old = message["supersede"] if self._exact else None
-        base = {row.entry.path: row for row in self._base or ()} if old else {}
+        if self._edit and old is None:  # a new job takes all files
+            self._set_tree(self._changes, self._request["base"])
+            self._lacking()
+        numbers = self._changed() if old else self._files()
+        base = self._base_by_path() if old and not self._edit else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}
-        work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn, beat=self._peer.beat)
+        work = Staging(staging, self._entries, numbers, in_place=bool(old), torn=torn, beat=self._peer.beat)
         try:
             work.begin()
             self._take(work, message)
@@ -203,11 +288,21 @@ class _Dispatch:
             copied = time.monotonic() - copying
             record = self._new_record(message)
             if old is None:
-                work.finish(record)
+                work.finish(record, self._listed)
                 sync_disk(staging, self._peer.beat)
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
-            elif not supersede(self._root, staging, old, record, self._entries, self._listed, base, self._peer.beat):
+            elif not supersede(
+                self._root,
+                staging,
+                old,
+                record,
+                self._entries,
+                self._listed,
+                base,
+                self._peer.beat,
+                self._edit.apply if self._edit else None,
+            ):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
@@ -248,7 +343,7 @@ class _Dispatch:
         take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
 
     def _lacks(self, work: Staging) -> list[int]:
-        return [number for number in _first_rows(self._entries, self._sources) if not work.has(number)]
+        return [number for number in self._first_rows() if not work.has(number)]
 
     def _request_missing(self, work: Staging) -> dict[str, Any]:
         """Report the missing files. Return the next message, which announces them."""
@@ -256,14 +351,13 @@ class _Dispatch:
         return self._peer.receive()
 
     def _new_record(self, message: dict[str, Any]) -> dict[str, Any]:
-        request = self._request
-        files = [entry for entry in self._entries if entry.kind == FILE]
+        request, sums = self._request, self._sums()
         return {
             "v": 1,
             "job": message["go"],
             **{name: request[name] for name in ("node", "nodes", "workspace", "source", "content", "tree")},
-            "files": len(files),
-            "bytes": sum(entry.size for entry in files),
+            "files": sums.files,
+            "bytes": sums.bytes,
             "t": time.time(),
         }
 
@@ -283,17 +377,6 @@ def _unpack(peer: Peer, count: int) -> dict[str, Any]:
     except (zlib.error, ValueError) as exc:
         raise AgentError(f"the list of files arrived damaged: {exc}") from exc
     return listed
-
-
-def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
-    """Return the rows of the files that have no source, the first of each digest."""
-    seen = set(sources)
-    rows = []
-    for number, entry in enumerate(entries):
-        if entry.kind == FILE and entry.digest not in seen:
-            seen.add(entry.digest)
-            rows.append(number)
-    return rows
 
 
 def _sweep(incoming: Path, beat: Callable[[], None]) -> None:

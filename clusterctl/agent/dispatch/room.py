@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.dispatch.in_place import changed
+from clusterctl.agent.node.content import BLOCK
 from clusterctl.common.procfs import PROC, boot_id
-from clusterctl.common.tree import DIRECTORY, FILE, Entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,9 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from clusterctl.agent.node.content import Row, Source
+    from clusterctl.agent.node.content import Source, Sums
+    from clusterctl.common.tree import Entry
 
-BLOCK = 4096
 #: File systems on which a copy always takes as much space as its original. On others, both may share it.
 COPIES_IN_FULL = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
 
@@ -32,20 +31,19 @@ class Need:
         self._torn = torn
         self._copies_take = _type_of(self._device) in COPIES_IN_FULL
 
-    def about(self, base: list[Row] | None) -> dict[str, Any]:
-        """Return the space for a `new` job directory, and for changing one with the rows `base` `in_place`.
+    def about(self, files: list[int], same: Sums, changed: list[int] | None) -> dict[str, Any]:
+        """Return the space for a `new` job directory, and for one that is `changed` in place.
 
+        `files` and `changed` are numbers of rows; `same` counts the other rows, of which the newest job has the bytes.
         `free` is None if the file system does not report it. Nodes whose `disk` is the same share the free bytes.
         """
-        files = [number for number, entry in enumerate(self._entries) if entry.kind == FILE]
-        new = self._of(files) + BLOCK * sum(entry.kind == DIRECTORY for entry in self._entries)
-        in_place = None if base is None else self._of(changed({row.entry.path: row for row in base}, self._entries))
+        copied = same.blocks if self._copies_take else 0
         return {
             "path": str(self._root),
             "disk": f"{boot_id()} {self._device}",
             "free": free(self._root),
-            "new": new,
-            "in_place": in_place,
+            "new": self._of(files) + BLOCK * (copied + same.directories),
+            "in_place": None if changed is None else self._of(changed),
         }
 
     def _of(self, numbers: Iterable[int]) -> int:

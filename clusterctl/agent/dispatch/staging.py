@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.dispatch.in_place import changed, finish_directory, make_link, seal
-from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, mark_verified, stamp_of
+from clusterctl.agent.dispatch.in_place import finish_directory, make_link, seal
+from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, lists_of, mark_verified, stamp_of
 from clusterctl.common.errors import AgentError, suppress
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import sha256_of, write_all
@@ -15,6 +15,7 @@ from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, H
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import hashlib
+    from collections.abc import Iterable
     from pathlib import Path
     from typing import Any, Callable
 
@@ -28,13 +29,13 @@ class Staging:
         self,
         path: Path,
         entries: list[Entry],
-        base: dict[str, Row],
+        numbers: Iterable[int],
         *,
         in_place: bool,
         torn: dict[str, str] | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`torn` has the paths, by digest, of files that earlier dispatches received in part.
+        """`numbers`: the files of `entries` to be made. `torn`: by digest, the paths of files received in part before.
 
         `beat` is called periodically while nothing is read from the stream.
         """
@@ -46,7 +47,6 @@ class Staging:
         self._wanted: dict[str, list[int]] = {}
         self.files_received = self.bytes_received = self.bytes_copied = 0
         self._in_place = in_place
-        numbers = changed(base, entries)
         for number in numbers:
             self._wanted.setdefault(entries[number].digest, []).append(number)
         self._sha256 = sha256_of(sum(entries[numbers[0]].size for numbers in self._wanted.values()))
@@ -199,8 +199,8 @@ class Staging:
         finally:
             os.close(fd)
 
-    def finish(self, record: dict[str, Any]) -> None:
-        """Create the links, set the directories' times, and write our own files."""
+    def finish(self, record: dict[str, Any], listed: bytes) -> None:
+        """Create the links, set the directories' times, and write our own files. `listed` is the entries as JSON."""
         tree = self._path / "tree"
         for entry in self._entries:
             if entry.kind == LINK:
@@ -209,7 +209,7 @@ class Staging:
             if entry.kind == DIRECTORY:
                 finish_directory(f"{tree}/{entry.path}", entry)
         rows = [Row(entry, self._stamps.get(number)) for number, entry in enumerate(self._entries)]
-        seal(JobPaths(tree), record, rows)
+        seal(JobPaths(tree), record, lists_of(rows, listed))
 
 
 def _moved(source: str, path: str) -> bool:

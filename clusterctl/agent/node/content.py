@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
 RANGE_BYTES = 256 << 20
-MANY = 1000  # rows per write
+MANY = 1000  # rows per line
+BLOCK = 4096
 FEW = 32  # up to this many digests are searched for as text before a manifest is parsed
 
 
@@ -79,20 +80,64 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
-    """Write the rows as JSON, and the seal. The directory is not visible to other processes yet."""
-    with (job_dir / META / "manifest").open("wb") as f:
-        for first in range(0, len(rows), MANY):
-            part = [(*row.entry, row.stamp) for row in rows[first : first + MANY]]
-            f.write((b",\n" if first else b"[") + dumps(part)[1:-1])
-        f.write(b"]" if rows else b"[]")
-    lines = [
-        line_of(
-            entry.path, KIND_MODES[entry.kind] | entry.mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target
-        )
-        for entry, stamp in rows
-    ]
-    write_seal(str(job_dir), tree, joined(lines))
+class Sums(NamedTuple):
+    """The numbers of the rows of a tree: `blocks` is the space that the files take."""
+
+    files: int = 0
+    bytes: int = 0
+    blocks: int = 0
+    directories: int = 0
+
+    def plus(self, other: Sums, sign: int = 1) -> Sums:
+        return Sums(*(mine + sign * theirs for mine, theirs in zip(self, other)))
+
+
+def sums_of(entries: list[Entry]) -> Sums:
+    sizes = [entry.size for entry in entries if entry.kind == FILE]
+    directories = sum([entry.kind == DIRECTORY for entry in entries])
+    return Sums(len(sizes), sum(sizes), sum([-(-size // BLOCK) for size in sizes]), directories)
+
+
+class Lists(NamedTuple):
+    """The lists of a job's paths: the text of its manifest, the listing of its seal, its entries as JSON with sums."""
+
+    manifest: bytes
+    listing: str
+    entries: bytes
+    sums: Sums
+
+
+def lists_of(rows: list[Row], listed: bytes) -> Lists:
+    """Return the lists of these rows. `listed` is their entries as JSON."""
+    parts = [rows[first : first + MANY] for first in range(0, len(rows), MANY)]
+    manifest = b"[%s]" % b",\n".join([dumps([(*row.entry, row.stamp) for row in part])[1:-1] for part in parts])
+    return Lists(manifest, joined([row_line(row) for row in rows]), listed, sums_of([row.entry for row in rows]))
+
+
+def write_lists(job_dir: Path, tree: str, lists: Lists) -> None:
+    """Write the lists into a directory that is not visible to other processes yet. Edits need `entries`."""
+    for name, data in (("manifest", lists.manifest), ("entries", b"%s\n%s" % (lists.entries, dumps(lists.sums)))):
+        with (job_dir / META / name).open("wb") as f:
+            f.write(data)
+    write_seal(str(job_dir), tree, lists.listing)
+
+
+def read_list(job_dir: Path) -> tuple[bytes, Sums]:
+    """Return a job's entries as JSON, and their sums. Raises OSError, ValueError or TypeError."""
+    listed, _, sums = (job_dir / META / "entries").read_bytes().partition(b"\n")
+    return listed, Sums(*loads(sums))
+
+
+def encode_row(row: Row) -> bytes:
+    """Return a row as it is in a manifest."""
+    return dumps((*row.entry, row.stamp))
+
+
+def row_line(row: Row) -> str:
+    """Return the line of a row in a seal."""
+    entry, stamp = row
+    mode = KIND_MODES[entry.kind] | entry.mode
+    return line_of(entry.path, mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target)
 
 
 def read_manifest(job_dir: Path) -> list[Row] | None:
@@ -106,10 +151,16 @@ def read_manifest(job_dir: Path) -> list[Row] | None:
 
 def is_exact(job_dir: Path) -> bool:
     """Return True if a job directory holds exactly what was dispatched: nothing changed and nothing added."""
+    return exact_listing(job_dir) is not None
+
+
+def exact_listing(job_dir: Path) -> str | None:
+    """Return the listing of a job directory that holds exactly what was dispatched, else None."""
     try:
-        return read_seal(str(job_dir))[1] == listing(str(job_dir))
+        listed = listing(str(job_dir))
+        return listed if read_seal(str(job_dir))[1] == listed else None
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def find_sources(

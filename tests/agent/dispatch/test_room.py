@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.dispatch import room
-from clusterctl.agent.dispatch.room import BLOCK, Need
-from clusterctl.agent.node.content import Row, Source, Stamp
+from clusterctl.agent.dispatch.room import Need
+from clusterctl.agent.node.content import BLOCK, Source, Stamp, Sums
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry
 
 STAMP = Stamp(0, 0, 0)
@@ -37,15 +37,18 @@ def test_files_that_arrive_take_space_and_copies_only_on_some_file_systems(
 ) -> None:
     monkeypatch.setattr(room, "_type_of", lambda device: kind)
     need = Need(tmp_path, TREE, SOURCES, {"torn": 900 * BLOCK})
-    about = need.about(None)
+    files = [number for number, entry in enumerate(TREE) if entry.kind == FILE]
+    about = need.about(files, Sums(directories=1), None)
     assert about["new"] == (1 + 100 + 100 + copied) * BLOCK
     assert about["in_place"] is None
-    unchanged = [Row(entry, STAMP) for entry in TREE if entry.path != "d/arrives"]
-    assert need.about(unchanged)["in_place"] == 100 * BLOCK
+    arrives = [number for number, entry in enumerate(TREE) if entry.path == "d/arrives"]
+    assert need.about(files, Sums(), arrives)["in_place"] == 100 * BLOCK
+    others = Sums(files=1, bytes=10 * BLOCK, blocks=10)
+    assert need.about(arrives, others, arrives)["new"] == (100 + (10 if kind in room.COPIES_IN_FULL else 0)) * BLOCK
 
 
 def test_the_free_space_is_that_of_the_file_system_and_nodes_on_one_disk_can_be_recognized(tmp_path: Path) -> None:
-    about = [Need(path, [], {}, {}).about(None) for path in (tmp_path, tmp_path.parent)]
+    about = [Need(path, [], {}, {}).about([], Sums(), None) for path in (tmp_path, tmp_path.parent)]
     assert about[0]["disk"] == about[1]["disk"]
     assert about[0]["path"] == str(tmp_path)
     system = os.statvfs(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from agent.operations.test_logs import JOB, Listening
 from agent.specs import spec_json
-from clusterctl.agent.node.content import Row, Stamp, stamp_of, write_manifest
+from clusterctl.agent.node.content import Row, Stamp, lists_of, stamp_of, write_lists
 from clusterctl.agent.operations import contents as operation
 from clusterctl.agent.operations.contents import contents
 from clusterctl.common.errors import AgentError
@@ -41,7 +41,8 @@ def job(tmp_path: Path) -> JobPaths:
         data = path.read_bytes()
         rows.append(Row(Entry(name, FILE, 0o644, 1, len(data), hashlib.sha256(data).hexdigest()), stamp(path)))
     (made.dir / "link").symlink_to("a.py")
-    write_manifest(made.dir, "tree", [*rows, Row(Entry("link", LINK, 0o777, 1, target="a.py"), None)])
+    rows.append(Row(Entry("link", LINK, 0o777, 1, target="a.py"), None))
+    write_lists(made.dir, "tree", lists_of(rows, b"[]"))
     return made
 
 
