@@ -10,9 +10,13 @@ import threading
 from collections import Counter
 from typing import Any
 
+import pytest
 import zmq
 
+from clusterctl.runtime.pserver.lanes import Lane
+from clusterctl.runtime.stream.carrier import Carriers
 from clusterctl.runtime.stream.framed import Stream
+from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tokens import ANSWER_BYTES, GREETING_BYTES
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, is_ready
@@ -30,7 +34,8 @@ class Between:
     `lose`, `repeat` and `delay` are the probabilities for each message in either direction, drawn from `seed`. Later
     messages overtake a delayed one. `fates` counts what happened, `carried` the messages of streams. A context manager.
 
-    With `streams`, it also stands between the ends of streams; otherwise it hides the offers of them.
+    `streams` is "unix" or "sealed" if it also stands between the ends of streams of this kind; otherwise it hides the
+    offers of them. Sealed ones are those of a run with keys, which this proxy has stolen.
     """
 
     def __init__(
@@ -41,12 +46,12 @@ class Between:
         lose: float = 0.0,
         repeat: float = 0.0,
         delay: float = 0.0,
-        streams: bool = False,
+        streams: str = "",
     ) -> None:
         self.fates: Counter[str] = Counter()
         self.carried = 0
         self._streams = streams
-        self._listeners: dict[int, tuple[socket.socket, str]] = {}
+        self._listeners: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
         self._ends: dict[int, tuple[Stream, Stream]] = {}
         self._chance = random.Random(seed)
         self._chances = (lose, repeat, delay)
@@ -59,15 +64,24 @@ class Between:
         self._passed = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._patch = pytest.MonkeyPatch()
         addresses = []
         for pserver in cluster.pservers:
             ports = [self._stand_before(port) for port in pserver.ports]
             for lane in pserver.server.lanes:
                 lane.core.greeting["ports"] = ports
+                if streams == "sealed":
+                    self._seal(lane)
             addresses.append(f"127.0.0.1:{ports[0]}")
         cluster.addresses = tuple(addresses)
 
+    def _seal(self, lane: Lane) -> None:
+        server: Any = lane._streams
+        server._sealed = True
+        server._offer["sealed"] = True
+
     def __enter__(self) -> Between:
+        self._patch.setattr(Carriers, "secure", self._streams == "sealed")
         self._thread.start()
         return self
 
@@ -81,6 +95,7 @@ class Between:
         for end, _ in self._ends.values():
             end.close()
         self._context.term()
+        self._patch.undo()
         assert not self._thread.is_alive()
 
     def _stand_before(self, port: int) -> int:
@@ -117,24 +132,37 @@ class Between:
         if offer is None:
             return frames
         if self._streams:
-            name = f"between-{secrets.token_hex(8)}"
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(f"\0{name}")
-            listener.listen()
-            self._listeners[listener.fileno()] = listener, offer["name"]
+            listener, facts["stream"] = self._listen(offer["token"])
+            self._listeners[listener.fileno()] = listener, offer
             self._poller.register(listener.fileno(), zmq.POLLIN)
-            facts["stream"] = {"name": name, "token": offer["token"]}
         reply.parts[0] = wire.json_part(facts)
         return [bytes(frame) for frame in wire.encode(reply)]
 
-    def _join(self, listener: socket.socket, name: str) -> None:
+    def _listen(self, token: str) -> tuple[socket.socket, dict[str, Any]]:
+        """Return a listener for one stream, and the offer of it."""
+        if self._streams == "sealed":
+            listener = socket.create_server(("127.0.0.1", 0))
+            return listener, {"port": listener.getsockname()[1], "sealed": True, "token": token}
+        name = f"between-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"\0{name}")
+        listener.listen()
+        return listener, {"name": name, "token": token}
+
+    def _join(self, listener: socket.socket, offer: dict[str, Any]) -> None:
         """Connect a trainer that opens a stream with its lane."""
         trainer, _ = listener.accept()
-        lane = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        lane.connect(f"\0{name}")
+        if self._streams == "sealed":
+            lane = socket.create_connection(("127.0.0.1", offer["port"]))
+        else:
+            lane = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            lane.connect(f"\0{offer['name']}")
         lane.sendall(trainer.recv(GREETING_BYTES, socket.MSG_WAITALL))
         trainer.sendall(lane.recv(ANSWER_BYTES, socket.MSG_WAITALL))
-        ends = Stream(trainer, 0), Stream(lane, 0)
+        ends: tuple[Stream, Stream] = Stream(trainer, 0), Stream(lane, 0)
+        if self._streams == "sealed":
+            token = bytes.fromhex(offer["token"])
+            ends = SealedStream(trainer, 0, token, is_lane=True), SealedStream(lane, 0, token, is_lane=False)
         for one, other in (ends, ends[::-1]):
             self._ends[one.fileno()] = one, other
             self._poller.register(one.fileno(), zmq.POLLIN)

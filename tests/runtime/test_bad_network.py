@@ -20,9 +20,9 @@ IDS = np.array([3, 3, 8, -1])
 STEPS = 7
 
 
-@pytest.fixture(params=["zmq", "stream"])
-def streams(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "stream")
+@pytest.fixture(params=["", "unix", "sealed"], ids=["zmq", "unix", "sealed"])
+def streams(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True, params=["tcp", "shared"])
@@ -54,7 +54,7 @@ def counted(ps: Session) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("key_cache", "seed"), [(False, 3), (True, 4), (True, 5)])
 def test_in_sync_the_bits_do_not_depend_on_the_network(
-    tmp_path: Path, key_cache: bool, seed: int, streams: bool
+    tmp_path: Path, key_cache: bool, seed: int, streams: str
 ) -> None:
     with thread_cluster(tmp_path / "good", 1, 2) as cluster:
         expected, _ = cluster.train(value_dependent)
@@ -65,7 +65,7 @@ def test_in_sync_the_bits_do_not_depend_on_the_network(
         cluster.probe_every_s = 0.02
         results = cluster.train(value_dependent)
     assert min(between.fates[fate] for fate in ("lose", "repeat", "delay")) > 10
-    assert (between.carried > 100) is streams
+    assert (between.carried > 100) is bool(streams)
     for result in results:
         for actual, reference in zip(result, expected, strict=True):
             np.testing.assert_array_equal(actual, reference)
@@ -74,7 +74,7 @@ def test_in_sync_the_bits_do_not_depend_on_the_network(
 @pytest.mark.parametrize(
     ("mode", "dense"), [("async", 2 * STEPS), ("half-async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)]
 )
-def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, dense: int, streams: bool) -> None:
+def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, dense: int, streams: str) -> None:
     """All sums are of small integers or halves, which float32 represents exactly. Geo averages dense tables."""
     with (
         thread_cluster(tmp_path, 2, 2, mode=mode, **LANES) as cluster,
@@ -86,6 +86,6 @@ def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, den
         values = np.concatenate([t.current for t in tables if t.spec.name == "w"])
         rows = {int(i): t.pull(np.array([i]), None)[0, 0] for t in tables if t.spec.name == "e" for i in t.ids}
     assert between.fates["lose"] > 10
-    assert (between.carried > 100) is streams
+    assert (between.carried > 100) is bool(streams)
     np.testing.assert_array_equal(values, np.full(ELEMENTS, dense))
     assert rows == {3: 4 * STEPS, 8: 2 * STEPS, -1: 2 * STEPS}
