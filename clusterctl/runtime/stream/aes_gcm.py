@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TAG_BYTES = 16
-MOST_BYTES = 1 << 16  # of a record: sealed and opened in the cache
-_RECORDS_PER_KEY = 1 << 22
+MOST_BYTES = 1 << 18  # of a record: sealed and opened in the cache
+_RECORDS_PER_KEY = 1 << 20
 _NONCE = struct.Struct("<4xQ")
 _NAMES = ("libcrypto.so.3", "libcrypto.so.1.1")
 _GET_TAG, _SET_TAG = 0x10, 0x11  # EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
