@@ -72,7 +72,7 @@ class Invocation:
     def cluster_of(self, job: str | None, *, whole: bool = False) -> Cluster:
         """Return the nodes of a job to look at, as `cluster` does; with `whole` all of them, as `whole_cluster` does.
 
-        If the scheduler has released the nodes of a job, its files are read here. Raises NoRunError if there are none.
+        If the scheduler has released the job's nodes, its files are read locally. Raises NoRunError if it has none.
         """
         if whole:
             self._need_all()

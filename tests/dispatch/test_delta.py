@@ -321,7 +321,8 @@ def test_an_in_place_update_interrupted_anywhere_is_completed_by_recovery(tmp_pa
         for number in in_place.changed(base, entries):
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
         record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
-        update = partial(in_place.supersede, root, staging, done.job, record, entries, dumps(entries), base)
+        change = partial(in_place.change, entries=entries, base=base)
+        update = partial(in_place.supersede, root, staging, done.job, record, dumps(entries), change)
         finished = killed_at(cut, update)
         in_place.recover(root)
         names = [path.name for path in root.glob("JOB*")]

@@ -94,7 +94,7 @@ def test_a_name_that_looks_like_the_end_of_a_row_makes_no_edit(place: Place) -> 
     first = place.dispatch()
     root = place.job_dirs(first)[0].parent
     (place.workspace / "d0/plain").write_text("other")
-    with pytest.raises(ValueError, match="told apart"):
+    with pytest.raises(ValueError, match="the rows are ambiguous"):
         edit_of(root, first.job, entries_of(place))
     done = place.dispatch()
     place.assert_same(done)
@@ -151,9 +151,7 @@ def test_an_edit_interrupted_anywhere_is_completed_by_recovery(place: Place, tmp
         for number in edit.files:
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
         record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
-        update = partial(
-            in_place.supersede, root, staging, done.job, record, edit.entries, edit.listed, {}, apply=edit.apply
-        )
+        update = partial(in_place.supersede, root, staging, done.job, record, edit.listed, edit.apply)
         finished = killed_at(cut, update)
         in_place.recover(root)
         names = [path.name for path in root.glob("JOB*")]

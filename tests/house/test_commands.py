@@ -28,7 +28,7 @@ CALLS: Mapping[str, str] = {
     "cli.invocation": "config",
     "cli.screen.gpu_lines": "check.gpus",
 }
-# What every module of `cli` may use: constants, value classes, errors, and functions that combine errors.
+# All modules of `cli` may use these: constants, value classes, errors, and functions that combine errors.
 VALUES = (
     "check.STOPS",
     "cluster.NONSENSE",

@@ -30,7 +30,8 @@ from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region as memory
 from clusterctl.runtime.table.sharding import table_key
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.hostile import DEADLINE_S, Frames, hostile, record, resident, under_attack
+from tests.runtime.attack import DEADLINE_S, record, resident, under_attack
+from tests.runtime.hostile import Frames, hostile
 
 INPUTS = int(os.environ.get("CLUSTERCTL_HOSTILE_INPUTS", "6000"))
 MIB = 2**20

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.attack import resident
 from tests.runtime.cluster import process_cluster
-from tests.runtime.hostile import resident
 
 MB = 10**6
 TABLE_BYTES = 8 * MB

@@ -38,7 +38,7 @@ class Edit:
         self._listing = f"{GAP}{listing}{GAP}"
         count = listing.count(GAP)
         if self._text.count(NEXT) != count or not self._manifest.endswith(b"]]"):  # a path may look like NEXT
-            raise ValueError("the rows cannot be told apart")
+            raise ValueError("the rows are ambiguous")
         self.entries = [BLANK] * (count + 1)
         self._old: dict[int, Row] = {}
         for entry in changes:

@@ -69,21 +69,19 @@ def supersede(
     staging: Path,
     old: str,
     record: dict[str, Any],
-    entries: list[Entry],
     listed: bytes,
-    base: dict[str, Row],
+    apply: Apply,
     beat: Callable[[], None] = lambda: None,
-    apply: Apply | None = None,
 ) -> bool:
-    """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
+    """Turn job `old` into `record["job"]`. Return False if it was started in the meantime.
 
-    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified. An
-    edit has a shorter way to `apply` the changes to the directory, given the staging directory and the record.
+    `listed` is the entries as JSON. The files that `changed` names are in `staging/new/NUMBER`, verified.
+    `apply(tree, staging, record)` changes the job directory as `change` does.
     """
     write_atomic(staging / "entries", listed, durable=False)
     sync_disk(staging, beat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
-    return _complete(root, entries, base, beat, apply)
+    return _complete(root, apply, beat)
 
 
 def recover(root: Path) -> None:
@@ -94,7 +92,7 @@ def recover(root: Path) -> None:
         try:
             with dispatch_lock(root, {"by": "recovery of an interrupted dispatch"}):
                 if journal_of(root).exists():
-                    _complete(root)
+                    _complete(root, _change_from_disk)
         except AgentError as exc:  # a dispatch is doing it right now
             if exc.kind != "busy":
                 raise
@@ -103,14 +101,8 @@ def recover(root: Path) -> None:
     wait_until(settled, SETTLE_S)
 
 
-def _complete(
-    root: Path,
-    entries: list[Entry] | None = None,
-    base: dict[str, Row] | None = None,
-    beat: Callable[[], None] = lambda: None,
-    apply: Apply | None = None,
-) -> bool:
-    """Carry out the journal. `entries` and `base` are read from disk if neither they nor `apply` is given."""
+def _complete(root: Path, apply: Apply, beat: Callable[[], None] = lambda: None) -> bool:
+    """Carry out the journal."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
     if journal is None or staging is None or not (staging / "entries").exists():
@@ -123,12 +115,7 @@ def _complete(
             return False
         old.dir.rename(tree)
     if tree.exists():
-        if apply:
-            apply(tree, staging, journal["record"])
-        else:
-            entries = entries or decode(loads((staging / "entries").read_bytes()))
-            base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
-            _change(tree, staging, entries, base, journal["record"])
+        apply(tree, staging, journal["record"])
         sync_disk(tree, beat)
         tree.rename(new)
     sync_directory(root)
@@ -138,7 +125,13 @@ def _complete(
     return True
 
 
-def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row], record: dict[str, Any]) -> None:
+def _change_from_disk(tree: Path, staging: Path, record: dict[str, Any]) -> None:
+    entries = decode(loads((staging / "entries").read_bytes()))
+    change(tree, staging, record, entries, {row.entry.path: row for row in read_manifest(tree) or ()})
+
+
+def change(tree: Path, staging: Path, record: dict[str, Any], entries: list[Entry], base: dict[str, Row]) -> None:
+    """Change the job directory `tree`, whose rows are `base`, to `entries`."""
     for row in base.values():
         make_writable(tree, row.entry)
     _remove_gone(tree, base, entries)

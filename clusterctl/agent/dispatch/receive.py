@@ -13,7 +13,7 @@ import os
 import time
 import zlib
 
-from clusterctl.agent.dispatch.in_place import changed, journal_of, supersede, was_started
+from clusterctl.agent.dispatch.in_place import change, changed, journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
 from clusterctl.agent.dispatch.room import Need
 from clusterctl.agent.node.content import (
@@ -277,7 +277,6 @@ class _Dispatch:
             self._set_tree(self._changes, self._request["base"])
             self._lacking()
         numbers = self._changed() if old else self._files()
-        base = self._base_by_path() if old and not self._edit else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}
         work = Staging(staging, self._entries, numbers, in_place=bool(old), torn=torn, beat=self._peer.beat)
         try:
@@ -292,17 +291,7 @@ class _Dispatch:
                 sync_disk(staging, self._peer.beat)
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
-            elif not supersede(
-                self._root,
-                staging,
-                old,
-                record,
-                self._entries,
-                self._listed,
-                base,
-                self._peer.beat,
-                self._edit.apply if self._edit else None,
-            ):
+            elif not supersede(self._root, staging, old, record, self._listed, self._apply, self._peer.beat):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
@@ -320,6 +309,12 @@ class _Dispatch:
             "copy_seconds": copied,
             "seconds": time.monotonic() - began,
         }
+
+    def _apply(self, tree: Path, staging: Path, record: dict[str, Any]) -> None:
+        if self._edit:
+            self._edit.apply(tree, staging, record)
+        else:
+            change(tree, staging, record, self._entries, self._base_by_path())
 
     def _take(self, work: Staging, message: dict[str, Any]) -> None:
         """Receive bytes through the relay, then directly, until none are missing."""

@@ -104,7 +104,7 @@ def pods_for(
 
 @dataclass(frozen=True)
 class MadePods:
-    """The pods that `submit` created for HOSTS. `made` is None if there are none."""
+    """The pods that `submit` created for HOSTS. `made` is None if it created none."""
 
     kubectl: Kubectl
     made: Made | None

@@ -37,7 +37,7 @@ class Opening:
     def nodes_of_job(self, settings: Settings, job: str | None) -> tuple[Cluster, JobWatch | None]:
         """Return the nodes of a job to look at, and the job if a scheduler has it and this is not on its nodes.
 
-        If the scheduler has released the nodes of a job, its files are read here. Raises NoRunError if there are none.
+        If the scheduler has released the job's nodes, its files are read locally. Raises NoRunError if it has none.
         """
         from clusterctl.schedulers import resolve_job
 

@@ -6,6 +6,7 @@ the same under one key. A key is replaced after so many records that it never se
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hmac
@@ -87,11 +88,8 @@ def load() -> _Library | None:
     if not has_instructions(Path("/proc/cpuinfo")):
         return None
     for name in _NAMES:
-        try:
-            library = _functions(name)
-        except (OSError, AttributeError):
-            continue
-        return library
+        with contextlib.suppress(OSError, AttributeError):
+            return _functions(name)
     return None
 
 

@@ -140,7 +140,7 @@ class KeptProcess(ProcessOnFiles):
             raise self._error
 
     def _take_arrived(self, take: Take) -> bool:
-        """Take the frames that have been read; return False if there is none."""
+        """Process the frames that have been read. Return False if there are none."""
         arrived = list(self._received.arrived())
         for kind, data in arrived:
             self._take_frame(kind, data, take)

@@ -1,4 +1,4 @@
-"""Sealed streams: what is on the wire, what breaks them, and where there are none."""
+"""Sealed streams: their wire format, how they fail, and when they are not used."""
 
 from __future__ import annotations
 
