@@ -132,7 +132,7 @@ THIRD_PARTY = {
     "pandas": ("api.metrics",),  # in one method, for those who have it
     "torch": ("torch",),
     "zmq": ("runtime",),
-    "cryptography": ("certificates", "launch.keys"),
+    "cryptography": ("certificates", "launch.keys", "runtime.stream.sealed"),
     "packaging": ("setup.locks",),
     "tomli": ("setup.locks.lock_file",),
     "tensorboardX": ("export.tensorboard",),

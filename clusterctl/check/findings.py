@@ -23,6 +23,8 @@ LITTLE_DISK, NO_DISK = 1.0 * GB, 0.01 * GB
 FEW_INODES = 1_000
 LITTLE_MEMORY = 0.5 * GB
 BASE_FILES = 64
+MOST_DIGITS = 9
+SEALING_SINCE = 47  # the first cryptography that encrypts and decrypts into memory of its caller
 NODES_NAMED = 8
 AT_LOOPBACK = "was reached at a loopback address, which the other nodes cannot use"
 AT_LOOPBACK_HINT = "set its address in the cluster with Host(..., address=...) or NIC in conf.py"
@@ -142,9 +144,26 @@ def folded(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(merged, key=lambda finding: (finding.severity != STOPS, finding.nodes[:1]))
 
 
-def quick(facts: Facts, skews: Mapping[int, Skew], *, members: int, open_files: int | None) -> list[Finding]:
-    """Return the findings that `start` checks on its own. `members`: the connections a process of the job may have."""
-    return folded([*clocks(skews), *disks(facts), *limits(facts, members, open_files), *versions(facts)])
+def quick(
+    facts: Facts, skews: Mapping[int, Skew], *, members: int, open_files: int | None, seals: bool = False
+) -> list[Finding]:
+    """Return the findings that `start` checks on its own. `members`: the connections a process of the job may have.
+
+    `seals`: True if trainers and pservers of different nodes encrypt what they send to each other.
+    """
+    found = [*clocks(skews), *disks(facts), *limits(facts, members, open_files), *versions(facts)]
+    return folded([*found, *(unsealed(facts) if seals else ())])
+
+
+def unsealed(facts: Facts) -> Iterator[Finding]:
+    """Find nodes whose processes cannot use sealed streams."""
+    message = f"no cryptography {SEALING_SINCE} or later (with cffi): trainers and pservers here stay with CURVE"
+    for node, info in facts.items():
+        major = info["versions"].get("cryptography", "0").partition(".")[0]
+        is_recent = major.isdecimal() and len(major) < MOST_DIGITS and int(major) >= SEALING_SINCE
+        if "pyzmq" in info["versions"] and not is_recent:
+            hint = "run clusterctl setup, which installs it: encryption by AES-256-GCM takes less CPU than CURVE"
+            yield Finding("cryptography", WARNS, (node,), message, hint)
 
 
 def clocks(skews: Mapping[int, Skew]) -> Iterator[Finding]:

@@ -121,7 +121,9 @@ class _Preflight:
                 *findings.problems(self._facts),
                 *findings.addresses(self._facts),
                 *pairs.failed(reachability.failures, settings.port),
-                *findings.quick(self._facts, self._skews, members=members, open_files=settings.open_files),
+                *findings.quick(
+                    self._facts, self._skews, members=members, open_files=settings.open_files, seals=self._seals()
+                ),
                 *findings.memories(self._facts),
                 *findings.busy_ports(self._facts),
                 *findings.remains(self._facts),
@@ -129,6 +131,9 @@ class _Preflight:
                 *gpus(self._facts, self._cluster.nodes),
             ]
         )
+
+    def _seals(self) -> bool:
+        return self._runtime and len(self._cluster.nodes) > 1 and self._cluster.settings.ps_security == "curve"
 
 
 def check(cluster: Cluster, *, runtime: bool) -> Report:

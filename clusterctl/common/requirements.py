@@ -11,7 +11,8 @@ from pathlib import Path
 
 FILE = "requirements.txt"
 LOCKS = ("pylock.toml", "uv.lock")  # either of them replaces requirements.txt
-RUNTIME = ("numpy", "pyzmq")  # imported by our runtime
+RUNTIME = ("numpy", "pyzmq", "cryptography")  # imported by our runtime
+RUNTIME_BEFORE = RUNTIME[:2]  # in environments of older versions, which stay good: it can do without the last one
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 PROJECT = re.compile(rf"({NAME.pattern})\s*(?:\[[^\]]*\]\s*)?(?:$|[@;<>=!~(])")
 OTHER_FILES = ("-r", "--requirement", "-e", "--editable")
@@ -44,12 +45,12 @@ def logical_lines(text: str) -> list[tuple[int, str]]:
     return requirements
 
 
-def effective(text: str | None, runtime: bool) -> list[str]:
-    """Return the requirements of this text (None: no file), plus those of our runtime if it takes part."""
+def effective(text: str | None, runtime: bool, added: tuple[str, ...] = RUNTIME) -> list[str]:
+    """Return the requirements of this text (None: no file), plus those `added` for our runtime if it takes part."""
     lines = [line for _, line in logical_lines(text or "")]
     named = {normal(match[0]) for line in lines if (match := NAME.match(line))}
     if runtime or text is None:
-        lines += [name for name in RUNTIME if name not in named]
+        lines += [name for name in added if name not in named]
     return lines
 
 
@@ -58,20 +59,20 @@ def lock_of(directory: Path) -> str | None:
     return next((name for name in LOCKS if (directory / name).is_file()), None)
 
 
-def of_lock(name: str, data: bytes, runtime: bool) -> list[str]:
+def of_lock(name: str, data: bytes, runtime: bool, added: tuple[str, ...] = RUNTIME) -> list[str]:
     """Return the requirements that stand for a lock file and, if our runtime takes part, what it imports."""
-    return [f"{name} sha256:{hashlib.sha256(data).hexdigest()}", *(RUNTIME if runtime else ())]
+    return [f"{name} sha256:{hashlib.sha256(data).hexdigest()}", *(added if runtime else ())]
 
 
-def of_directory(directory: Path, runtime: bool) -> list[str]:
+def of_directory(directory: Path, runtime: bool, added: tuple[str, ...] = RUNTIME) -> list[str]:
     """Return the requirements of a workspace or job: those of its lock file, else of its requirements.txt.
 
     Raises UnicodeDecodeError, OSError.
     """
     lock = lock_of(directory)
     if lock is not None:
-        return of_lock(lock, (directory / lock).read_bytes(), runtime)
-    return effective(read_text(directory), runtime)
+        return of_lock(lock, (directory / lock).read_bytes(), runtime, added)
+    return effective(read_text(directory), runtime, added)
 
 
 def file_of(directory: Path) -> str | None:

@@ -80,6 +80,11 @@ class LaunchPlan:
         return self.settings.engine == OUR_ENGINE
 
     @property
+    def seals_streams(self) -> bool:
+        """True if trainers and pservers of different nodes encrypt what they send to each other."""
+        return self.needs_runtime and len(self.nodes) > 1 and self.settings.ps_security == "curve"
+
+    @property
     def wants_one_pserver_port(self) -> bool:
         """True if pservers are the user's programs, and the engine gives trainers no other list of their ports."""
         engine = ENGINES[self.settings.engine]

@@ -251,7 +251,8 @@ def _make_run(
     busy = check_other_jobs(looks, exclusive=launch.settings.exclusive)
     dirs = {node: facts["dir"] for node, facts in looks.items()}
     members = max(launch.count("trainer"), len(looks))
-    warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
+    open_files, seals = launch.settings.open_files, launch.seals_streams
+    warnings = quick(looks, skews, members=members, open_files=open_files, seals=seals)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
     port, differ = choose_pserver_port(launch, looks)
     findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks), *check_gpus(launch, looks))

@@ -41,6 +41,17 @@ def test_healthy_identical_nodes_give_no_finding() -> None:
     assert quick({0: facts(), 1: facts()}) == []
 
 
+def test_nodes_that_cannot_seal_streams_are_named_where_streams_would_be_sealed() -> None:
+    versions = facts()["versions"]
+    seals = [{**versions, "cryptography": version} for version in ("47.0.0", "50.0.2")]
+    cannot = [versions, *({**versions, "cryptography": version} for version in ("38.0.4", "x", "9" * 5_000, "4\u00b2"))]
+    by_node = {node: facts(versions=one) for node, one in enumerate([*seals, *cannot, {"python": "3.11.2"}])}
+    assert quick(by_node) == []
+    [found] = findings.quick(by_node, {}, members=4, open_files=None, seals=True)
+    assert (found.check, found.severity, found.nodes) == ("cryptography", WARNS, (2, 3, 4, 5, 6))
+    assert "stay with CURVE" in found.message
+
+
 # Clocks.
 
 

@@ -185,7 +185,7 @@ class Attacker:
         return self.stream
 
     def _open_stream(self) -> Stream:
-        opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0.0, secure=self._secure)
+        opening = open_stream(self.offer(), self.address.split(":")[0], 1, 0, 0.0, secure=self._secure)
         assert opening is not None
         while True:
             assert is_ready(opening, to_write=not opening.is_connected)

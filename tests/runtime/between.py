@@ -17,7 +17,7 @@ from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.stream.carrier import Carriers
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
-from clusterctl.runtime.stream.tokens import ANSWER_BYTES, GREETING_BYTES
+from clusterctl.runtime.stream.tokens import ANSWER_BYTES, GREETING_BYTES, SEALED
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, is_ready
 
@@ -78,7 +78,7 @@ class Between:
     def _seal(self, lane: Lane) -> None:
         server: Any = lane._streams
         server._sealed = True
-        server._offer["sealed"] = True
+        server._offer.update(sealed=SEALED, lane=lane.core.state.lane)
 
     def __enter__(self) -> Between:
         self._patch.setattr(Carriers, "secure", self._streams == "sealed")
@@ -142,7 +142,7 @@ class Between:
         """Return a listener for one stream, and the offer of it."""
         if self._streams == "sealed":
             listener = socket.create_server(("127.0.0.1", 0))
-            return listener, {"port": listener.getsockname()[1], "sealed": True, "token": token}
+            return listener, {"port": listener.getsockname()[1], "sealed": SEALED, "token": token}
         name = f"between-{secrets.token_hex(8)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0{name}")
@@ -157,12 +157,13 @@ class Between:
         else:
             lane = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             lane.connect(f"\0{offer['name']}")
-        lane.sendall(trainer.recv(GREETING_BYTES, socket.MSG_WAITALL))
+        greeting = trainer.recv(GREETING_BYTES, socket.MSG_WAITALL)
+        lane.sendall(greeting)
         trainer.sendall(lane.recv(ANSWER_BYTES, socket.MSG_WAITALL))
         ends: tuple[Stream, Stream] = Stream(trainer, 0), Stream(lane, 0)
         if self._streams == "sealed":
-            token = bytes.fromhex(offer["token"])
-            ends = SealedStream(trainer, 0, token, is_lane=True), SealedStream(lane, 0, token, is_lane=False)
+            about = int.from_bytes(greeting[8:12], "little"), offer["lane"], bytes.fromhex(offer["token"])
+            ends = SealedStream(trainer, *about, is_lane=True), SealedStream(lane, *about, is_lane=False)
         for one, other in (ends, ends[::-1]):
             self._ends[one.fileno()] = one, other
             self._poller.register(one.fileno(), zmq.POLLIN)

@@ -19,7 +19,7 @@ from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.lane_state import Output
 from clusterctl.runtime.pserver.lanes import Lane
-from clusterctl.runtime.stream import aes_gcm
+from clusterctl.runtime.stream import sealed
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.trainer.session import Session
@@ -267,7 +267,7 @@ def test_streams_to_other_hosts_are_sealed_in_a_run_with_keys(tmp_path: Path, mo
         assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "sealed", "token"}]
     with thread_cluster(tmp_path / "none", 1, 1) as cluster:
         assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "port", "token"}]
-    monkeypatch.setattr(aes_gcm, "load", lambda: None)
+    monkeypatch.setattr(sealed, "load", lambda: None)
     with thread_cluster(tmp_path / "slow", 1, 1, security="curve") as cluster:
         assert [set(offers_of(lane)) for lane in cluster.lanes] == [{"name", "token"}]
 
@@ -276,7 +276,7 @@ def test_a_trainer_whose_machine_cannot_seal_stays_with_curve(
     tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with thread_cluster(tmp_path, 2, 2, **LANES, **CARRIERS["sealed"]) as cluster:
-        monkeypatch.setattr(aes_gcm, "load", lambda: None)
+        monkeypatch.setattr(sealed, "load", lambda: None)
         results = cluster.train(value_dependent)
     assert_same(results, undisturbed)
     assert [result[2] for result in results] == [Counter({"zmq": 6})] * 2

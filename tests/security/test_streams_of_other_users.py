@@ -27,7 +27,7 @@ def is_let_in(name: str, token: str) -> bool:
 
 @needs_root
 def test_a_lane_turns_another_user_away_even_with_the_token() -> None:
-    server, over = StreamServer(1, local=True, tcp=None), threading.Event()
+    server, over = StreamServer(0, 1, local=True, tcp=None), threading.Event()
     offers = [server.offer(0) for _ in range(2)]
 
     def serve() -> None:
@@ -51,5 +51,5 @@ def test_a_trainer_does_not_show_the_token_of_a_stream_to_another_user_who_has_t
     """The name is free on every other host."""
     name = f"clusterctl-stream-{os.getpid()}-0123456789abcdef"
     offer, opened = {"name": name, "token": "00" * 32}, []
-    assert not is_told_stranger(name, lambda: opened.append(open_stream(offer, "127.0.0.1", 0, 0.0)))
+    assert not is_told_stranger(name, lambda: opened.append(open_stream(offer, "127.0.0.1", 0, 0, 0.0)))
     assert opened == [None]

@@ -80,6 +80,7 @@ def test_what_the_runtime_needs_is_added_to_a_lock(tmp_path: Path, monkeypatch: 
     wheel = describe(tiny(workspace))
     make_wheel(index, "numpy", "9.0", {"numpy.py": ""})
     make_wheel(index, "pyzmq", "9.1", {"zmq.py": ""})
+    make_wheel(index, "cryptography", "9.2", {"cryptography.py": ""})
     text = f"""lock-version = "1.0"
 created-by = "me"
 [[packages]]
@@ -92,6 +93,6 @@ wheels = [{{ path = "{wheel.file}", hashes = {{ sha256 = "{wheel.digest}" }} }}]
         monkeypatch.setenv(name, value)
     done, said = run(tmp_path, read_requirements(workspace, runtime=True), Wishes(offline=True))
     assert done.outcomes[0].get().built
-    assert done.groups[0].packages == {"numpy": "9.0", "pyzmq": "9.1", "tiny": "1.0"}
-    assert "pylock.toml lacks numpy, pyzmq, which the clusterctl runtime needs" in said
+    assert done.groups[0].packages == {"cryptography": "9.2", "numpy": "9.0", "pyzmq": "9.1", "tiny": "1.0"}
+    assert "pylock.toml lacks numpy, pyzmq, cryptography, which the clusterctl runtime needs" in said
     assert done.groups[0].chosen_by == "pylock.toml"

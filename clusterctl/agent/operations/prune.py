@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
 from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.procfs import find_by_environment, run_environment
-from clusterctl.common.requirements import of_directory
+from clusterctl.common.requirements import RUNTIME, RUNTIME_BEFORE, of_directory
 
 LIVE = ("starting", "running")
 OURS = ("for", "lock")  # beside the environments in venvs/
@@ -154,7 +155,8 @@ def _names(job: JobPaths, environment: str) -> bool:
 
 def _asks_for(job: JobPaths, lists: Sequence[Any]) -> bool:
     try:
-        return any(of_directory(job.dir, runtime) in lists for runtime in (True, False))
+        asked = product((True, False), (RUNTIME, RUNTIME_BEFORE))
+        return any(of_directory(job.dir, runtime, added) in lists for runtime, added in asked)
     except (OSError, UnicodeDecodeError):
         return True
 

@@ -20,12 +20,19 @@ from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import interpreter_record
 
 MODULES = ("numpy", "zmq")
+OPTIONAL = "cryptography"  # of the runtime; it cannot be imported without cffi
 LIMIT_S = 60.0
 VARIABLES = ("HOME", "LD_", "PATH", "PYTHON")  # prefixes of the variables that affect imports
 # The first line of its output has the versions, the second the program, the others the directories it searched.
 PROBE = """
+import importlib.util, os, site
+try:
+    if modules and importlib.util.find_spec("cffi"):
+        import cryptography
+        modules += (cryptography,)
+except ImportError:
+    pass
 print(sys.version.split()[0], *(module.__version__ for module in modules))
-import os, site
 files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
 looked = {os.path.realpath(sys.executable), sys.prefix + "/pyvenv.cfg", site.USER_SITE or "", *sys.path}
 print(sys.executable, *filter(os.path.isabs, looked.union(map(os.path.dirname, files))), sep="\\n")
@@ -44,7 +51,7 @@ def find_versions(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
 def probe(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
     """Return the versions that processes will find. Errors name a missing package and how to install it."""
     first, _, more = _run(python, runtime).partition("\n")
-    versions = dict(zip(("python", "numpy", "pyzmq"), first.split()))
+    versions = dict(zip(("python", "numpy", "pyzmq", OPTIONAL), first.split()))
     asked, paths = _asked(python, runtime), more.splitlines()
     if paths[:1] == [asked["program"]]:  # else it is a script, which may choose another program the next time
         with contextlib.suppress(OSError):  # a full disk is reported elsewhere
@@ -55,7 +62,8 @@ def probe(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
 
 def _asked(python: str, runtime: bool) -> dict[str, Any]:
     variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)}
-    return {"program": shutil.which(_command(python)), "runtime": runtime, "variables": variables}
+    asked = {"program": shutil.which(_command(python)), "runtime": runtime, "variables": variables}
+    return {**asked, "optional": OPTIONAL}  # older versions did not look for it
 
 
 def _marks(paths: Iterable[str]) -> dict[str, list[int] | None]:

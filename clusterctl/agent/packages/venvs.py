@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
-from clusterctl.common.requirements import digest, of_directory
+from clusterctl.common.requirements import RUNTIME, RUNTIME_BEFORE, digest, of_directory
 from clusterctl.common.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ OURSELVES = "clusterctl"
 PROBLEM_CHARS = 400
 DIGEST_CHARS = 16
 TRY_S = 120.0
-MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to test that they work on this machine
+#: Imported to test that they work on this machine.
+MODULES = {"numpy": "numpy", "pyzmq": "zmq", "cryptography": "cryptography"}
 
 
 class Built(NamedTuple):
@@ -178,11 +179,11 @@ def try_out(python: Path, lock: Sequence[Wheel]) -> None:
 def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
     """Return the environment that `setup` made for this job's requirements and the interpreter PYTHON."""
     try:
-        requirements = of_directory(job_dir, runtime)
+        lists = [of_directory(job_dir, runtime, added) for added in (RUNTIME, RUNTIME_BEFORE)]
     except (OSError, UnicodeDecodeError):
         return None
     venvs = Venvs(root)
-    name = venvs.find(requirements)
+    name = next(filter(None, map(venvs.find, lists)), None)
     return venvs.path(name) if name else None
 
 

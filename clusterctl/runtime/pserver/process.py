@@ -31,7 +31,7 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
-from clusterctl.runtime.stream import aes_gcm
+from clusterctl.runtime.stream import sealed as sealed_streams
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
@@ -226,16 +226,18 @@ class PServer:
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)
         on_save, on_cut = self._take, self._take_cut
-        return Lane(core, router, on_save, on_cut, env.secure, self._shm, self._open_streams(), self._report_step)
+        return Lane(core, router, on_save, on_cut, env.secure, self._shm, self._open_streams(lane), self._report_step)
 
-    def _open_streams(self) -> StreamServer | None:
+    def _open_streams(self, lane: int) -> StreamServer | None:
         """Return the streams of a lane: on this host, and to other hosts, sealed if connections are encrypted."""
         spec, sealed = self._env.spec, self._env.secure
         if spec.streams == "off":
             return None
-        reaches_others = not sealed or aes_gcm.load() is not None
+        reaches_others = not sealed or sealed_streams.load() is not None
         tcp, local = open_listener(spec.ports.port, spec.address) if reaches_others else None, spec.shm != "off"
-        return StreamServer(spec.training.trainers, local, tcp, sealed) if local or tcp is not None else None
+        if not local and tcp is None:
+            return None
+        return StreamServer(lane, spec.training.trainers, local, tcp, sealed)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)

@@ -26,7 +26,7 @@ _READ, _WRITE = 1, 4  # EPOLLIN and EPOLLOUT: this module can be imported where 
 
 
 class Carrier:
-    """The ways to one lane at `address`. Get one from `Carriers`.
+    """The ways to one of the run's lanes, at `address`. Get one from `Carriers`.
 
     `deliver(frames)` is called for each message that arrives; it may raise. `on_broken()` is called when the stream
     broke: requests that are not answered may be lost, and have to be sent again.
@@ -35,6 +35,7 @@ class Carrier:
     def __init__(
         self,
         carriers: Carriers,
+        lane: int,
         address: str,
         server_key: str,
         deliver: Callable[[Sequence[Any]], None],
@@ -42,6 +43,7 @@ class Carrier:
     ) -> None:
         self.address = address
         self._all = carriers
+        self._lane = lane
         self._server_key = server_key
         self._deliver = deliver
         self._on_broken = on_broken
@@ -93,7 +95,7 @@ class Carrier:
         """Begin to open the stream that a lane offers in its reply to a hello."""
         self.close_streams()
         host, until_s = self.address.rpartition(":")[0], time.monotonic() + _OPENING_S
-        self._opening = open_stream(offer, host, rank, until_s, secure=self._all.secure)
+        self._opening = open_stream(offer, host, rank, self._lane, until_s, secure=self._all.secure)
         if self._opening is not None:
             self._all.openings += 1
             self._all.watch(self._opening.fileno(), self, _WRITE)
@@ -230,11 +232,16 @@ class Carriers:
         return self._keys is not None
 
     def add(
-        self, address: str, pserver: int, deliver: Callable[[Sequence[Any]], None], on_broken: Callable[[], None]
+        self,
+        lane: int,
+        address: str,
+        pserver: int,
+        deliver: Callable[[Sequence[Any]], None],
+        on_broken: Callable[[], None],
     ) -> Carrier:
-        """Return a carrier to a lane at `host:port`."""
+        """Return a carrier to a lane of this pserver at `host:port`."""
         server_key = str(self._keys["servers"][pserver]) if self._keys else ""
-        self._carriers.append(Carrier(self, address, server_key, deliver, on_broken))
+        self._carriers.append(Carrier(self, lane, address, server_key, deliver, on_broken))
         return self._carriers[-1]
 
     def receive(self, busy: Sequence[Carrier]) -> bool:

@@ -10,23 +10,27 @@ import struct
 from typing import Any
 
 from clusterctl.common.port_claims import uid_of_peer
-from clusterctl.runtime.stream import aes_gcm, tcp
+from clusterctl.runtime.stream import sealed, tcp
 from clusterctl.runtime.stream.framed import Stream
-from clusterctl.runtime.stream.sealed import SealedStream
-from clusterctl.runtime.stream.tokens import ANSWER_BYTES, answer_to, greeting
+from clusterctl.runtime.stream.tokens import ANSWER_BYTES, SEALED, answer_to, greeting
 
 
 class Opening:
-    """A stream that is being opened. Call `advance` when it can be read or, until `is_connected`, written to."""
+    """A stream that is being opened. Call `advance` when it can be read or, until `is_connected`, written to.
 
-    def __init__(self, sock: socket.socket, rank: int, token: bytes, until_s: float, *, sealed: bool = False) -> None:
+    It will be sealed if its `sealed_lane` is given.
+    """
+
+    def __init__(
+        self, sock: socket.socket, rank: int, token: bytes, until_s: float, sealed_lane: int | None = None
+    ) -> None:
         self.until_s = until_s
         self.is_connected = False
         self._sock = sock
         self._descriptor = sock.fileno()
         self._rank = rank
         self._token = token
-        self._sealed = sealed
+        self._sealed_lane = sealed_lane
         self._heard = b""
 
     def advance(self, wait_s: float) -> Stream | None:
@@ -63,25 +67,26 @@ class Opening:
         seconds, rest = divmod(wait_s, 1.0)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         tcp.tune(self._sock)
-        if self._sealed:
-            return SealedStream(self._sock, self._rank, self._token, is_lane=False)
+        if self._sealed_lane is not None:
+            return sealed.SealedStream(self._sock, self._rank, self._sealed_lane, self._token, is_lane=False)
         return Stream(self._sock, self._rank)
 
 
-def open_stream(offer: Any, host: str, rank: int, until_s: float, *, secure: bool = False) -> Opening | None:
+def open_stream(offer: Any, host: str, rank: int, lane: int, until_s: float, *, secure: bool = False) -> Opening | None:
     """Begin to open the stream that a lane offers; None if there is no way to it.
 
-    In a run that is `secure`, a stream to another host has to be sealed.
+    In a run that is `secure`, a stream to another host has to be sealed, in the version of this end.
     """
     try:
         token, name, port = bytes.fromhex(offer["token"]), offer.get("name"), offer.get("port")
         sock = None if name is None else _connect_here(str(name))
         if sock is not None:
             return Opening(sock, rank, token, until_s)
-        sealed = offer.get("sealed") is True
-        if port is None or not 0 < int(port) < 65_536 or sealed != secure or (sealed and aes_gcm.load() is None):
+        if port is None or not 0 < int(port) < 65_536 or offer.get("sealed") != (SEALED if secure else None):
             return None
-        return Opening(tcp.begin_to_connect(host, int(port)), rank, token, until_s, sealed=sealed)
+        if secure and sealed.load() is None:
+            return None
+        return Opening(tcp.begin_to_connect(host, int(port)), rank, token, until_s, lane if secure else None)
     except (KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError):
         return None
 

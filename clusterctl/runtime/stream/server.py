@@ -21,7 +21,7 @@ from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.stream.framed import Frames, Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tcp import tune
-from clusterctl.runtime.stream.tokens import GREETING_BYTES, Tokens, answer_to
+from clusterctl.runtime.stream.tokens import GREETING_BYTES, SEALED, Tokens, answer_to
 from clusterctl.runtime.wire.sockets import TO_A_TRAINER
 
 _GREETING_S = 10.0
@@ -38,7 +38,7 @@ class _Stranger(NamedTuple):
 
 
 class StreamServer:
-    """The streams of one lane; only its thread uses them, except for `close`.
+    """The streams of one of the run's lanes; only its thread uses them, except for `close`.
 
     `tcp` listens at a port, and the streams of its connections are `sealed` or not. `on_refused(reason)` is called for
     what breaks a stream and should not happen.
@@ -46,6 +46,7 @@ class StreamServer:
 
     def __init__(
         self,
+        lane: int,
         trainers: int,
         local: bool,
         tcp: socket.socket | None,
@@ -54,6 +55,7 @@ class StreamServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_refused = on_refused
+        self._lane = lane
         self._sealed = sealed
         self._clock = clock
         self._trainers = trainers
@@ -75,7 +77,7 @@ class StreamServer:
         if tcp is not None:
             self._offer["port"] = tcp.getsockname()[1]
             if sealed:
-                self._offer["sealed"] = True
+                self._offer["sealed"] = SEALED
             self._listen(tcp)
 
     def offer(self, rank: int) -> dict[str, Any] | None:
@@ -232,7 +234,7 @@ class StreamServer:
 
     def _stream(self, sock: socket.socket, rank: int, token: bytes) -> Stream:
         if self._sealed and sock.family != socket.AF_UNIX:
-            return SealedStream(sock, rank, token, is_lane=True, most_queued=TO_A_TRAINER)
+            return SealedStream(sock, rank, self._lane, token, is_lane=True, most_queued=TO_A_TRAINER)
         return Stream(sock, rank, TO_A_TRAINER)
 
     def _sweep(self) -> None:

@@ -11,7 +11,11 @@ import secrets
 import struct
 from collections import deque
 
+#: The version of sealed streams, which an offer names. The first one, which offers called `true`, derived keys from the
+#: token alone.
+SEALED = 2
 _MAGIC = b"CCST\1\0\0\0"
+_ABOUT_KEYS = struct.Struct("<4sB3xII")
 _GREETING = struct.Struct("<8sI32s")
 GREETING_BYTES = _GREETING.size
 ANSWER_BYTES = 32
@@ -49,10 +53,11 @@ def answer_to(token: bytes) -> bytes:
     return _derived(token, "lane")
 
 
-def keys_from(token: bytes) -> tuple[bytes, bytes]:
-    """Return the keys of a sealed stream: that of records to the lane, and that of records to the trainer."""
-    return _derived(token, "key to the lane"), _derived(token, "key to the trainer")
+def keys_from(token: bytes, rank: int, lane: int) -> tuple[bytes, bytes]:
+    """Return the keys of the sealed stream of a trainer and a lane: for records to the lane, and to the trainer."""
+    about = _ABOUT_KEYS.pack(b"CCST", SEALED, rank, lane)
+    return _derived(token, "key to the lane", about), _derived(token, "key to the trainer", about)
 
 
-def _derived(token: bytes, purpose: str) -> bytes:
-    return hmac.digest(token, _MAGIC + purpose.encode(), "sha256")
+def _derived(token: bytes, purpose: str, about: bytes = _MAGIC) -> bytes:
+    return hmac.digest(token, about + purpose.encode(), "sha256")

@@ -137,7 +137,7 @@ class RemoteLink:
     def _add(self, lane: int, address: str) -> None:
         connection = self._connections[lane] = LaneConnection(lane)
         deliver, send_again = partial(self._deliver, connection), partial(self._send_again, connection)
-        connection.carrier = self._carriers.add(address, lane // self.layout.per_pserver, deliver, send_again)
+        connection.carrier = self._carriers.add(lane, address, lane // self.layout.per_pserver, deliver, send_again)
 
     def _reopen(self, connection: LaneConnection) -> None:
         connection.carrier.reopen()

@@ -236,7 +236,7 @@ def test_two_probes_report_their_facts_and_reach_each_other(tmp_path: Path) -> N
         assert of_a["problems"] == of_b["problems"] == []
         assert of_a["busy"] == of_b["busy"] == [], "probes are not strangers to each other"
         assert [len(of_a["listening"]), len(of_b["listening"])] == [4, 3]
-        assert set(of_a["versions"]) == {"python", "numpy", "pyzmq"}
+        assert set(of_a["versions"]) == {"python", "numpy", "pyzmq", "cryptography"}
         assert of_a["memory"]["available"] <= of_a["memory"]["total"]
         assert of_a["disk"]["free"] <= of_a["disk"]["total"]
         for call, other in ((a, of_b), (b, of_a)):

@@ -18,7 +18,7 @@ from clusterctl.agent.operations.prune import disk_bytes, find_content
 from clusterctl.cluster.bundle import boot_program
 from clusterctl.common.files import delete, write_json
 from clusterctl.common.paths import META, JobPaths
-from clusterctl.common.requirements import effective
+from clusterctl.common.requirements import RUNTIME_BEFORE, effective
 from clusterctl.errors import NodeError
 from clusterctl.prune import Content, choose, describe_kept
 from support.processes import wait_until
@@ -137,7 +137,8 @@ def test_environments_and_wheels_are_removed_with_the_last_job_that_needs_them(r
     (by_requirements.dir / "requirements.txt").write_text("numpy==1\npyzmq\n")
     write_json(by_name.record, {"job": NEW, "python": f"{root}/{META}/venvs/{BEEF}/bin/python"})
     (by_name.dir / "requirements.txt").write_text("other\n")
-    cafe = make_environment(root, CAFE, effective("numpy==1\npyzmq\n", True), "aa" * 32)
+    of_an_older_version = effective("numpy==1\npyzmq\n", True, RUNTIME_BEFORE)
+    cafe = make_environment(root, CAFE, of_an_older_version, "aa" * 32)
     beef = make_environment(root, BEEF, ["whatever"], "bb" * 32)
     assert {item["name"]: item["needed_by"] for item in find_content(root)} == {
         CAFE: [OLD],

@@ -18,9 +18,10 @@ from agent.nodes import PYTHONS, PipeCluster, ask, asked
 from agent.specs import make_spec
 from clusterctl.agent.node.locks import environments_lock
 from clusterctl.agent.operations.setup import facts
-from clusterctl.agent.packages.venvs import in_environment
+from clusterctl.agent.packages.venvs import Venvs, find_for_job, in_environment
 from clusterctl.agent.packages.wheel_install import shebang
 from clusterctl.cluster import AgentCall
+from clusterctl.common.files import write_json
 from clusterctl.common.pip import _current_package, uv_variables
 from clusterctl.common.requirements import effective, logical_lines, project_names
 from clusterctl.common.tree import END, HEADER
@@ -399,9 +400,9 @@ def test_requirements_are_read_without_comments_and_with_continued_lines() -> No
 
 
 def test_requirements_of_the_runtime_are_added_if_it_is_used() -> None:
-    assert effective("NumPy<2\n", runtime=True) == ["NumPy<2", "pyzmq"]
+    assert effective("NumPy<2\n", runtime=True) == ["NumPy<2", "pyzmq", "cryptography"]
     assert effective("NumPy<2\n", runtime=False) == ["NumPy<2"]
-    assert effective(None, runtime=False) == ["numpy", "pyzmq"]
+    assert effective(None, runtime=False) == ["numpy", "pyzmq", "cryptography"]
 
 
 def test_a_run_uses_the_environment_in_place_of_the_interpreter_setting() -> None:
@@ -500,3 +501,19 @@ def test_the_names_of_required_projects_are_known_unless_they_are_in_other_place
     assert project_names("# nothing\n") == []
     for line in ("-r other.txt", "--requirement other.txt", "-e .", "./here", "https://h/x.whl", "git+https://h/x"):
         assert project_names(f"numpy\n{line}\n") is None
+
+
+def test_an_environment_of_an_older_version_is_used_for_the_same_requirements(tmp_path: Path) -> None:
+    root, job = tmp_path / "root", tmp_path / "job"
+    job.mkdir()
+    (job / "requirements.txt").write_text("numpy\n")
+    place = Venvs(root)
+    place.python("old").parent.mkdir(parents=True)
+    place.python("old").touch()
+    write_json(place.path("old") / "clusterctl.json", {"lock": []})
+    assert find_for_job(root, job, runtime=True) is None
+    (place.directory / "for").mkdir()
+    place.point(["numpy", "pyzmq"], "old")
+    assert find_for_job(root, job, runtime=True) == place.path("old")
+    (job / "requirements.txt").write_text("numpy\npyzmq\ncryptography\n")
+    assert find_for_job(root, job, runtime=True) is None

@@ -65,6 +65,20 @@ def test_cached_versions_equal_those_that_were_found(node: Node) -> None:
     assert first["python"] == sys.version.split()[0]
 
 
+def test_the_optional_package_is_found_once_it_can_be_imported(node: Node) -> None:
+    def version() -> str | None:
+        return interpreter.find_versions(node.root, str(node.python), runtime=True).get("cryptography")
+
+    assert version() is None
+    node.install("cryptography", "48.0")
+    assert version() is None
+    node.install("cffi", "2.0")
+    assert version() == "48.0"
+    (node.packages / "cryptography/inner.py").write_text("import nothing\n")
+    (node.packages / "another.py").touch()  # a changed directory
+    assert version() is None
+
+
 @pytest.mark.parametrize(("what", "message"), [("numpy", "has no numpy"), ("numpy/inner.py", "does not work")])
 def test_a_removed_package_is_noticed(node: Node, what: str, message: str) -> None:
     node.look()

@@ -23,6 +23,7 @@ from tests.support.processes import wait_until
 
 DEADLINE_S = 60.0
 TRAINERS = 3
+LANE = 5
 
 
 class Lane:
@@ -34,7 +35,7 @@ class Lane:
         self.sealed = carrier == "sealed"
         self.tcp = open_listener(free_port() - 500) if carrier != "unix" else None
         refuse = self.refused.append
-        self.server = StreamServer(TRAINERS, carrier == "unix", self.tcp, self.sealed, refuse, lambda: self.now)
+        self.server = StreamServer(LANE, TRAINERS, carrier == "unix", self.tcp, self.sealed, refuse, lambda: self.now)
         self.messages: list[tuple[int, list[bytes]]] = []
 
     def run(self) -> None:
@@ -59,7 +60,7 @@ class Lane:
 
     def opened(self, offer: dict[str, Any], rank: int) -> Stream | None:
         """Return what a trainer gets that takes an offer."""
-        opening = open_stream(offer, "127.0.0.1", rank, 0.0, secure=self.sealed)
+        opening = open_stream(offer, "127.0.0.1", rank, LANE, 0.0, secure=self.sealed)
         assert opening is not None
         return self.complete(opening)
 
@@ -248,7 +249,7 @@ def test_a_trainer_does_not_accept_a_lane_that_does_not_know_its_token() -> None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(DEADLINE_S)
         offer = {"port": listener.getsockname()[1], "token": "00" * 32}
-        opening = open_stream(offer, "127.0.0.1", 0, 0.0)
+        opening = open_stream(offer, "127.0.0.1", 0, LANE, 0.0)
         assert opening is not None
         while not opening.is_connected:
             opening.advance(1.0)
@@ -276,7 +277,7 @@ def test_a_trainer_does_not_accept_a_lane_that_does_not_know_its_token() -> None
     ],
 )
 def test_an_offer_that_leads_nowhere_opens_nothing(offer: Any) -> None:
-    assert open_stream(offer, "127.0.0.1", 0, 0.0) is None
+    assert open_stream(offer, "127.0.0.1", 0, LANE, 0.0) is None
 
 
 def test_a_port_for_streams_is_within_those_of_the_pserver() -> None:

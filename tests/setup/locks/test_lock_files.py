@@ -112,7 +112,7 @@ def test_a_lock_counts_by_its_bytes_and_the_needs_of_the_runtime(tmp_path: Path)
     shutil.copy(RECORDED / "uv.lock", tmp_path)
     [line, *more] = of_directory(tmp_path, runtime=True)
     assert line.startswith("uv.lock sha256:")
-    assert more == ["numpy", "pyzmq"]
+    assert more == ["numpy", "pyzmq", "cryptography"]
     requirements = read_requirements(tmp_path, runtime=True)
     assert requirements.lines == (line, *more)
     assert (requirements.source, requirements.ignored) == (f"{tmp_path}/uv.lock", "requirements.txt")
