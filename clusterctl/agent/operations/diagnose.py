@@ -121,7 +121,7 @@ def _outputs(
     """Yield the last lines of failed attempts, and of processes that are stalled or lost."""
     plans = {(process.role, process.rank): process for process in spec.processes}
     began: dict[tuple[Any, ...], float] = {}
-    spans: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
+    spans: dict[tuple[str, int], dict[int, tuple[float, float]]] = {}  # from and until, by the attempt
     for event in events:
         key = (event.get("role"), event.get("rank"))
         if key not in plans:
@@ -132,14 +132,14 @@ def _outputs(
             began[key[0], key[1], attempt] = event["t"]
         elif (name == "exited" and not event.get("stopping")) or name == "stalled":
             until = event["t"] + (0.2 if name == "exited" else 5.0)
-            spans.setdefault(key, []).append((attempt, began.get((key[0], key[1], attempt), 0.0), until))
+            spans.setdefault(key, {})[attempt] = (began.get((key[0], key[1], attempt), 0.0), until)
     for process in about["processes"]:
         key = (process["role"], process["rank"])
         if process["state"] in ("lost", "stalled") and key not in spans:
-            spans[key] = [(process.get("restarts", 0) + 1, 0.0, time.time())]
+            spans[key] = {process.get("restarts", 0) + 1: (0.0, time.time())}
     for (role, rank), wanted in spans.items():
         stem = log_stem(role, plans[role, rank].index)
-        for attempt, since, until in wanted[-OUTPUTS:]:
+        for attempt, (since, until) in [*wanted.items()][-OUTPUTS:]:
             lines = _last_lines(run.log, stem, since, until)
             ours = printed.ours(role, rank, lines)
             yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines, **ours}

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clusterctl.observe.why.translations import TRANSLATIONS
+
 SHELL_SIGNALS = 128  # a shell reports signal n as exit code 128 + n
 ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d+)|\(os error (\d+)\)|\bOs \{ code: (\d+)")
 RESOLVER = re.compile(r"\[Errno -\d+\]")  # as Python writes errors of getaddrinfo
@@ -63,6 +65,14 @@ MEMORY = (
     "a Slurm job has what it asks for (--mem)"
 )
 FILES = "raise OPEN_FILES in conf.py, up to the limit of the node (ulimit -Hn)"
+LOCKED = (
+    "another process has it open: lsof and fuser on {node} show which; give each process a file of its own, or open it "
+    "read-only"
+)
+NO_LOCKS = (
+    "its file system, often a network one, has no lock service: put it on a local disk, or turn locking off "
+    "(HDF5_USE_FILE_LOCKING=FALSE in ENV for HDF5)"
+)
 NUMBERS = "lower the learning rate, clip gradients (ps.steps(clip=...)), or check the data of that step"
 DISK = "the disk or its mount has failed: see dmesg on {node}"
 ERRNOS: Mapping[str, Errno] = {
@@ -103,6 +113,7 @@ ERRNOS: Mapping[str, Errno] = {
     "EAGAIN": Errno(
         11, "Resource temporarily unavailable", "limit", "a limit of the account was reached (ulimit -u, threads)"
     ),
+    "ENOLCK": Errno(37, "No locks available", "busy", NO_LOCKS),
     "EMFILE": Errno(24, "Too many open files", "open_files", FILES),
     "ENFILE": Errno(23, "Too many open files in system", "open_files", FILES),
     "EIO": Errno(5, "Input/output error", "disk", DISK),
@@ -113,6 +124,17 @@ ERRNOS: Mapping[str, Errno] = {
     "EBUSY": Errno(16, "Device or resource busy", "busy", "another process is using it on {node}"),
 }
 NAMES_BY_TEXT = {error.text.lower(): name for name, error in ERRNOS.items()}
+NAMES_BY_TRANSLATION = {text: name for name, texts in TRANSLATIONS.items() for text in texts.split("|")}
+#: One of these in its place at the end of a message, where programs in any language put it.
+TRANSLATED = re.compile(
+    rf"(?:^|[:\uff1a]\s?)({'|'.join(sorted(map(re.escape, NAMES_BY_TRANSLATION), key=len, reverse=True))})"
+    r"(?=$|[\s.,:;!()\u3002\uff1a\uff0c])"
+)
+#: A tool's message about a path: `cat: data/x: TEXT`, `ls: cannot access 'x': TEXT`.
+ABOUT_PATH = re.compile(r"(?:[\w./+-]+: )(?:\S+ )*?([^\s:'\"\u2018\u201c]*[/.][^\s:'\"\u2019\u201d]*)[:\uff1a]\s?$")
+#: The address of a process, as gRPC, Go and others name it.
+ENDPOINT = re.compile(r"(?<![\w.])(?:ipv4:)?((?:\d{1,3}\.){3}\d{1,3}:\d{1,5})(?!\d)")
+LOCKING = re.compile(r"\b(?:un)?lock(?:s|ed|ing)?\b|\bflock\b|/LOCK\b", re.IGNORECASE)
 #: One of the system's messages, the longest first; not as a part of a name or a path.
 SYSTEM_TEXT = re.compile(
     rf"(?<![\w/-])({'|'.join(sorted(map(re.escape, NAMES_BY_TEXT), key=len, reverse=True))})(?![\w/-]|\.\w)",
@@ -123,7 +145,22 @@ NAMES = {error.number: name for name, error in ERRNOS.items()}
 CRASH = (
     "a bug in native code, or an extension built for another CPU: run it alone on {node} with python -X faulthandler"
 )
-OUTSIDE = "no process of this job sent it: a person on {node}, a batch system or the kernel did (see dmesg there)"
+OUTSIDE = (
+    "clusterctl did not send it: a person on {node}, a batch system or the kernel did (see dmesg there), if not the "
+    "program itself"
+)
+OWN_TIMER = (
+    "the program or one of its libraries set this timer itself: handle the signal, cancel the timer in time, or set a "
+    "longer one"
+)
+NOT_HANDLED = (
+    "a batch system, a tool or the program itself sends it to programs that handle it, and this one did not: install a "
+    "handler, or do not send it"
+)
+TRAP = (
+    "the program or a library stopped itself on a failed check (__builtin_trap, abort of a sanitizer), or ran into a "
+    "breakpoint without a debugger: run it alone on {node} with python -X faulthandler"
+)
 #: By number on Linux: name, kind, words, advice.
 SIGNALS: Mapping[int, tuple[str, str, str, str]] = {
     1: ("SIGHUP", "signal", "sent from outside the job", OUTSIDE),
@@ -135,6 +172,7 @@ SIGNALS: Mapping[int, tuple[str, str, str, str]] = {
         "illegal instruction",
         "it was built for a CPU with features that {node} lacks",
     ),
+    5: ("SIGTRAP", "crash", "a trap of the program's own, or a breakpoint", TRAP),
     6: ("SIGABRT", "aborted", "it called abort()", "see its last lines: often an assertion or a C++ exception"),
     7: (
         "SIGBUS",
@@ -144,8 +182,11 @@ SIGNALS: Mapping[int, tuple[str, str, str, str]] = {
     ),
     8: ("SIGFPE", "crash", "arithmetic fault", CRASH),
     9: ("SIGKILL", "killed", "sent from outside the job", OUTSIDE + "; out of memory is the usual reason"),
+    10: ("SIGUSR1", "signal", "a signal for the program, which did not handle it", NOT_HANDLED),
     11: ("SIGSEGV", "segfault", "segmentation fault", CRASH),
+    12: ("SIGUSR2", "signal", "a signal for the program, which did not handle it", NOT_HANDLED),
     13: ("SIGPIPE", "peer_gone", "the process it was writing to was gone", LOOK_AT_PEER),
+    14: ("SIGALRM", "signal", "an alarm that the program had set itself", OWN_TIMER),
     15: (
         "SIGTERM",
         "signal",
@@ -154,17 +195,28 @@ SIGNALS: Mapping[int, tuple[str, str, str, str]] = {
     ),
     24: ("SIGXCPU", "limit", "CPU time limit exceeded", "a limit of the account on {node} (ulimit -t)"),
     25: ("SIGXFSZ", "no_space", "file size limit exceeded", "a limit of the account on {node} (ulimit -f)"),
+    26: ("SIGVTALRM", "signal", "a timer of CPU time that the program had set itself", OWN_TIMER),
+    27: ("SIGPROF", "signal", "a profiling timer that the program had set itself", OWN_TIMER),
+    29: ("SIGIO", "signal", "a signal for input that the program had asked for, and did not handle", NOT_HANDLED),
+    30: ("SIGPWR", "signal", "a power failure, or a signal of a language's runtime", NOT_HANDLED),
     31: ("SIGSYS", "crash", "forbidden system call", "a sandbox on {node} blocks it"),
 }
+REAL_TIME = range(32, 65)  # which programs and their libraries use among themselves, for timers, too
 #: The system's own descriptions of signals.
 SIGNAL_TEXTS: Mapping[str, int] = {
     "Aborted": 6,
+    "Alarm clock": 14,
     "Bus error": 7,
     "Floating point exception": 8,
     "Illegal instruction": 4,
     "Killed": 9,
+    "Profiling timer expired": 27,
     "Segmentation fault": 11,
     "Terminated": 15,
+    "Trace/breakpoint trap": 5,
+    "User defined signal 1": 10,
+    "User defined signal 2": 12,
+    "Virtual timer expired": 26,
 }
 SIGNAL_NUMBERS: Mapping[str, int] = {**SIGNAL_TEXTS, **{name: number for number, (name, *_) in SIGNALS.items()}}
 
@@ -206,8 +258,22 @@ def of_errno(text: str) -> Diagnosis | None:
     if named is None:
         return None
     name, error = named
-    subject = _path_in(text, max(0, text.lower().find(error.text.lower())))
+    subject = _path_in(text, max(0, text.lower().find(error.text.lower()))) or _endpoint_in(text, error)
+    if name == "EAGAIN" and LOCKING.search(text):
+        return locked(subject)
     return of_name(name, None if subject == name else subject)
+
+
+def locked(subject: str | None) -> Diagnosis:
+    """Return the diagnosis of a file, perhaps known, that another process has locked."""
+    words = f"another process has locked {subject or 'the file'}"
+    return Diagnosis("busy", words, LOCKED, errno="EAGAIN", subject=subject)
+
+
+def _endpoint_in(text: str, error: Errno) -> str | None:
+    """Return the address of the process that an error about another process names."""
+    match = ENDPOINT.search(text) if error.about_peer else None
+    return match[1] if match else None
 
 
 def of_name(name: str | None, subject: str | None) -> Diagnosis | None:
@@ -238,7 +304,8 @@ def _named_errno(text: str) -> tuple[str, Errno] | None:
         if word in ERRNOS:
             return word, ERRNOS[word]
     match = SYSTEM_TEXT.search(text)
-    name = NAMES_BY_TEXT[match[1].lower()] if match else None
+    translated = None if match else TRANSLATED.search(text)
+    name = NAMES_BY_TEXT[match[1].lower()] if match else NAMES_BY_TRANSLATION[translated[1]] if translated else None
     return (name, ERRNOS[name]) if name else None
 
 

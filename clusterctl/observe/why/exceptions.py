@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.observe.why.errno_and_signals import (
@@ -17,12 +17,13 @@ from clusterctl.observe.why.errno_and_signals import (
     QUOTED,
     SHELL_CODES,
     Diagnosis,
+    locked,
     of_errno,
     unquoted,
     unresolved,
 )
-from clusterctl.observe.why.known_messages import WITHOUT_CUDA, of_java, of_known
-from clusterctl.observe.why.tracebacks import Raised
+from clusterctl.observe.why.known_messages import WITHOUT_CUDA, of_format, of_java, of_known, of_status
+from clusterctl.observe.why.tracebacks import Frame, Raised
 
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 GENERIC_NOUNS = {"error", "exception", "failure", "warning"}
@@ -37,7 +38,27 @@ SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\]")  # as an OSError writes itself, al
 NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "network", "socket", "peer"}
 HOST = re.compile(r"\b(?:[Ff]ailed to resolve |host=)'([^'\n]+)'")  # as urllib3 names it
 FIX = "fix {}, or the data it was reading there"
+FIX_UNKNOWN = "fix the program's call of that library, or the data that it gives it"
 STARTS_PROGRAMS = "/subprocess.py"
+STARTS_PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/torch/multiprocessing/")
+LOCKS = re.compile(r"\b(?:flock|lockf|fcntl|[Ll]ock)\b")
+CHANGED_KEY = "compare the key with the owner of the host, then correct known_hosts of the account on {node}"
+#: Nouns in class names that say what happened, whatever the message.
+NOUNS: Mapping[str, tuple[str, str]] = {
+    "ResourceExhausted": ("out_of_memory", MEMORY),
+    "DataLoss": ("wrong_file", "bring the file again: it is damaged or cut off"),
+    "DeadlineExceeded": ("peer_silent", LOOK_AT_PEER),
+    "BadHostKey": ("host_key", CHANGED_KEY),
+    "HostKeyNotVerifiable": ("host_key", CHANGED_KEY),
+}
+OWN_MODULE = re.compile(
+    r"cannot import name '([^'\n]+)' from (?:partially initialized module )?'([^'\n]+)' \(([^)\n]+)\)"
+)
+NO_PACKAGE = re.compile(r"No module named '([^'\n]+)'; '([^'\n]+)' is not a package")
+HAS_NOT_THE_NAME = (
+    "{file} is a file of the job: add {name} to it or import another name; if only some nodes fail, compare the file "
+    "(clusterctl exec --in-job {{job}} -- sha256sum {file}) and dispatch the job again"
+)
 
 
 def of_chain(chain: Sequence[Raised]) -> Diagnosis:
@@ -49,9 +70,10 @@ def of_chain(chain: Sequence[Raised]) -> Diagnosis:
     root = next((one for one in diagnoses if one.kind != "exception"), diagnoses[0])
     if root.kind == "name_not_found":
         root = _with_host(root, chain)
-    own = next((one.where for one in chain[first:] if any(frame.is_own for frame in one.frames)), root.where)
+    own = next((one.where for one in chain[first:] if one.has_own), None)
     if root.kind == "exception" and own:
         root = replace(root, advice=FIX.format(own))
+    own = own or root.where
     if root.kind != "exception" or root.error == diagnoses[-1].error:
         return replace(root, where=own)
     return replace(root, where=own, words=f"{root.words}, which led to {diagnoses[-1].error}")
@@ -70,7 +92,7 @@ def of_exception(one: Raised) -> Diagnosis:
     short = one.name.rpartition(".")[2]
     error = f"{short}: {one.message}" if one.message else short
     words = error if one.message or not one.where else f"{short} at {one.where}"
-    fix = FIX.format(one.where or "the program")
+    fix = FIX.format(one.where or "the program") if not one.frames or one.has_own else FIX_UNKNOWN
     plain = Diagnosis("exception", words, fix, error, one.where)
     named = [word.lower() for word in CLASS_WORDS.findall(short)]
     noun = next((word for word in reversed(named) if word not in GENERIC_NOUNS), "")
@@ -80,9 +102,16 @@ def of_exception(one: Raised) -> Diagnosis:
     speaks = not issubclass(kind, OF_PROGRAM) or SYSTEM_ERROR.search(said) or said == WITHOUT_CUDA
     listed = one.name == "shutil.Error"  # its message is a list of others
     by_system = of_errno(one.message.replace('"', "") if listed else one.message) if speaks else None
+    whole = " ".join((one.message, *one.rest))
     known = (None if one.frames else of_java(short, one.message)) or (of_known(said) if speaks else None)
+    known = known or (of_status(whole) if speaks else None) or of_child(one, kind)
+    if known is None and not issubclass(kind, KeyError):
+        known = of_format(one.message) or (of_known(whole) if speaks and noun == "exhausted" else None)
+    told = next(iter(NOUNS[name] for name in NOUNS if short.startswith(name)), None)
     if known is not None:
         diagnosis = replace(known, error=error, where=one.where)
+    elif told is not None:
+        diagnosis = replace(plain, kind=told[0], advice=told[1], about_peer=told[0].startswith("peer_"))
     elif issubclass(kind, MemoryError) or noun == "memory" or (speaks and NO_MEMORY.search(said)):
         diagnosis = replace(plain, kind="out_of_memory", words="out of memory", advice=MEMORY)
     elif issubclass(kind, ImportError) or LIBRARY.search(said):
@@ -106,6 +135,17 @@ def of_exception(one: Raised) -> Diagnosis:
     else:
         diagnosis = (_of_rest(one, plain) if speaks and not short.endswith("Group") else None) or plain
     return diagnosis
+
+
+def of_child(one: Raised, kind: type[BaseException]) -> Diagnosis | None:
+    """The diagnosis of a lost connection to a process that the program itself started, or of a file that is locked."""
+    inner = one.frames[-1] if one.frames else Frame("", "")
+    if issubclass(kind, ConnectionError | EOFError) and any(part in inner.file for part in STARTS_PROCESSES):
+        words = "a process that the program had started ended, and with it the connection to it"
+        return Diagnosis("exit", words, "see its last lines, and dmesg on {node}, for why that process ended")
+    if issubclass(kind, BlockingIOError) and any(LOCKS.search(frame.source) for frame in one.frames):
+        return locked(None)
+    return None
 
 
 def _of_rest(one: Raised, plain: Diagnosis) -> Diagnosis | None:
@@ -142,8 +182,28 @@ def of_import(plain: Diagnosis, message: str) -> Diagnosis:
     if "relative import" in message:
         advice = "run the file as a module: python -m package.module"
         return replace(plain, kind="import_error", words=f"import error: {message}", advice=advice)
+    own = _of_own_module(plain, message)
+    if own is not None:
+        return own
     name = module[1] if module else None
     advice = "clusterctl setup creates the same environment on every node from the workspace's requirements.txt"
     if name and name.partition(".")[0] in sys.stdlib_module_names:
         advice = f"{name} is in Python's standard library: {{node}} has another Python, or an incomplete one (PYTHON)"
     return replace(plain, kind="import_error", words=f"import error: {message}", advice=advice, subject=name)
+
+
+def _of_own_module(plain: Diagnosis, message: str) -> Diagnosis | None:
+    """The diagnosis of an import from a file of the job itself: no package is missing."""
+    name, package = OWN_MODULE.search(message), NO_PACKAGE.search(message)
+    if name and (Frame(name[3], "").is_own or name[3] == "unknown location"):
+        file = name[3].rpartition("/")[2] if name[3] != "unknown location" else name[2]
+        circular = "circular import" in message
+        advice = HAS_NOT_THE_NAME.format(file=file, name=name[1])
+        advice = "two modules of the job import each other: move one import into a function" if circular else advice
+        words = f"{name[2]} has no {name[1]}" + (", as they import each other" if circular else "")
+        return replace(plain, kind="import_error", words=words, advice=advice, subject=name[2])
+    if package:
+        words = f"{package[2]} is a file, not a package with {package[1].rpartition('.')[2]}"
+        advice = f"rename the {package[2]}.py of the job if it hides a package of that name"
+        return replace(plain, kind="import_error", words=words, advice=advice, subject=package[1])
+    return None

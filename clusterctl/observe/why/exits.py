@@ -13,6 +13,7 @@ from dataclasses import replace
 from clusterctl.observe.why.errno_and_signals import (
     MEMORY,
     OUTSIDE,
+    REAL_TIME,
     SHELL_CODES,
     SIGNALS,
     Diagnosis,
@@ -22,8 +23,8 @@ from clusterctl.observe.why.errno_and_signals import (
     unquoted,
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
-from clusterctl.observe.why.known_messages import of_known
-from clusterctl.observe.why.tracebacks import COLOUR, Raised, raised, without_ignored
+from clusterctl.observe.why.known_messages import of_format, of_known, of_status
+from clusterctl.observe.why.tracebacks import COLOUR, Raised, raised, without_ignored, without_stacks
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
@@ -33,7 +34,10 @@ CALL = re.compile(
     r"  [A-Z][^:]*: +[0-9a-f]{2}\b"
 )
 GO_STACKS = re.compile(r"goroutine \d+ |runtime stack:")
-OF_SHELL = re.compile(r"\S+: line \d+: +\d+ (?:Aborted|Killed|Segmentation fault|Bus error|Illegal instruction)\b")
+OF_SHELL = re.compile(
+    r"\S+: line \d+: +\d+ (?:Aborted|Killed|Segmentation fault|Bus error|Illegal instruction|Alarm clock|"
+    r"Trace/breakpoint trap|Virtual timer expired|User defined signal \d)\b"
+)
 OF_PYTEST = re.compile(r"E {3,}")  # a comparison that failed
 OF_CHILDREN = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # as torch reports its processes
 CAUSE_IN_JS = re.compile(r"\s*\[cause\]: ")
@@ -49,6 +53,20 @@ BAD_ALLOC = "instance of 'std::bad_alloc'"  # thrown by C++
 NO_MODULE = re.compile(r"[^ ]*python[\d.]*: .*\bNo module named '?([\w.]+)")  # python -m with a missing module
 TROUBLE = re.compile(r"\b(?:error|fatal|panic\w*|fail\w*|cannot|assert\w*)\b", re.IGNORECASE)
 USAGE = 2
+OF_CHILD = "the process itself, another one of the program, a person on {node} or the kernel sent it (see dmesg there)"
+UNCAUGHT = 1  # the exit code of Python after an exception that nobody handled
+#: Lines that PyTorch and CUDA add to the messages of exceptions.
+FURTHER = re.compile(
+    r"CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Hint: "
+)
+WORD = re.compile(r"\w+")
+#: Words that say no more than that a program ends.
+ENDING = re.compile(
+    r"a|abort|aborted|aborting|an|and|at|bye|cleaning|closing|code|critical|died|down|due|dying|end|ended|"
+    r"ending|error|errors|exception|exit|exited|exiting|failed|failure|fatal|for|giving|had|has|in|is|it|"
+    r"job|leaving|main|now|of|on|program|quitting|run|script|see|shutting|status|stopped|stopping|"
+    r"terminated|terminating|the|this|to|traceback|trainer|training|unrecoverable|up|will|with|worker|\d+"
+)
 PROGRAM_ERROR = re.compile(r"\S+: error: ")  # as argparse and others print it
 WAIT_FOR_EACH_OTHER = (
     "see the stacks in the logs for what they wait for: all trainers must create the same tables, and a save must take "
@@ -80,11 +98,36 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
     if number:
         return _of_signal(number, lines)
     chain = raised(lines)
+    if chain and (after := _went_on(exit_code, chain, lines)):
+        return _of_output(exit_code, after)
     if chain:
         diagnosis, before = of_chain(chain), lines[: chain[0].begin]
         limit = _of_limit(before) if diagnosis.kind == "signal" else None
         return limit or _of_started(diagnosis, before, chain[-1].rest)
     return _of_output(exit_code, lines)
+
+
+def _went_on(exit_code: int | None, chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
+    """The output after an exception that the program printed and handled; empty if the exception ended it.
+
+    One that nobody handles ends Python with code 1. With another code, the program said something else before it
+    exited, unless that only announces its end, or repeats the exception.
+    """
+    of_thread = bool(chain[0].frames) and chain[0].frames[0].file.endswith("/threading.py")
+    if exit_code in (None, UNCAUGHT) or of_thread:
+        return []
+    after = lines[chain[-1].end + 1 :]
+    said = [line for line in after if line[:1].strip() and not FURTHER.match(line) and not _only_ends(line, chain)]
+    return list(after) if said else []
+
+
+def _only_ends(line: str, chain: Sequence[Raised]) -> bool:
+    """Return True if a line says no more than that the program ends, or repeats one of these exceptions."""
+    short = [one.name.rpartition(".")[2] for one in chain]
+    texts = [*(one.message for one in chain if len(one.message) > 2), *short]
+    if any(text in line for text in texts) or reported_exit(line) == UNCAUGHT:
+        return True
+    return all(ENDING.fullmatch(word) for word in WORD.findall(line.lower()))
 
 
 def _of_limit(lines: Sequence[str]) -> Diagnosis | None:
@@ -97,6 +140,8 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
     name, kind, words, advice = SIGNALS.get(
         number, (f"signal {number}", "signal", "sent from outside the job", OUTSIDE)
     )
+    if number in REAL_TIME:
+        words, advice = "a signal that the program or a library uses itself, or sent from outside the job", OUTSIDE
     if kind == "killed" and any(OOM_KILLED.search(line) for line in lines):
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal=name)
     if kind == "aborted":
@@ -123,6 +168,8 @@ def _of_started(diagnosis: Diagnosis, before: Sequence[str], rest: Sequence[str]
     if not code:
         return inner if inner.kind not in ("exit", "exception") else diagnosis
     ended = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
+    if inner.advice.startswith(OUTSIDE):  # nobody has seen who sent a signal to that process
+        inner = replace(inner, words="", advice=OF_CHILD + inner.advice[len(OUTSIDE) :])
     words = f"a process that it started {ended}" + (f" ({inner.words})" if inner.words else "")
     if inner.kind == "exit":
         return replace(diagnosis, words=words)
@@ -131,6 +178,7 @@ def _of_started(diagnosis: Diagnosis, before: Sequence[str], rest: Sequence[str]
 
 def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
     """The diagnosis without a traceback: from the last lines, or else from the exit code."""
+    lines = without_stacks(lines)
     stacks = next((at for at, line in enumerate(lines) if GO_STACKS.match(line)), len(lines))
     shown = [line for line in lines[:stacks] if line.strip() and not CALL.match(line) and not OF_SHELL.match(line)]
     last = _with_causes(shown[-LOOKED_AT:])
@@ -191,7 +239,7 @@ def _of_line(line: str) -> Diagnosis | None:
         return of_exception(Raised(named[1], (named[2] or "").strip()))
     if module:
         return of_exception(Raised("ModuleNotFoundError", f"No module named '{module[1]}'"))
-    error = None if OF_PYTEST.match(line) else of_errno(line)
+    error = None if OF_PYTEST.match(line) else of_status(line) or of_errno(line) or of_format(line)
     if error or not panic:
         return replace(error, error=line.strip()) if error else None
     return Diagnosis("exception", panic[1], "fix the program, or its data", line.strip())

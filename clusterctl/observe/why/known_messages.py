@@ -10,13 +10,18 @@ from dataclasses import replace
 
 from clusterctl.observe.why.errno_and_signals import (
     DISK,
+    ENDPOINT,
     LIBRARY_PATH,
+    LOCKED,
     LOOK_AT_PEER,
     MEMORY,
+    QUOTED,
     SHELL_CODES,
     SPACE,
     Diagnosis,
+    of_errno,
     of_name,
+    unquoted,
     unresolved,
 )
 
@@ -36,12 +41,81 @@ GPU_NUMBER = (
 NO_GPU = "see nvidia-smi on {node}, and what hides GPUs: Host(gpus=0), or CUDA_VISIBLE_DEVICES in ENV or on {node}"
 NO_CUDA = "install a build with CUDA: name its index in requirements.txt (--index-url), then run clusterctl setup"
 SQLITE = "make sure that its directory exists and that this account can write to it"
+NOT_AN_OBJECT = (
+    "its file is of another machine, damaged or cut off: see file {subject} on {node}, and build or install it for "
+    "that machine"
+)
+HOST_KEY = (
+    "the host was installed again, or another one has its address: compare its key with the owner of the host, then "
+    "ssh-keygen -R {subject} on {node} and accept the new key"
+)
+NEW_HOST = "put its key into known_hosts of the account on {node}: ssh-keyscan {subject}, compared with its owner's"
+SSH_ACCOUNT = "add the public key of the account on {node} to the authorized_keys of that host or service"
+SSH_KEY = "chmod 600 the private key on {node}, and chmod 700 its directory"
+SSH_HUNG_UP = "the SSH server refused or dropped the connection: see its log, MaxStartups and the network between them"
 LOAD_FIRST = "import that library before the others, or name it in LD_PRELOAD (ENV in conf.py)"
 WITHOUT_CUDA = "Torch not compiled with CUDA enabled"
 #: The pattern's group, if it has one, is the subject, and takes the place of {} in the words.
 KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
     (re.compile(pattern), diagnosis)
     for pattern, diagnosis in (
+        (
+            r"(?<!\S)(\S+): (?:wrong ELF class|invalid ELF header|file too short|ELF load command|ELF file.s|"
+            r"ELF file (?:version|OS ABI|ABI version)|only ET_DYN|cannot read file data|file in wrong format)|"
+            r"\bmach-o file, but is an incompatible architecture\b",
+            Diagnosis("wrong_library", "the library {} is of another machine, or damaged", NOT_AN_OBJECT),
+        ),
+        (
+            r"(?i)\b[Uu]nable to (?:synchronously )?(?:lock|(?:open|create) file \(unable to lock) file, errno = 11\b|"
+            r"\(unable to lock file, errno = 11\b",
+            Diagnosis("busy", "another process has locked the file", LOCKED),
+        ),
+        (
+            r"(?i)\bcould not set lock on file|\bfile lock \S+ could not be acquired|\blmdb\.LockError\b|"
+            r"\bwhile lock file: |\bIO error: lock |\bcould not (?:get|acquire|obtain) lock\b|"
+            r"\bunable to (?:acquire|obtain) (?:\S+ )?lock\b|\block is (?:already )?held by\b|"
+            r"\b(?:is|was) already locked\b|\block hold by current process\b",
+            Diagnosis("busy", "another process has the lock", LOCKED),
+        ),
+        (
+            r"Unable to create '[^'\n]*\.lock': File exists|index\.lock\b.*\bFile exists",
+            Diagnosis("busy", "a lock file exists", "if no git runs there any more, delete the lock file on {node}"),
+        ),
+        (
+            r"\bHost key for (?:server )?['\"]?(\[?[\w.:-]+?\]?(?::\d+)?)['\"]? (?:has changed|does not match)",
+            Diagnosis("host_key", "the SSH host key of {} has changed", HOST_KEY),
+        ),
+        (
+            r"\bNo \S+ host key is known for (\S+)|\bServer '?([\w.:-]+)'? not found in known_hosts",
+            Diagnosis("host_key", "the SSH host key of {} is not known", NEW_HOST),
+        ),
+        (
+            r"REMOTE HOST IDENTIFICATION HAS CHANGED|\bHost key verification failed\b|\bHostKeyNotVerifiable\b|"
+            r"\bHost key is not trusted\b|\bBadHostKeyException\b",
+            Diagnosis("host_key", "the SSH host key of the host could not be verified", HOST_KEY),
+        ),
+        (
+            r"\bPermission denied \((?:publickey|password|keyboard|gssapi|hostbased)|"
+            r"\bToo many authentication failures\b|\bNo more authentication methods\b|"
+            r"\bAuthentication failed\.|\bPermission denied, please try again\b",
+            Diagnosis("permission", "the SSH server did not accept the account or its key", SSH_ACCOUNT),
+        ),
+        (
+            r"UNPROTECTED PRIVATE KEY FILE|\bBad owner or permissions on (?:\S+)|\bbad permissions\b",
+            Diagnosis("permission", "SSH refused a key or configuration that others may read", SSH_KEY),
+        ),
+        (
+            r"\bkex_exchange_identification: |\bssh_exchange_identification: |"
+            r"^Connection (?:closed|reset) by \S+ port \d+|\bConnection to \S+ closed by remote host\b",
+            Diagnosis("peer_gone", "the SSH server closed the connection", SSH_HUNG_UP, about_peer=True),
+        ),
+        (
+            r"(?i)\bconnection\b[^.;\n]{0,40}\b(?:was )?(?:closed|lost|dropped|terminated|broken|aborted)"
+            r"(?: unexpectedly)? by (?:the )?(?:remote )?(?:peer|host|server|other side)\b|\bSocket closed\b|"
+            r"\bpeer (?:has )?(?:closed|dropped) the connection\b|\bNCCL communicator was aborted\b|"
+            r"\bncclRemoteError\b|\bremote process exited\b",
+            Diagnosis("peer_gone", "another process closed the connection", LOOK_AT_PEER, about_peer=True),
+        ),
         (
             r"(?<!\S)(\S+): cannot allocate memory in static TLS block",
             Diagnosis("wrong_library", "a library was loaded too late for its thread-local storage", LOAD_FIRST),
@@ -153,8 +227,123 @@ def of_known(text: str) -> Diagnosis | None:
     for pattern, diagnosis in KNOWN:
         match = pattern.search(text)
         if match:
-            return _about(diagnosis, match[1] if pattern.groups else None)
+            return _about(diagnosis, next(filter(None, match.groups()), None))
     return None
+
+
+#: What readers of a format report of a file that is damaged or of another format, with the format's name.
+FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), name)
+    for pattern, name in (
+        (r"\bParquet magic bytes not found\b|\bParquet file size is \d+ bytes\b|\bInvalid Parquet file\b", "Parquet"),
+        (
+            r"\bnot a Parquet file\b|\bCouldn't deserialize thrift\b|\bNo magic bytes found at (?:end|beginning)\b",
+            "Parquet",
+        ),
+        (r"\bnot an (?:Arrow|Feather)\b|\bNot a Feather\b|\bnot an Arrow file\b", "Arrow"),
+        (
+            r"\bNot an ORC file\b|\btoo small to be a valid ORC\b|\bMalformed ORC file\b|\bORC\b.*\bpostscript\b",
+            "ORC",
+        ),
+        (r"\bnot an Avro data file\b|\bavro\b.*\bmagic\b|\bcannot read header - is it an avro file\b", "Avro"),
+        (
+            r"\bfile signature not found\b|\bTruncated file: eof = |\bnot an HDF5\b|\bsymbol table node signature\b",
+            "HDF5",
+        ),
+        (r"\bNetCDF: (?:Unknown file format|HDF error)\b|\bnot a valid NetCDF\b", "NetCDF"),
+        (
+            r"\bnot a zip file\b|\bBad magic number for (?:central dir|file header)|\bzip END header not found\b",
+            "zip",
+        ),
+        (
+            r"\bBad CRC-32 for file\b|\bEnd-of-central-directory signature not found\b|\berror in opening zip file\b",
+            "zip",
+        ),
+        (
+            r"\bfailed finding central directory\b|\bPytorchStreamReader failed\b|\bheader or archive is corrupted\b",
+            "zip",
+        ),
+        (r"\bnot a gzipped file\b|\bnot in gzip format\b|\bnot a gzip file\b|\bincorrect header check\b", "gzip"),
+        (r"\bCRC check failed\b|\binvalid gzip header\b|\bgzip: invalid header\b|\bunexpected end of file\b$", "gzip"),
+        (r"\bended before the end-of-stream marker\b|\bend-of-stream marker was reached\b", "compressed"),
+        (r"\bnot a bzip2 file\b|\bnot a bzip2\b|\bInvalid data stream\b", "bzip2"),
+        (r"\bInput format not supported by decoder\b|\bCorrupt input data\b|\bFile format not recognized\b", "xz"),
+        (r"\bzstd\b.*\b(?:unknown frame descriptor|unsupported format)\b|\bUnknown frame descriptor\b", "zstd"),
+        (r"\bmagic string is not correct\b|\bEOF: reading (?:magic|array)\b|\binvalid npy\b", "numpy"),
+        (r"\bcannot identify image file\b|\bNot a JPEG file\b|\bNot a PNG file\b|\bunrecognized image\b", "image"),
+        (r"\bimage file is truncated\b|\bbroken PNG file\b|\bNot a TIFF or MDI file\b", "image"),
+        (r"\bfile is not a database\b|\bdatabase disk image is malformed\b", "SQLite"),
+        (r"\binvalid load key\b|\bpickle data was truncated\b|\bunpickling stack underflow\b", "pickle"),
+        (
+            r"\bdeserializing header\b|\bHeaderTooLarge\b|\bInvalidHeaderDeserial|\bMetadataIncompleteBuffer\b",
+            "safetensors",
+        ),
+        (r"\bfile could not be opened successfully\b|\bdoes not look like a tar archive\b", "tar"),
+        (r"\binvalid tar (?:header|magic)\b|\bunexpected end of data\b", "tar"),
+        (r"\bcorrupted record at \d+|\btruncated record at \d+|\bInvalid TFRecord\b", "TFRecord"),
+        (
+            r"\binvalid magic number\b|\bbad magic number\b(?! in ')|\bwrong magic number\b|\bmagic number mismatch\b",
+            "such",
+        ),
+        (r"\bGGUF magic\b|\binvalid model file\b|\bbad magic\b", "model"),
+    )
+)
+DAMAGED = (
+    "compare its size and checksum with the original and across the nodes, for example "
+    "clusterctl exec --in-job {job} -- ls -l {subject}; then bring it again"
+)
+PATH_LIKE = re.compile(r"[^\s'\":,()\u2018\u2019]*[^\s'\":,()/.]\.\w{1,12}(?![\w.])|(?<!\w)/[^\s'\":,()]+")
+
+
+def of_format(text: str) -> Diagnosis | None:
+    """Return the diagnosis of a file that is damaged or of another format than its reader expects, or None."""
+    said = unquoted(text)
+    name = next((name for pattern, name in FORMATS if pattern.search(said)), None)
+    if name is None:
+        return None
+    quoted = [one for one in QUOTED.findall(text) if PATH_LIKE.fullmatch(one)]
+    bare = [one for one in PATH_LIKE.findall(said) if "." in one]
+    path = next(iter([*quoted, *bare]), None)
+    words = f"{path or 'a file'} is damaged, or no {name} file".replace("no such file", "of another format")
+    advice = DAMAGED if path else "see its traceback and last lines for the file, and bring it again"
+    return Diagnosis("wrong_file", words, advice, subject=path)
+
+
+#: The status of a call to another process, as gRPC and absl name it.
+STATUS = re.compile(
+    r"\bStatusCode\.([A-Z_]+)|\bcode = ([A-Z]\w+) desc\b|\bstatus: ([A-Z][a-z]\w+)|"
+    r"^(?:\w*Status: |\w*Error: )?((?:UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|DATA_LOSS)): "
+)
+DETAILS = re.compile(r"\b(?:details|desc|message)(?: =|:) \"?(.*)")
+#: By the status without underscores, in lower case: the kind, and words.
+STATUSES = {
+    "unavailable": ("peer_silent", "the server is not available"),
+    "deadlineexceeded": ("peer_silent", "the server did not answer within the deadline of the call"),
+    "cancelled": ("peer_gone", "the call was cancelled"),
+    "aborted": ("peer_gone", "the server aborted the call"),
+    "unauthenticated": ("permission", "the server did not accept the credentials"),
+    "permissiondenied": ("permission", "the server did not permit the call"),
+    "resourceexhausted": ("limit", "a limit of the server or of the size of a message was reached"),
+    "dataloss": ("wrong_file", "data is damaged or cut off"),
+}
+
+
+def of_status(text: str) -> Diagnosis | None:
+    """Return the diagnosis of a failed call of gRPC, or of a status of absl, by the system error in its details."""
+    match = STATUS.search(text)
+    status = next(filter(None, match.groups())).replace("_", "").lower() if match else ""
+    if status not in STATUSES:
+        return None
+    details = DETAILS.search(text)
+    said = (details[1] if details else text).replace('"', "").replace("\\", "")
+    system = of_errno(said)
+    if system is not None:
+        return system
+    kind, words = STATUSES[status]
+    endpoint, peer = ENDPOINT.search(said), kind.startswith("peer_")
+    words = f"{words}: {endpoint[1]}" if endpoint else words
+    advice = LOOK_AT_PEER if peer else "see its message for the limit or the permission that the server names"
+    return Diagnosis(kind, words, advice, subject=endpoint[1] if endpoint else None, about_peer=peer)
 
 
 def of_java(name: str, message: str) -> Diagnosis | None:

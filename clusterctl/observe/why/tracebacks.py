@@ -13,7 +13,13 @@ DURING = "During handling of the above exception"
 FRAME = re.compile(r'\s*File "(.+)", line (\d+)(?:,? in (.+))?')
 RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 GROUP = re.compile(r"^[ |+-]*\| ")  # the prefix of lines in an exception group
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/clusterctl/runtime/")
+LIBRARIES = (
+    *("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", ".egg/", ".zip/"),
+    *("/clusterctl/runtime/", "/clusterctl/torch/", "/clusterctl/agent/"),
+)
+#: Compiled code, whose frames Cython and others name by the file that it was built from.
+COMPILED = (".pxi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".rs", ".f90")
+TYPED_IN = ("<stdin>", "<string>")  # other names in brackets are of code that a library made
 STACKS = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\)")  # as faulthandler writes them
 #: How Python and logging announce an exception that they ignored.
 IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|Error in atexit\._run_exitfuncs:|(--- Logging error ---)")
@@ -48,7 +54,13 @@ class Frame:
     @property
     def is_own(self) -> bool:
         """True if the code is the program's own, not a library's."""
-        return not any(part in self.file for part in LIBRARIES)
+        return self.is_readable and not any(part in self.file for part in LIBRARIES)
+
+    @property
+    def is_readable(self) -> bool:
+        """True if it is a line of Python that somebody wrote."""
+        made = self.file.startswith("<") and self.file not in TYPED_IN
+        return not (made or self.file.endswith(COMPILED))
 
     @property
     def location(self) -> str:
@@ -59,8 +71,9 @@ class Frame:
 class Raised:
     """An exception: its dotted class, the first line of its message, and its frames, innermost last.
 
-    `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts. `rest`
-    are the lines that follow, up to an empty one, if it is the last one in the output: most often of its message.
+    `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts, `end` of
+    the line that names it. `rest` are the lines that follow, up to an empty one, if it is the last one in the output:
+    most often of its message.
     """
 
     name: str
@@ -68,13 +81,20 @@ class Raised:
     frames: tuple[Frame, ...] = ()
     direct: bool = False
     begin: int = 0
+    end: int = 0
     rest: tuple[str, ...] = ()
+
+    @property
+    def has_own(self) -> bool:
+        """True if a call in the program's own code is among the frames."""
+        return any(frame.is_own for frame in self.frames)
 
     @property
     def where(self) -> str | None:
         """`file.py:line` of the innermost frame in the program's own code, or else of the innermost frame."""
-        own = [frame for frame in self.frames if frame.is_own] or self.frames[-1:]
-        return own[-1].location if own else None
+        own = [frame for frame in self.frames if frame.is_own]
+        readable = own or [frame for frame in self.frames if frame.is_readable] or self.frames[-1:]
+        return readable[-1].location if readable else None
 
     def restates(self, former: Raised) -> bool:
         """Return True if it only rephrases or hides `former`: it was raised by the handler of that one, by a mistake in
@@ -88,6 +108,17 @@ class Raised:
         caught, raising = former.frames[0], self.frames[-1]
         same = (caught.file, caught.function) == (raising.file, raising.function)
         return same and (raising.source.startswith("raise") or self.name in MISTAKES)
+
+
+def without_stacks(lines: Sequence[str]) -> list[str]:
+    """Return the lines without stacks that were written while the process went on, or as it crashed."""
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        inside = STACKS.match(line) is not None or (inside and (not line.strip() or FRAME.match(line) is not None))
+        if not inside:
+            kept.append(line)
+    return kept
 
 
 def raised(lines: Sequence[str]) -> list[Raised]:
@@ -144,7 +175,7 @@ def _chains(lines: Sequence[str]) -> list[list[Raised]]:
             continue
         if not linked:
             chains.append([])
-        rest = tuple(_plain_rest(lines, at, lines[start])) if end == len(lines) else ()
+        rest = tuple(_plain_rest(lines, at, lines[start], block.message)) if end == len(lines) else ()
         chains[-1].append(replace(block, direct=linked == DIRECT, rest=rest))
         linked = _link(lines[at:end])
     return chains
@@ -200,7 +231,7 @@ def _block(lines: Sequence[str], start: int, end: int) -> tuple[int, Raised | No
             frames[-1] = replace(frames[-1], source=line.strip())
         elif line and not line[0].isspace():
             error = RAISED.match(line)
-            return at, Raised(error[1], (error[2] or "").strip(), tuple(frames), begin=start) if error else None
+            return at, Raised(error[1], (error[2] or "").strip(), tuple(frames), begin=start, end=at) if error else None
     return end, None
 
 
@@ -215,12 +246,14 @@ def _plain(lines: Sequence[str], start: int, end: int, prefix: str) -> Iterator[
         yield at, line
 
 
-def _plain_rest(lines: Sequence[str], at: int, header: str) -> Iterator[str]:
+def _plain_rest(lines: Sequence[str], at: int, header: str, message: str) -> Iterator[str]:
+    """The further lines of a message: up to an empty one, unless the first line announces more."""
     prefix = header[: header.index(HEADER)]
     for _, line in _plain(lines, at + 1, min(at + 1 + REST_LINES, len(lines)), prefix):
-        if not line.strip():
+        if line.strip():
+            yield line.strip()
+        elif not message.endswith(":"):
             return
-        yield line.strip()
 
 
 def _link(after: Sequence[str]) -> str:
@@ -237,5 +270,5 @@ def _without_header(lines: Sequence[str]) -> list[Raised]:
         frames = [(begin, frame) for begin in range(max(0, at - 4), at) if (frame := FRAME.match(lines[begin]))]
         if frames and error[1].endswith("Error"):
             begin, frame = frames[-1]
-            return [Raised(error[1], (error[2] or "").strip(), (_frame(frame),), begin=begin)]
+            return [Raised(error[1], (error[2] or "").strip(), (_frame(frame),), begin=begin, end=at)]
     return []
