@@ -119,8 +119,15 @@ def test_shards_that_appear_during_the_split_are_not_overwritten(
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("t.csv", "t-00000.csv"), ("a.b.csv", "a.b-00000.csv"), ("t.csv.gz", "t-00000.csv"), ("t", "t-00000")]
-    + [("log.2024", "log.2024-00000"), (".hidden", ".hidden-00000"), ("t[1].csv", "t[1]-00000.csv")],
+    [
+        ("t.csv", "t-00000.csv"),
+        ("a.b.csv", "a.b-00000.csv"),
+        ("t.csv.gz", "t-00000.csv"),
+        ("t", "t-00000"),
+        ("log.2024", "log.2024-00000"),
+        (".hidden", ".hidden-00000"),
+        ("t[1].csv", "t[1]-00000.csv"),
+    ],
 )
 def test_a_shard_keeps_the_ending_of_its_file_and_its_number_is_read_back(
     tmp_path: Path, name: str, first: str
@@ -164,7 +171,7 @@ def test_a_header_is_found_at_any_block_size_and_a_file_of_a_header_has_no_recor
     [
         ("t.csv", b"customer_id,tenure,churned\n7590,1,0\n5575,34,1\n"),
         ("t.csv", b"text,label\nnice,good\nbad film,bad\nfine,good\n"),
-        ("t.csv", b"\xef\xbb\xbf\"Total charges ($)\";\"Tenure\"\r\n1;2\r\n"),
+        ("t.csv", b'\xef\xbb\xbf"Total charges ($)";"Tenure"\r\n1;2\r\n'),
         ("t.csv", b",a,b\n0,1,2\n"),
         ("t.tsv", b"query\tdocument\nwhat is it\tit is this\n"),
         ("t.txt", b"user film stars\n1 2 3\n4 5 6"),
