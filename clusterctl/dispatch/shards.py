@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import glob
+import json
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from clusterctl.common.tree import FILE, Entry
 from clusterctl.errors import ConfigError
 from clusterctl.inventory import Node, fold
 
-NUMBER = re.compile(r".*?(\d+)(?:\.\w*[A-Za-z]\w*){0,2}$", re.DOTALL)
+#: A file extension, of which up to two may follow the number.
+ENDING = re.compile(r"\.\w*[A-Za-z]\w*")
+NUMBER = re.compile(rf".*?(\d+)(?:{ENDING.pattern}){{0,2}}$", re.DOTALL)
+#: NAME.EXT-00000 and NAME-00000.EXT are two spellings of the same.
+SPELLED = re.compile(rf"(.+?)((?:{ENDING.pattern}){{0,2}})-(\d+)((?:{ENDING.pattern}){{0,2}})", re.DOTALL)
 
 
 class Shards:
@@ -54,6 +60,26 @@ class Shards:
             if not count
         ]
 
+    def check_spelling(self) -> None:
+        """Raise ConfigError for a pattern that matches nothing, but would match shards in their other spelling.
+
+        Those go to every node now, and each trainer would train on all of them.
+        """
+        for pattern, count in self._by_pattern.items():
+            matches = _test(pattern)
+            meant = () if count else [one for one in self._unowned() if any(map(matches, other_spellings(one)))]
+            if meant:
+                better = dict.fromkeys(_pattern_of(path, "/" in pattern) for path in meant)
+                patterns = [new for old in self._by_pattern for new in (better if old == pattern else (old,))]
+                raise ConfigError(
+                    f"SHARDS: {pattern!r} matches no file in the workspace, but {meant[0]} is spelled the other way"
+                    + (f", and so are {len(meant) - 1} more" if len(meant) > 1 else ""),
+                    hint=f"set SHARDS = {json.dumps(patterns)}, or rename the files",
+                )
+
+    def _unowned(self) -> Iterator[str]:
+        return (entry.path for entry in self._entries if entry.kind == FILE and entry.path not in self._owners)
+
     def too_few(self, nodes: Sequence[Node]) -> list[str]:
         """Return a line about the trainers whose nodes, of all nodes of the cluster, get no shard, if there are any."""
         owners = set(self._owners.values())
@@ -77,6 +103,27 @@ def shard_number(path: str) -> int:
             hint="name shards like train.txt-00000, or narrow the pattern in SHARDS",
         )
     return int(match[1])
+
+
+def other_spellings(path: str) -> list[str]:
+    """Return a shard's path with its number elsewhere among the endings: `a.csv-00003` for `a-00003.csv`."""
+    directory, name = posixpath.split(path)
+    match = SPELLED.fullmatch(name)
+    if match is None:
+        return []
+    stem, before, number, after = match.groups()
+    endings = ENDING.findall(before + after)
+    names = ("".join((stem, *endings[:at], "-", number, *endings[at:])) for at in range(len(endings) + 1))
+    return [posixpath.join(directory, one) for one in names if one != name]
+
+
+def _pattern_of(path: str, with_directory: bool) -> str:
+    """Return the pattern of a shard and of those with other numbers."""
+    directory, name = posixpath.split(path)
+    match = SPELLED.fullmatch(name)
+    assert match is not None  # it has another spelling
+    pattern = f"{glob.escape(match[1] + match[2])}-*{glob.escape(match[4])}"
+    return posixpath.join(glob.escape(directory), pattern) if with_directory else pattern
 
 
 def _test(pattern: str) -> Callable[[str], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,6 +79,34 @@ def test_a_pattern_that_matches_nothing_is_reported_with_a_suggestion() -> None:
     ]
     assert Shards(entries("train-1"), ["trian-*"], 1).unmatched()[0].endswith("; the closest is 'train-1'")
     assert Shards(tree, [], 2).unmatched() == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "better"),
+    [
+        ("train.txt-*", "data/train-00000.txt", "train-*.txt"),
+        ("train-*.txt", "data/train.txt-00000", "train.txt-*"),
+        ("data/train.txt-*", "data/train-00000.txt", "data/train-*.txt"),
+        ("*.csv-0000?", "a-00003.csv", "a-*.csv"),
+        ("t.csv.gz-*", "t-00003.csv.gz", "t-*.csv.gz"),
+        ("t-*.csv.gz", "t.csv-00003.gz", "t.csv-*.gz"),
+        ("train.???-*", "train-7.npy", "train-*.npy"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_but_the_other_spelling_of_a_shard_is_an_error(
+    pattern: str, path: str, better: str
+) -> None:
+    shards = Shards(entries(path, "train.py"), ["x-*", pattern], 2)
+    with pytest.raises(ConfigError, match=re.escape(path)) as error:
+        shards.check_spelling()
+    assert error.value.hint == f'set SHARDS = ["x-*", "{better}"], or rename the files'
+    Shards(entries(path), ["x-*", better], 2).check_spelling()
+    Shards(entries(path), ["x-*", pattern, better], 2).check_spelling()  # nothing goes to every node
+
+
+def test_only_shards_have_another_spelling() -> None:
+    tree = entries("train-log.txt", "train.txt", "retrain-00000.txt", "train-00000")
+    Shards(tree, ["train.txt-*", "data/train.txt-*", "other"], 2).check_spelling()
 
 
 def test_trainers_whose_nodes_get_no_shard_are_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import json
 import os
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from clusterctl.cli.app import run
 from clusterctl.cli.commands.split import delimiter_bytes
 from clusterctl.dispatch import split as module
-from clusterctl.dispatch.split import split
+from clusterctl.dispatch.shards import shard_number
+from clusterctl.dispatch.split import ShardName, split
 from clusterctl.errors import ConfigError, RefusedError, UsageError
 
 
@@ -49,7 +51,7 @@ def test_record_i_is_in_shard_i_mod_count_at_any_block_size(
                 split(source, count, delimiter)
             assert list(Path(name).iterdir()) == [source]
             return
-        shards = split(source, count, delimiter)
+        shards, _ = split(source, count, delimiter)
         assert [shard.path.name for shard in shards] == [f"f-{number:05d}" for number in range(count)]
         for number, shard in enumerate(shards):
             assert shard.path.read_bytes() == b"".join(expected[number::count])
@@ -59,10 +61,10 @@ def test_record_i_is_in_shard_i_mod_count_at_any_block_size(
 
 def test_a_gz_file_is_unpacked_into_shards_of_its_name_without_gz(tmp_path: Path) -> None:
     (tmp_path / "t.txt.gz").write_bytes(gzip.compress(b"1\n2\n3\n"))
-    shards = split(tmp_path / "t.txt.gz", 2, b"\n", tmp_path / "new" / "place")
+    shards, _ = split(tmp_path / "t.txt.gz", 2, b"\n", tmp_path / "new" / "place")
     assert [(shard.path.name, shard.path.read_bytes()) for shard in shards] == [
-        ("t.txt-00000", b"1\n3\n"),
-        ("t.txt-00001", b"2\n"),
+        ("t-00000.txt", b"1\n3\n"),
+        ("t-00001.txt", b"2\n"),
     ]
 
 
@@ -78,13 +80,24 @@ def test_an_invalid_or_damaged_gz_file_is_named_in_the_error_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [tmp_path / "t.gz"]
 
 
-@pytest.mark.parametrize("existing", ["t-00000", "t-00007"])
-def test_existing_shards_are_neither_overwritten_nor_mixed_with_new_ones(tmp_path: Path, existing: str) -> None:
-    (tmp_path / "t").write_bytes(b"1\n2\n")
+@pytest.mark.parametrize(
+    ("source", "existing"),
+    [
+        ("t", "t-00000"),
+        ("t", "t-00007"),
+        ("t.csv", "t.csv-00007"),  # the spelling of earlier versions
+        ("t.csv", "t-00007.csv"),
+        ("t.csv.gz", "t.csv-00000"),
+    ],
+)
+def test_existing_shards_are_neither_overwritten_nor_mixed_with_new_ones(
+    tmp_path: Path, source: str, existing: str
+) -> None:
+    (tmp_path / source).write_bytes(gzip.compress(b"1\n2\n") if source.endswith(".gz") else b"1\n2\n")
     (tmp_path / existing).write_bytes(b"mine")
     with pytest.raises(RefusedError, match=existing):
-        split(tmp_path / "t", 2, b"\n")
-    assert {path.name for path in tmp_path.iterdir()} == {"t", existing}
+        split(tmp_path / source, 2, b"\n")
+    assert {path.name for path in tmp_path.iterdir()} == {source, existing}
     assert (tmp_path / existing).read_bytes() == b"mine"
 
 
@@ -102,6 +115,101 @@ def test_shards_that_appear_during_the_split_are_not_overwritten(
     with pytest.raises(RefusedError, match="t-00001"):
         split(tmp_path / "t", 2, b"\n")
     assert {path.name for path in tmp_path.iterdir()} == {"t", "t-00001"}
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("t.csv", "t-00000.csv"),
+        ("a.b.csv", "a.b-00000.csv"),
+        ("t.csv.gz", "t-00000.csv"),
+        ("t", "t-00000"),
+        ("log.2024", "log.2024-00000"),
+        (".hidden", ".hidden-00000"),
+        ("t[1].csv", "t[1]-00000.csv"),
+    ],
+)
+def test_a_shard_keeps_the_ending_of_its_file_and_its_number_is_read_back(
+    tmp_path: Path, name: str, first: str
+) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"1\n2\n") if name.endswith(".gz") else b"1\n2\n")
+    shards, _ = split(tmp_path / name, 2, b"\n")
+    assert shards[0].path.name == first
+    assert shard_number(str(shards[1].path)) == 1
+    assert fnmatch.fnmatchcase(first, ShardName.of(tmp_path / name).pattern)
+
+
+def test_a_header_begins_every_shard_and_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id,age\r\n1,20\r\n2,30\r\n3,40")
+    shards, warnings = split(tmp_path / "t.csv", 2, b"\n", has_a_header=True)
+    assert [(shard.path.read_bytes(), shard.records, shard.bytes) for shard in shards] == [
+        (b"id,age\r\n1,20\r\n3,40", 2, 18),
+        (b"id,age\r\n2,30\r\n", 1, 14),
+    ]
+    assert warnings == []
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 1 << 20])
+def test_a_header_is_found_at_any_block_size_and_a_file_of_a_header_has_no_records(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", block)
+    (tmp_path / "t").write_bytes(b"aab--1--2--3")
+    shards, _ = split(tmp_path / "t", 3, b"--", tmp_path / "out", has_a_header=True)
+    assert [shard.path.read_bytes() for shard in shards] == [b"aab--1--", b"aab--2--", b"aab--3"]
+    (tmp_path / "t").write_bytes(b"aab--")
+    with pytest.raises(UsageError, match="0 record"):
+        split(tmp_path / "t", 1, b"--", tmp_path / "none", has_a_header=True)
+    (tmp_path / "t").write_bytes(b"aab")
+    with pytest.raises(UsageError, match="not a header"):
+        split(tmp_path / "t", 1, b"--", tmp_path / "none", has_a_header=True)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("t.csv", b"customer_id,tenure,churned\n7590,1,0\n5575,34,1\n"),
+        ("t.csv", b"text,label\nnice,good\nbad film,bad\nfine,good\n"),
+        ("t.csv", b'\xef\xbb\xbf"Total charges ($)";"Tenure"\r\n1;2\r\n'),
+        ("t.csv", b",a,b\n0,1,2\n"),
+        ("t.tsv", b"query\tdocument\nwhat is it\tit is this\n"),
+        ("t.txt", b"user film stars\n1 2 3\n4 5 6"),
+        ("t.dat", b"price\n1\n-2.5e3\nnan\n"),
+        ("t.csv", b"a,b\n1,2"),
+    ],
+)
+def test_a_first_record_that_looks_like_a_header_is_a_warning(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    (warning,) = split(tmp_path / name, 1, b"\n").warnings
+    assert warning.startswith("the first record looks like a header")
+    (tmp_path / name).write_bytes(data + data.splitlines()[-1] + b"\n")
+    assert split(tmp_path / name, 1, b"\n", tmp_path / "out", has_a_header=True).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("t.csv", b"1,2\n3,4\n"),
+        ("t.csv", b"cat,3.5\ndog,2.5\n"),
+        ("t.csv", b"spam,Win a prize\nham,hi\nspam,Win more\n"),
+        ("t.txt", b"It was a dark night\nand it rained\n"),
+        ("t.txt", b"the cat\nthe dog\n"),
+        ("t.jsonl", b'{"a": 1}\n{"a": 2}\n'),
+        ("t.svm", b"+1 3:1 4:1\n-1 2:1 9:1\n"),
+        ("t.bin", b"ab\0cd\n1\n"),
+        ("t.csv", b"\n\n"),
+    ],
+)
+def test_records_without_a_header_are_no_warning(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert split(tmp_path / name, 1, b"\n").warnings == []
+
+
+def test_a_quoted_field_of_several_lines_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b'1,"two\nlines"\n2,"one ""quoted"" line"\n')
+    (warning,) = split(tmp_path / "t.csv", 2, b"\n").warnings
+    assert warning.startswith("a quoted field seems to go on in the next line")
 
 
 def program(*args: str, cwd: Path, largest_file: int = -1) -> subprocess.Popen[str]:
@@ -145,7 +253,7 @@ def test_a_record_larger_than_memory_is_streamed(tmp_path: Path) -> None:
         "import resource, sys\nfrom pathlib import Path\nfrom clusterctl.dispatch.split import split\n"
         "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (now + (150 << 20),) * 2)\n"
-        "print([s.bytes for s in split(Path('t'), 2, b'\\n')])"
+        "print([s.bytes for s in split(Path('t'), 2, b'\\n').shards])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == f"[2, {(300 << 20) - 2}]\n", done.stderr
@@ -174,12 +282,12 @@ def test_the_command_prints_the_shards_and_the_setting_for_them(
     (tmp_path / "t.txt").write_bytes(b"1\n2\n3")
     assert run(["split", "t.txt", "--count", "2", "-o", "data"]) == 0
     out = capsys.readouterr().out
-    assert "data/t.txt-00000 to -00001: 3 records, 5 B; 1 or 2 per shard" in out
-    assert 'SHARDS = ["t.txt-*"]' in out
+    assert "data/t-00000.txt to -00001.txt: 3 records, 5 B; 1 or 2 per shard" in out
+    assert 'SHARDS = ["t-*.txt"]' in out
     assert run(["split", "t.txt", "--count", "2", "-o", "data", "--json"]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "refused"
     assert run(["split", "t.txt", "-n", "1", "--delimiter", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["shards"] == [{"path": "t.txt-00000", "records": 2, "bytes": 5}]
+    assert json.loads(capsys.readouterr().out)["shards"] == [{"path": "t-00000.txt", "records": 2, "bytes": 5}]
 
 
 @pytest.mark.parametrize(("name", "code"), [("missing", 2), (".", 2), ("t.bz2", 2)])

@@ -39,6 +39,7 @@ def scan(
     needed = [one for one in scripts(cluster.settings) if one[1] not in paths]
     missing = [f"{name} runs {script}, which is not in the workspace" for name, script in needed]
     shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
+    shards.check_spelling()
     listed = cluster.settings.shards and not _is_of_a_fake_cluster(cluster.settings.source)
     unmatched = shards.unmatched() if listed else []
     warnings = (*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -9,25 +10,31 @@ from pathlib import Path
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import UsageError
+from clusterctl.escape import clean
 
 ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.|$)", re.DOTALL)
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
 HINT = r"use for example '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
 
 
-def split(invocation: Invocation, file: Path, count: int, delimiter: str, output: Path | None) -> None:
+def split(
+    invocation: Invocation, file: Path, count: int, delimiter: str, output: Path | None, *, has_a_header: bool
+) -> None:
+    from clusterctl.dispatch.split import ShardName
     from clusterctl.dispatch.split import split as run
 
-    shards = run(file, count, delimiter_bytes(delimiter), output)
+    shards, warnings = run(file, count, delimiter_bytes(delimiter), output, has_a_header=has_a_header)
     records = sum(shard.records for shard in shards)
     described = [{"path": str(shard.path), "records": shard.records, "bytes": shard.bytes} for shard in shards]
-    invocation.console.document({"records": records, "shards": described})
+    invocation.console.document({"records": records, "shards": described, "warnings": warnings})
     first, last = shards[0], shards[-1]
     names = f"{first.path} to -{last.path.name.rpartition('-')[2]}" if count > 1 else str(first.path)
     total = human_bytes(sum(shard.bytes for shard in shards))
     each = f"{last.records:,}" + (f" or {first.records:,}" if first.records != last.records else "")
     invocation.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
-    invocation.console.say(f'conf.py needs SHARDS = ["{first.path.name.rpartition("-")[0]}-*"]')
+    for warning in warnings:
+        invocation.console.warn(clean(warning, keep_newlines=True))
+    invocation.console.say(f"conf.py needs SHARDS = {json.dumps([ShardName.of(file).pattern])}")
 
 
 def delimiter_bytes(text: str) -> bytes:

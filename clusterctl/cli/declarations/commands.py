@@ -289,11 +289,14 @@ def split_file(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: directory of FILE.")
     ] = None,
+    header: Annotated[
+        bool, typer.Option("--header", help="The first record is a header: every shard begins with it.")
+    ] = False,
 ) -> None:
     """Split a data file into shards, record by record."""
     from clusterctl.cli.commands.split import split
 
-    split(context.obj, file, count, delimiter, output)
+    split(context.obj, file, count, delimiter, output, has_a_header=header)
 
 
 @command(app, "collect", "clusterctl collect -o results")
