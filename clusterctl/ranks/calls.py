@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from clusterctl.common.files import write_all, write_atomic
+from clusterctl.common.files import write_all
+from clusterctl.ranks.errors import RankError, say
+from clusterctl.ranks.private import Directory, open_shared
 
 SCRIPT, EXIT = "script", "exit"
 PIECE_BYTES = 1 << 20
@@ -29,12 +30,12 @@ NO_SUCH_RUN, INTERRUPTED = 3, 143
 class Outgoing:
     """Pieces of one stream of a call."""
 
-    def __init__(self, call: Path, name: str) -> None:
+    def __init__(self, call: Directory, name: str) -> None:
         self._call, self._name = call, name
         self._count = 0
 
     def put(self, piece: bytes) -> None:
-        write_atomic(self._call / f"{self._name}-{self._count:08d}", piece, durable=False)
+        self._call.write(f"{self._name}-{self._count:08d}", piece)
         self._count += 1
 
     def has_room(self, names: Collection[str]) -> bool:
@@ -45,38 +46,44 @@ class Outgoing:
 class Incoming:
     """Pieces of one stream of a call, from its other side."""
 
-    def __init__(self, call: Path, name: str) -> None:
+    def __init__(self, call: Directory, name: str) -> None:
         self._call, self._name = call, name
         self._count = 0
 
     def take(self, names: Collection[str]) -> Iterator[bytes]:
         """Yield the pieces that have arrived, in order. `names` are those of the call's files."""
         while (name := f"{self._name}-{self._count:08d}") in names:
-            path = self._call / name
-            piece = path.read_bytes()
-            path.unlink()
+            piece = self._call.read(name)
+            self._call.unlink(name)
             self._count += 1
             yield piece
 
 
 def reach(calls: Path, script: str) -> int:
-    """Run a script on the node of `calls` with the streams of this process, and return its exit code."""
-    if not calls.is_dir():
-        return _has_ended()
-    signal.signal(signal.SIGTERM, _interrupt)
-    call = calls / os.urandom(8).hex()
-    call.mkdir(0o700)
-    write_atomic(call / SCRIPT, script.encode(errors="surrogateescape"), durable=False)
-    ours = Outgoing(call, "in")
+    """Run a script on the node of `calls` with the streams of this process, and return its exit code.
+
+    Raises RankError if another account could have changed that directory, or can.
+    """
+    name = os.urandom(8).hex()
     try:
-        code = _attend(call, ours)
+        with open_shared(calls.parent) as above, above.open(calls.name) as here:
+            signal.signal(signal.SIGTERM, _interrupt)
+            with here.make(name) as call:
+                code = _run(call, script)
+            here.remove(name)
+            return code
     except FileNotFoundError:  # the first rank has removed it
         return _has_ended()
+
+
+def _run(call: Directory, script: str) -> int:
+    call.write(SCRIPT, script.encode(errors="surrogateescape"))
+    ours = Outgoing(call, "in")
+    try:
+        return _attend(call, ours)
     except (KeyboardInterrupt, BrokenPipeError):
         ours.put(b"")  # as over SSH, whose connection would be closed
         return INTERRUPTED
-    shutil.rmtree(call, ignore_errors=True)
-    return code
 
 
 def _has_ended() -> int:
@@ -88,14 +95,14 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _attend(call: Path, ours: Outgoing) -> int:
+def _attend(call: Directory, ours: Outgoing) -> int:
     outputs = {1: Incoming(call, "out"), 2: Incoming(call, "err")}
     is_open, pause_s = True, QUICK_S
     while True:
-        names = _names(call)
+        names = call.names()
         is_over = EXIT in names
         if is_over:
-            names = _names(call)  # all that came before the exit code
+            names = call.names()  # all that came before the exit code
         listens = is_open and ours.has_room(names)
         if select.select([0] if listens else [], [], [], pause_s)[0]:
             piece = os.read(0, PIECE_BYTES)
@@ -106,21 +113,17 @@ def _attend(call: Path, ours: Outgoing) -> int:
                 write_all(fd, piece)
                 pause_s = QUICK_S
         if is_over:
-            return int((call / EXIT).read_text())
+            return int(call.read(EXIT))
         pause_s = min(SLOW_S, 1.2 * pause_s)
-
-
-def _names(directory: Path) -> set[str]:
-    return set(os.listdir(directory))  # noqa: PTH208 - it sees what NFS would otherwise hide for a while
 
 
 class Call:
     """A script that runs on this node, with its streams in the files of a call."""
 
-    def __init__(self, call: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, call: Directory, environ: Mapping[str, str]) -> None:
         self._call = call
-        script = (call / SCRIPT).read_bytes().decode(errors="surrogateescape")
-        (call / SCRIPT).unlink()
+        script = call.read(SCRIPT).decode(errors="surrogateescape")
+        call.unlink(SCRIPT)
         self._popen = subprocess.Popen(
             ["/bin/sh", "-c", script],
             stdin=subprocess.PIPE,
@@ -139,13 +142,13 @@ class Call:
     def turn(self) -> bool:
         """Pass on what has arrived on either side. Return True once the script has ended and all is passed on."""
         code = self._popen.poll()  # before the last look: what it wrote is in the pipes by then
-        names = _names(self._call)
+        names = self._call.names()
         self._feed(names)
         for fd, output in self._outputs.items():
             if output.has_room(names) or code is not None:
                 _drain(fd, output)
         if code is not None:
-            write_atomic(self._call / EXIT, str(code if code >= 0 else 128 - code).encode(), durable=False)
+            self._call.write(EXIT, str(code if code >= 0 else 128 - code).encode())
             self.close()
         return code is not None
 
@@ -171,6 +174,7 @@ class Call:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        self._call.close()
 
 
 def _drain(fd: int, output: Outgoing) -> None:
@@ -191,23 +195,39 @@ def _fd(stream: IO[bytes] | None) -> int:
 
 
 class CallServer:
-    """Runs the calls of this node. `environ` is what their processes get."""
+    """Runs the calls of this node: those of this account. `environ` is what their processes get."""
 
     def __init__(self, calls: Path, environ: Mapping[str, str]) -> None:
-        self._calls = calls
+        self._path = calls
         self._environ = environ
+        self._directory: Directory | None = None
         self._live: dict[str, Call] = {}
+        self._refused: set[str] = set()
 
     def serve(self) -> bool:
-        """Do what there is to do now. Return True while a call is under way."""
+        """Do what there is to do now. Return True while a call is under way. Raises RankError, see `open_shared`."""
         with contextlib.suppress(FileNotFoundError):  # the other side has left
-            for name in _names(self._calls).difference(self._live):
-                if SCRIPT in _names(self._calls / name):
-                    self._live[name] = Call(self._calls / name, self._environ)
+            if self._directory is None:
+                with open_shared(self._path.parent) as above:
+                    self._directory = above.open(self._path.name)
+            for name in self._directory.names().difference(self._live, self._refused):
+                self._begin(self._directory, name)
         for name, call in list(self._live.items()):
             if self._is_over(call):
                 del self._live[name]
         return bool(self._live)
+
+    def _begin(self, directory: Directory, name: str) -> None:
+        """Begin a call once its script is there. One that another account may have written is reported, and not run."""
+        try:
+            call = directory.open(name)
+            if SCRIPT in call.names():
+                self._live[name] = Call(call, self._environ)
+            else:
+                call.close()
+        except RankError as exc:
+            self._refused.add(name)
+            say(f"refused a command: {exc}", exc.hint)
 
     @staticmethod
     def _is_over(call: Call) -> bool:
@@ -221,3 +241,5 @@ class CallServer:
         for call in self._live.values():
             call.close()
         self._live.clear()
+        if self._directory is not None:
+            self._directory.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import Cluster, raise_failures
-from clusterctl.common.files import write_atomic
 from clusterctl.config import Host, Settings, from_values, load
 from clusterctl.config.scripts import scripts
 from clusterctl.errors import ClusterctlError, NodeError
@@ -20,6 +19,7 @@ from clusterctl.ranks.conf_file import ConfNode, conf_text
 from clusterctl.ranks.errors import USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import REACH, program
 from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
+from clusterctl.ranks.private import check_program
 
 RECORD_S = 60.0
 MOST_ALIKE = 100  # jobs that began in the same second
@@ -73,8 +73,11 @@ def read_settings(
         "TRAINER_COMMAND": list(command),
     }
     found = conf or meeting.shared / "conf.py"
-    if conf is None and not found.exists():
-        return replace(from_values(values, environ), python=sys.executable)
+    if conf is None:  # nobody has named it
+        try:
+            check_program(found)
+        except FileNotFoundError:
+            return replace(from_values(values, environ), python=sys.executable)
     settings = load(found, environ, overrides=values)
     return settings if "PYTHON" in settings.lines else replace(settings, python=sys.executable)
 
@@ -138,4 +141,4 @@ def _record(cluster: Cluster, node: Node, job: str) -> Any:
 def _write_conf(meeting: Meeting, job: str, settings: Settings, inventory: Inventory) -> None:
     nodes = [ConfNode(node.ssh_host, len(node.trainer_ranks), node.via) for node in inventory.nodes]
     text = conf_text(job, settings.root_dir, settings.python, str(meeting.dir), nodes)
-    write_atomic(meeting.conf, text.encode(), durable=False)
+    meeting.write_conf(text)

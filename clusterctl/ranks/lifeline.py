@@ -6,10 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from clusterctl.common.procfs import wait_until
-from clusterctl.ranks.meeting import Meeting
+from clusterctl.ranks.meeting import Meeting, World
 from clusterctl.ranks.node_run import NodeRun
 
 WAIT = 'read -r word || exec "$0" "$@"'
@@ -34,7 +35,7 @@ class Lifeline:
     """
 
     def __init__(self, job_dir: Path, meeting: Meeting | None) -> None:
-        more = (str(meeting.shared), meeting.dir.name) if meeting else ()
+        more = (str(meeting.shared),) if meeting else ()
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", WAIT, *program(), END, str(job_dir), *more],
             stdin=subprocess.PIPE,
@@ -52,11 +53,14 @@ class Lifeline:
         self._process.wait()
 
 
-def end(job_dir: str, shared: str = "", namespace: str = "") -> None:
-    """Stop the run of a job directory, and wait for its end. A start that is under way is awaited first."""
+def end(environ: Mapping[str, str], job_dir: str, shared: str = "") -> None:
+    """Stop the run of a job directory, and wait for its end. A start that is under way is awaited first.
+
+    `environ` is that of the rank, as it has the namespace, which nobody else is to read.
+    """
     node = NodeRun(Path(job_dir))
     wait_until(lambda: node.supervisor() is not None or node.is_free(), STARTING_S)
     node.stop()
     wait_until(node.is_over, ENDING_S)
     if shared:
-        Meeting(Path(shared), namespace).remove()
+        Meeting(Path(shared), World.of(environ).namespace).remove()

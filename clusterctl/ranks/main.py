@@ -88,7 +88,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return reach(Path(argv[1]), argv[-1])
     if argv and argv[0] == END:
-        end(*argv[1:])
+        end(environ, *argv[1:])
         return 0
     options, world = parse(argv), World.of(environ)
     from clusterctl.ranks.rank import Rank

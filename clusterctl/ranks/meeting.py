@@ -7,7 +7,11 @@ DIR/clusterctl-jobs/
     rank-3.json               who a rank is (`Entry`)
     plan.json                 which ranks share a node, and the job directory of each (`Plan`)
     failed.json               the exit code of all ranks, if the run could not start
+    calls                     the name of the directory of calls, which command lines have and NAMESPACE is not on
+  ranks/calls-RANDOM/
     node-0/                   commands for the agent of a node (`calls.py`)
+
+No other account can change DIR, see `private.py`, which opens what is in it.
 
 On NFS a name that was looked for in vain is looked for again only after the directory has been listed.
 """
@@ -16,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +27,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.common.errors import first_of
-from clusterctl.common.files import read_json, write_json
+from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import OF_RANKS
 from clusterctl.common.procfs import boot_id, identify
-from clusterctl.common.seal import is_own
+from clusterctl.common.safe_json import parse
 from clusterctl.ranks.errors import USAGE_CODE, RankError
+from clusterctl.ranks.private import Directory, open_shared
 
 SEEN_S = 30.0  # in which a rank has to see the directory of rank 0
 GATHERED_S = 60.0  # in which all others have to come
@@ -37,6 +41,7 @@ MOST_NAMED = 8
 RANK, SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 LOCAL_RANK, LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 NAMESPACE = "PMIX_NAMESPACE"
+PLAN, FAILED, CALLS = "plan.json", "failed.json", "calls"
 RUN_IT = "mpirun -np 8 clusterctl-rank python train.py"
 
 
@@ -105,119 +110,159 @@ class Plan(NamedTuple):
 
 
 class Meeting:
-    """The directory of one mpirun below `shared`."""
+    """The directory of one mpirun below `shared`, an absolute path.
+
+    Each method raises RankError where another account could have changed what it reads.
+    """
 
     def __init__(self, shared: Path, namespace: str) -> None:
         self.shared = shared
         self.home = shared / OF_RANKS
         self.dir = self.home / "ranks" / namespace
-        self._private = (self.home, self.dir.parent, self.dir)
         self.conf = self.home / "conf.py"
-        self._plan, self._failed = self.dir / "plan.json", self.dir / "failed.json"
+        self._ranks: Directory | None = None  # open, once it was seen
 
     def make(self) -> None:
         """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
         try:
+            with open_shared(self.shared) as shared, shared.make(OF_RANKS, exist_ok=True) as home:
+                self._ranks = home.make("ranks", exist_ok=True)
             self.remove()
-            for directory in self._private:  # but not `shared`: a disk may not be mounted, or DIR misspelt
-                directory.mkdir(0o700, exist_ok=directory != self.dir)
-        except OSError as exc:
+            calls = f"calls-{os.urandom(8).hex()}"
+            self._ranks.make(calls).close()
+            self._ranks.make(self.dir.name).close()
+        except OSError as exc:  # `shared` is not made: a disk may not be mounted, or DIR misspelt
             hint = "name a directory that all nodes share and that you may write to: clusterctl-rank --shared DIR"
-            raise RankError(f"cannot make {exc.filename}: {exc.strerror}", hint) from exc
-        self._check()
+            where = self.home if exc.filename in (str(self.shared), None) else exc.filename
+            raise RankError(f"cannot make {where}: {exc.strerror}", hint) from exc
+        with self._open() as here:
+            here.write(CALLS, calls.encode())
 
     def is_seen(self) -> bool:
-        """Return True if the directory is there. Raises RankError if it is another account's."""
-        for directory in (self.shared, self.home, self.dir.parent):
-            try:
-                os.listdir(directory)  # noqa: PTH208 - see above
-            except OSError:
-                return False
-        if not self.dir.is_dir():
+        """Return True if the directory is there."""
+        try:
+            with open_shared(self.shared) as shared, shared.open(OF_RANKS) as home:
+                home.names()
+                ranks = home.open("ranks")
+            ranks.names()
+            ranks.open(self.dir.name).close()
+        except OSError:
             return False
-        self._check()
+        self._ranks = ranks
         return True
 
     def is_gone(self) -> bool:
         """Return True if the directory was removed: the run is over."""
-        return not self.dir.is_dir()
+        try:
+            self._open().close()
+        except FileNotFoundError:
+            return True
+        return False
 
-    def _check(self) -> None:
-        for directory in self._private:
-            if not is_own(str(directory)):
-                hint = "name a directory of your own: clusterctl-rank --shared DIR"
-                raise RankError(f"{directory} belongs to another account, or others can write to it", hint)
+    def _open(self) -> Directory:
+        return self._above().open(self.dir.name)
+
+    def _above(self) -> Directory:
+        if self._ranks is None:
+            with open_shared(self.shared) as shared, shared.open(OF_RANKS) as home:
+                self._ranks = home.open("ranks")
+        return self._ranks
 
     def unseen(self) -> RankError:
         hint = "if the nodes do not share it, name a directory that they do: clusterctl-rank --shared DIR"
         return RankError(f"rank 0 made no {self.dir} within {SEEN_S:.0f} s, as seen from {socket.gethostname()}", hint)
 
     def calls(self, node: int) -> Path:
-        return self.dir / f"node-{node}"
+        with self._open() as here:
+            return self.dir.with_name(here.read(CALLS).decode()) / f"node-{node}"
 
     def enter(self, mine: Entry) -> None:
         """Write the entry of a rank, unless it is there."""
-        path = self._entry(mine.rank)
-        if not path.exists():
-            with contextlib.suppress(FileNotFoundError):  # rank 0 is just making the directory again
-                write_json(path, mine._asdict(), durable=False)
-
-    def _entry(self, rank: int) -> Path:
-        return self.dir / f"rank-{rank}.json"
+        with contextlib.suppress(FileNotFoundError), self._open() as here:  # rank 0 may be making it again
+            if _entry(mine.rank) not in here.names():
+                here.write(_entry(mine.rank), dumps(mine._asdict()))
 
     def gather(self, size: int, limit_s: float = GATHERED_S) -> list[Entry]:
         """Return the entries of all ranks, in order. Raises RankError naming those that did not come."""
         found: dict[int, Entry] = {}
         deadline = time.monotonic() + limit_s
-        while len(found) < size:
-            names = os.listdir(self.dir)  # noqa: PTH208 - names only
-            for rank in set(range(size)).difference(found):
-                if self._entry(rank).name in names and (entry := read_json(self._entry(rank))):
-                    found[rank] = Entry(**entry)
-            if len(found) < size:
-                if time.monotonic() > deadline:
-                    raise _missing(self, sorted(set(range(size)).difference(found)), limit_s)
-                time.sleep(POLL_S)
-        return [found[rank] for rank in range(size)]
+        while True:
+            with self._open() as here:
+                names = here.names()
+                for rank in set(range(size)).difference(found):
+                    if _entry(rank) in names and (entry := _value(here, _entry(rank))):
+                        found[rank] = Entry(**entry)
+            if len(found) == size:
+                return [found[rank] for rank in range(size)]
+            if time.monotonic() > deadline:
+                raise _missing(self, sorted(set(range(size)).difference(found)), limit_s)
+            time.sleep(POLL_S)
 
     def publish(self, plan: Plan, entries: Sequence[Entry]) -> None:
         """Let all ranks go on, each with its node, whose calls may begin."""
-        for number in range(len(plan.nodes)):
-            self.calls(number).mkdir(0o700)
         nodes = [node._asdict() for node in plan.nodes]
-        write_json(self._plan, {"job": plan.job, "nodes": nodes, "nonces": _nonces(entries)})
+        with self._open() as here, self._above().open(here.read(CALLS).decode()) as calls:
+            for number in range(len(plan.nodes)):
+                calls.make(f"node-{number}").close()
+            text = dumps({"job": plan.job, "nodes": nodes, "nonces": _nonces(entries)})
+            here.write(PLAN, text, durable=True)
 
     def plan(self, mine: Entry) -> Plan | None:
         """Return the plan, once there is one for this rank."""
-        written = self._read(self._plan, mine)
+        written = self._read(PLAN, mine)
         return Plan(written["job"], [PlannedNode(**node) for node in written["nodes"]]) if written else None
 
     def fail(self, code: int, entries: Sequence[Entry]) -> None:
         """Let all ranks end with this exit code."""
-        write_json(self._failed, {"code": code, "nonces": _nonces(entries)})
+        with self._open() as here:
+            here.write(FAILED, dumps({"code": code, "nonces": _nonces(entries)}), durable=True)
 
     def failure(self, mine: Entry) -> int | None:
         """Return the exit code if the run could not start."""
-        written = self._read(self._failed, mine)
+        written = self._read(FAILED, mine)
         return int(written["code"]) if written else None
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries that are there."""
-        for path in self.dir.glob("rank-*.json"):
-            if entry := read_json(path):
-                yield Entry(**entry)
+        with self._open() as here:
+            for name in here.names():
+                if name.startswith("rank-") and (entry := _value(here, name)):
+                    yield Entry(**entry)
 
-    def _read(self, path: Path, mine: Entry) -> Any:
+    def _read(self, name: str, mine: Entry) -> Any:
         try:
-            is_there = path.name in os.listdir(self.dir)  # noqa: PTH208 - see above
+            with self._open() as here:
+                written = _value(here, name) if name in here.names() else None
         except OSError:
             return None
-        written = read_json(path) if is_there else None
         return written if written and mine.nonce in written["nonces"] else None
 
+    def write_conf(self, text: str) -> None:
+        """Write the conf.py for commands."""
+        with open_shared(self.shared) as shared, shared.open(OF_RANKS) as home:
+            home.write(self.conf.name, text.encode())
+
     def remove(self) -> None:
-        """Remove the directory of this mpirun, at the end of its run."""
-        shutil.rmtree(self.dir, ignore_errors=True)
+        """Remove the directory of this mpirun and its calls, at the end of its run."""
+        with contextlib.suppress(OSError):
+            above = self._above()
+            with contextlib.suppress(OSError, RankError), self._open() as here:
+                calls = here.read(CALLS).decode()
+                if calls.startswith("calls-") and "/" not in calls:
+                    above.remove(calls)
+            above.remove(self.dir.name)
+
+
+def _value(here: Directory, name: str) -> Any:
+    """Return the content of a JSON file, None if it has none."""
+    try:
+        return parse(here.read(name))
+    except ValueError:
+        return None
+
+
+def _entry(rank: int) -> str:
+    return f"rank-{rank}.json"
 
 
 def _nonces(entries: Sequence[Entry]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.ranks.calls import MOST_UNREAD, CallServer, Incoming, Outgoing
+from clusterctl.ranks.private import Directory, open_shared
 from support.processes import wait_until
 
 MAIN = Path(__file__).parents[2] / "clusterctl" / "ranks" / "__main__.py"
@@ -127,10 +128,15 @@ def test_the_end_of_the_run_ends_its_calls(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_is_slow_stops_the_writer(tmp_path: Path) -> None:
-    outgoing, incoming = Outgoing(tmp_path, "out"), Incoming(tmp_path, "out")
+    with open_shared(tmp_path.parent) as above, above.open(tmp_path.name) as call:
+        check_that_a_slow_reader_stops_the_writer(call)
+
+
+def check_that_a_slow_reader_stops_the_writer(call: Directory) -> None:
+    outgoing, incoming = Outgoing(call, "out"), Incoming(call, "out")
     for number in range(MOST_UNREAD):
         outgoing.put(b"%d" % number)
-    names = os.listdir(tmp_path)  # noqa: PTH208 - names only
+    names = call.names()
     assert not outgoing.has_room(names)
     assert list(incoming.take(names)) == [b"%d" % number for number in range(MOST_UNREAD)]
-    assert outgoing.has_room(os.listdir(tmp_path))  # noqa: PTH208
+    assert outgoing.has_room(call.names())
