@@ -17,7 +17,6 @@ from clusterctl.agent.lead import messages
 from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder, warning
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
-from clusterctl.agent.lead.learning import find_doubts
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
@@ -391,7 +390,7 @@ class Lead:
         missing = sorted(self._detector.nodes - self._detector.idle)
         ended: Ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         if self._outcome == "succeeded":
-            ended["warnings"] = find_doubts(self._table.last_words.values(), self._saves.checkpoints.not_finite)
+            ended["warnings"] = self._saves.doubts(self._table.last_words.values())
         return [
             *self._saves.copies.unfinished(),
             RecordEvent(ended),

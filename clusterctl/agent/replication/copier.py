@@ -19,7 +19,8 @@ from clusterctl.transfer.client import PieceClient
 from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError, is_sound
 from clusterctl.transfer.tls import run_context
 
-SPARE_BYTES = 1_000_000_000
+SPARE_TIMES = 10  # the size of what is written, but within these bounds
+LEAST_SPARE_BYTES, MOST_SPARE_BYTES = 64_000_000, 1_000_000_000
 ATTEMPTS = 5  # without a byte in between
 RETRY_S = 1.0
 MAX_MANIFEST_BYTES = 256 << 20
@@ -122,12 +123,13 @@ def piece_of(run: RunPaths, tag: str, file: Mapping[str, Any]) -> PieceFile:
 
 
 def need_room(directory: Path, needed: int) -> None:
-    """Raise OSError unless the disk has room for so many bytes, and 1 GB more."""
+    """Raise OSError unless the disk has room for so many bytes, and ten times as many to spare: 64 MB to 1 GB."""
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
-    if needed and free < needed + SPARE_BYTES:
-        mb = f"{needed / 1e6:,.0f} MB are needed and 1 GB to spare, but {directory} has {free / 1e6:,.0f} MB free"
-        raise OSError(f"no room: {mb}")
+    spare = min(max(LEAST_SPARE_BYTES, SPARE_TIMES * needed), MOST_SPARE_BYTES)
+    if needed and free < needed + spare:
+        mb = f"{needed / 1e6:,.0f} MB are needed and {spare / 1e6:,.0f} MB to spare"
+        raise OSError(f"no room: {mb}, but {directory} has {free / 1e6:,.0f} MB free")
 
 
 class Fetcher:

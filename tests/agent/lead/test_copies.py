@@ -81,6 +81,47 @@ def test_a_failed_copy_of_what_has_a_successor_is_not_worth_a_word() -> None:
     assert take(made, 1, "pass-00000", message="it does not have pserver-00000.safetensors") == []
 
 
+def doubts(made: CopyTracker) -> list[str]:
+    return [warning["kind"] for warning in made.doubts([0, 1, 2])]
+
+
+def test_a_last_model_that_lacks_pieces_or_copies_is_a_doubt_about_the_run() -> None:
+    made = tracker()
+    assert doubts(made) == []
+    made.offer(save("pass-00000"), 0.0)
+    assert doubts(made) == ["model_not_copied"]
+    for node in range(3):
+        take(made, node, "pass-00000")
+    assert doubts(made) == []
+    made.leave(2, 1.0)
+    assert doubts(made) == [], "node 0 has its pieces"
+    made.offer(save("pass-00001"), 1.0)
+    take(made, 1, "pass-00001")
+    [lost] = made.doubts([0, 1, 2])
+    assert lost["kind"] == "model_lost"
+    assert "the last model, pass-00001, cannot be completed: its pieces on node2 were lost" in lost["message"]
+    assert made.doubts([0, 1])[0]["kind"] == "model_not_copied", "node 2 has written no piece"
+    made.back(2)
+    assert doubts(made) == ["model_not_copied"]
+
+
+def test_a_lost_piece_is_no_loss_if_the_model_was_merged() -> None:
+    made = tracker(merges=True)
+    made.offer(save("pass-00000"), 0.0)
+    for node, of in ((1, "copy"), (2, "copy"), (0, "merge")):
+        take(made, node, "pass-00000", of)
+    made.leave(2, 1.0)
+    assert doubts(made) == []
+
+
+def test_without_copies_a_lost_node_takes_the_last_model_with_it() -> None:
+    made = tracker(sources={})
+    made.offer(save("pass-00000"), 0.0)
+    assert doubts(made) == []
+    made.leave(1, 1.0)
+    assert doubts(made) == ["model_lost"]
+
+
 def test_a_lost_node_is_not_waited_for_and_nothing_is_claimed() -> None:
     made = tracker()
     made.offer(save("pass-00000"), 0.0)

@@ -164,14 +164,21 @@ def test_a_model_and_a_checkpoint_of_one_tag_do_not_overwrite_each_other(served:
     assert copies(served) == ["manifest.json", PIECE.file]
 
 
-def test_the_last_gigabyte_of_a_disk_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("needed_mb", "free_mb", "spare"),
+    [(0.2, 65, "64 MB"), (10, 111, "100 MB"), (200, 1201, "1,000 MB"), (50_000, 51_001, "1,000 MB")],
+)
+def test_copies_leave_ten_times_their_size_but_64_mb_to_1_gb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed_mb: float, free_mb: int, spare: str
+) -> None:
     class Disk:
-        f_bavail, f_frsize = 1_100_000, 1000
+        f_bavail, f_frsize = free_mb * 1000, 1000
 
     monkeypatch.setattr(os, "statvfs", lambda path: Disk)
-    need_room(tmp_path, 100_000_000)
-    with pytest.raises(OSError, match=r"no room: 100 MB are needed and 1 GB to spare, but .* has 1,100 MB free"):
-        need_room(tmp_path, 100_500_000)
+    need_room(tmp_path, int(needed_mb * 1e6))
+    Disk.f_bavail = int(needed_mb * 1000) + int(spare.split()[0].replace(",", "")) * 1000 - 1
+    with pytest.raises(OSError, match=rf"no room: {needed_mb:,.0f} MB are needed and {spare} to spare, but .* free"):
+        need_room(tmp_path, int(needed_mb * 1e6))
     need_room(tmp_path, 0)
 
 

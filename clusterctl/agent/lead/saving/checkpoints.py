@@ -16,6 +16,7 @@ from clusterctl.agent.lead.actions import (
     WriteManifest,
 )
 from clusterctl.agent.lead.messages import Recovery
+from clusterctl.agent.lead.saving.copies import CopyTracker
 from clusterctl.agent.lead.saving.cuts import CHECKPOINT, cut_dropped, names_of
 from clusterctl.agent.lead.saving.messages import DropModels, Keep, Kept, Logged, Saved
 from clusterctl.agent.lead.saving.pending import PendingSave
@@ -27,15 +28,17 @@ MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this of
 
 class CheckpointTracker:
     """A model or checkpoint is complete when every pserver has written its piece, and every trainer whose state belongs
-    to it has written that; the retentions decide which stay.
+    to it has written that; the retentions decide which stay, and also the `copies`: until a newer save is copied, the
+    newest copied one does.
 
     `settled` are the saves, as (checkpoint, tag), that are complete or void since the caller has last cleared it.
     `void` is the tag of the last checkpoint that will never be complete.
     """
 
-    def __init__(self, retention: CheckpointRetention, models: ModelRetention) -> None:
+    def __init__(self, retention: CheckpointRetention, models: ModelRetention, copies: CopyTracker) -> None:
         self._retention = retention
         self._models = models
+        self._copies = copies
         self._pending: dict[tuple[bool, str], PendingSave] = {}
         self._absent: set[int] = set()  # trainers that write no more
         self.settled: list[tuple[bool, str]] = []
@@ -75,17 +78,17 @@ class CheckpointTracker:
         step = save.pieces[-1].get("step")
         self._models.add(tag, step or 0)
         saved = RecordEvent({"event": "saved", "tag": tag, "step": step, "complete": True})
-        return [WriteManifest(tag, save.pieces), saved, *self._drop_models()]
+        return [WriteManifest(tag, save.pieces), saved]
 
     def _drop_models(self) -> list[Action]:
-        tags = self._models.drop(self._retention.best)
+        tags = self._models.drop(self._retention.best, self._held(checkpoint=False))
         order: DropModels = {"do": "drop_models", "tags": tags}
         return [DropModelManifests(tags), SendOrder(order)] if tags else []
 
     def keep(self, message: Kept) -> list[Action]:
         """Handle a complete checkpoint, whose manifest is in place: older ones may go."""
         tag = message["tag"]
-        stay = self._retention.add(Known(tag, message["step"], message["steps"]))
+        stay = self._retention.add(Known(tag, message["step"], message["steps"]), self._held(checkpoint=True))
         event: events.Saved = {
             "event": "saved",
             "tag": tag,
@@ -93,8 +96,28 @@ class CheckpointTracker:
             "complete": True,
             "checkpoint": True,
         }
-        order: Keep = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
-        return [RecordEvent(event), DropManifests(stay, stay[-1]), SendOrder(order), *self._drop_models()]
+        return [RecordEvent(event), *self._keep(stay), *self._drop_models()]
+
+    def _keep(self, stay: Sequence[str]) -> list[Action]:
+        """Remove all checkpoints before the newest but those that stay."""
+        order: Keep = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._are_enough}
+        return [DropManifests(stay, stay[-1]), SendOrder(order)]
+
+    @property
+    def _are_enough(self) -> bool:
+        """True if those of older runs may go: not before a checkpoint of this run is copied."""
+        return self._retention.full and (not self._copies.are_made or True in self._copies.newest)
+
+    def _held(self, *, checkpoint: bool) -> set[str]:
+        """Return the saves of a kind that stay for the sake of copies. Those from before this run may be copied."""
+        first = self._models.first if not checkpoint else self._retention.first
+        is_needed = self._copies.are_made and checkpoint not in self._copies.newest
+        return {*self._copies.held(checkpoint), *(first if is_needed else ())}
+
+    def release(self) -> list[Action]:
+        """Handle a model that is in place, or a save that is copied or never will be: older ones may go."""
+        stay = self._retention.trim(self._held(checkpoint=True))
+        return [*(self._keep(stay) if stay else []), *self._drop_models()]
 
     @property
     def newest(self) -> Known | None:
@@ -108,6 +131,7 @@ class CheckpointTracker:
     def discard(self, tag: str) -> bool:
         """Discard a damaged checkpoint. Return False if a resumed run has none left: it must not begin anew."""
         self._retention.discard(tag)
+        self._copies.discard(tag)
         return self._retention.newest is not None or not self._retention.resumed
 
     def discard_newest(self) -> bool:
@@ -151,13 +175,16 @@ class Known(NamedTuple):
 
 
 class CheckpointRetention:
-    """`first` is the checkpoint from which the run was resumed: it stays until newer ones replace it."""
+    """`first` is the checkpoint from which the run was resumed: it stays until newer ones replace it. `held` are tags
+    that stay in addition.
+    """
 
     def __init__(self, keep: int, best: Best | None = None, first: Known | None = None) -> None:
         self._keep = keep
         self._best = best
         self._known: list[Known] = [first] if first else []
         self.resumed = first is not None
+        self.first = {first.tag} if first else set()
         self._scores: dict[str, float | None] = {}
         self._logs: dict[int, list[LoggedValue]] = {}
 
@@ -168,15 +195,19 @@ class CheckpointRetention:
             logs.append(logged)
             del logs[:-MOST_LOGS]
 
-    def add(self, new: Known) -> list[str]:
+    def add(self, new: Known, held: Collection[str] = ()) -> list[str]:
         """Add a complete checkpoint. Return the tags that stay, the newest last."""
         self._known = sorted([*(k for k in self._known if k.tag != new.tag), new], key=lambda known: known.step)
         if self._best is not None:
             self._settle(self._known[-2:])  # the one before, too: a value for it may have arrived later
-        stay = self._known[-self._keep :]
-        best = self._find_best()
-        self._known = [k for k in self._known if k in stay or k.tag == best]
+        self.trim(held)
         return [k.tag for k in self._known]
+
+    def trim(self, held: Collection[str] = ()) -> list[str]:
+        """Forget the checkpoints that need not stay. Return the tags of the others if there are any such."""
+        before, stay, best = self._known, self._known[-self._keep :], self._find_best()
+        self._known = [k for k in before if k in stay or k.tag == best or k.tag in held]
+        return [k.tag for k in self._known] if len(self._known) < len(before) else []
 
     @property
     def newest(self) -> Known | None:
@@ -240,19 +271,20 @@ class ModelRetention:
     def __init__(self, keep: int | None, models: Mapping[str, int] = MappingProxyType({})) -> None:
         self._keep = keep
         self._steps = {tag: step for tag, step in models.items() if is_scheduled_tag(tag)}
+        self.first = set(self._steps)
 
     def add(self, tag: str, step: int) -> None:
         """Add a complete model."""
         if is_scheduled_tag(tag):
             self._steps[tag] = step
 
-    def drop(self, best: Known | None) -> list[str]:
-        """Return the tags of the models to remove, oldest first, and forget them."""
+    def drop(self, best: Known | None, held: Collection[str] = ()) -> list[str]:
+        """Return the tags of the models to remove, oldest first, and forget them. Those `held` stay."""
         tags = sorted(self._steps, key=lambda tag: (self._steps[tag], pass_of(tag) is not None, len(tag), tag))
         if self._keep is None:
             return []
         own = [tag for tag in tags if best is not None and self._steps[tag] <= best.step][-1:]
-        gone = [tag for tag in tags[: -self._keep] if tag not in own]
+        gone = [tag for tag in tags[: -self._keep] if tag not in own and tag not in held]
         for tag in gone:
             del self._steps[tag]
         return gone

@@ -1,20 +1,28 @@
 """The copies of complete saves on other nodes, and the merged model on the lead's: what is made, and when. Pure.
 
-One save is copied at a time. Of those that wait, only the newest model and the newest checkpoint are kept.
+One save is copied at a time. Of those that wait, only the newest model and the newest checkpoint are kept; the
+checkpoint is next, but every fourth turn is a model's. The newest copied save of each kind stays until a newer one is
+copied, so that the loss of a node never costs more than the saves since then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder, warning
 from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge, Written
 from clusterctl.common import events
+from clusterctl.common.errors import first_of
 
 END_LIMIT_S = 60.0  # for the last copies, when all processes have ended
 TELL_AFTER_S = 2.0
 LIMIT_S = 1800.0  # for one save, so that a node that hangs does not keep the others from newer ones
+MOST_IN_A_ROW = 3  # checkpoints that are copied while a model waits
+MOST_BEHIND = 2  # saves of a kind since the last one that was copied; more are a warning, unless they are this new:
+BEHIND_S = 2.0
+MOST_NAMED = 4
+KINDS = {True: "checkpoint", False: "model"}
 
 
 class MergePolicy(NamedTuple):
@@ -32,7 +40,9 @@ class CopyPolicy(NamedTuple):
 
 
 class CopyTracker:
-    """`lead` is the lead's node, which has the manifests."""
+    """`lead` is the lead's node, which has the manifests. `newest` has the newest save of each kind that is copied: the
+    kind is True for checkpoints, False for models.
+    """
 
     def __init__(self, policy: CopyPolicy, lead: int) -> None:
         self._policy = policy
@@ -49,6 +59,36 @@ class CopyTracker:
         self._end_at: float | None = None
         self._told = False
         self._warned: set[tuple[int, str]] = set()
+        self._in_a_row = 0
+        self._since: dict[bool, dict[str, float]] = {True: {}, False: {}}  # the times of saves after the newest copied
+        self._behind: set[bool] = set()  # the kinds with a warning of that
+        self.newest: dict[bool, str] = {}
+        self._model: str | None = None  # the last one; its pieces are also on the nodes that have copied them
+        self._model_on: set[int] = set()
+        self._model_is_merged = False
+        self._wanted = {node for pair in policy.sources.items() if pair[1] for node in (pair[0], *pair[1])}
+
+    @property
+    def are_made(self) -> bool:
+        """False if the run makes no copies: COPIES = 1, or a single node."""
+        return bool(self._wanted)
+
+    def held(self, checkpoint: bool) -> set[str]:
+        """Return the saves of a kind that must stay: the newest that is copied, and those that are to be."""
+        if not self.are_made:
+            return set()
+        waiting = [self._waiting[checkpoint]["tag"]] if checkpoint in self._waiting else []
+        if self._save is not None and self._save["checkpoint"] == checkpoint:
+            waiting.append(self._save["tag"])
+        return {*waiting, *([self.newest[checkpoint]] if checkpoint in self.newest else [])}
+
+    def discard(self, tag: str) -> None:
+        """Discard a damaged checkpoint: it does not count as a copied one."""
+        if self.newest.get(True) == tag:
+            del self.newest[True]
+        self._failed |= self._save is not None and self._save["tag"] == tag
+        if True in self._waiting and self._waiting[True]["tag"] == tag:
+            del self._waiting[True]
 
     @property
     def places(self) -> dict[str, str]:
@@ -84,19 +124,38 @@ class CopyTracker:
 
     def offer(self, save: Written, now: float) -> list[Action]:
         """Handle a complete save, whose manifest is in place."""
-        self._waiting[save["checkpoint"]] = save
+        kind, tag = save["checkpoint"], save["tag"]
+        self._waiting[kind] = save
         self._expected = max(0, self._expected - 1)
-        return self._next(now)
+        self._since[kind][tag] = self._since[kind].pop(tag, now)
+        if not kind:
+            self._model, self._model_on, self._model_is_merged = tag, set(), False
+        return [*self._next(now), *self._warn_if_behind(kind, now)]
+
+    def _warn_if_behind(self, checkpoint: bool, now: float) -> list[Action]:
+        """Return a warning, once for each kind, if the copies do not keep up with the saves."""
+        since = self._since[checkpoint]
+        count = len(since)
+        if not self.are_made or count <= MOST_BEHIND or checkpoint in self._behind:
+            return []
+        if now < min(since.values()) + BEHIND_S:
+            return []
+        self._behind.add(checkpoint)
+        kind, newest = KINDS[checkpoint], self.newest.get(checkpoint)
+        setting = "SAVE_EVERY" if checkpoint else "SAVE_MODEL_EVERY"
+        last = f"the last {count} {kind}s are not copied yet, " + (f"{newest} is" if newest else "nor is any before")
+        return [warning(self._lead, f"copies lag behind: {last}; to save less often, set {setting}")]
 
     def tick(self, now: float) -> list[Action]:
         """Give up nodes that do not report, so that newer saves are copied to the others."""
+        behind = [action for kind in KINDS for action in self._warn_if_behind(kind, now)]
         if self._save is None or now < self._began + LIMIT_S:
-            return []
+            return behind
         nodes = ", ".join(f"node{node}" for node in sorted({node for _, node in self._asked}))
         note = warning(self._lead, f"{self._save['tag']} was not copied within {LIMIT_S / 60:.0f} min: {nodes}")
         self._asked.clear()
         self._failed = True
-        return [note, *self._next(now)]
+        return [*behind, note, *self._next(now)]
 
     def take(self, node: int, report: Copied, now: float) -> list[Action]:
         """Handle the report of a node: it has carried out an order, or could not."""
@@ -105,6 +164,9 @@ class CopyTracker:
             return []
         self._asked.discard(asked)
         self._bytes += report["bytes"] if report["of"] == "copy" else 0
+        if self._save["tag"] == self._model and "message" not in report:
+            self._model_is_merged |= report["of"] == "merge"
+            self._model_on.update([node] if report["of"] == "copy" else ())
         actions = self._warn(node, report) if "message" in report else []
         return [*actions, *self._next(now)]
 
@@ -121,23 +183,30 @@ class CopyTracker:
         return [warning(node, f"{kind} {report['tag']} {what} node{node}: {report['message']}")]
 
     def _next(self, now: float) -> list[Action]:
-        """End the current save if nothing is missing, and begin with the one that has waited longest."""
+        """End the current save if nothing is missing, and begin with the next one."""
         if self._asked:
             return []
         actions = self._done(now)
         if not self._waiting:
             return actions
-        self._save = self._waiting.pop(next(iter(self._waiting)))
-        wanted = {node for pair in self._policy.sources.items() if pair[1] for node in (pair[0], *pair[1])}
-        self._failed, self._bytes, self._began = not wanted <= set(self._places), 0, now
+        self._save = self._waiting.pop(self._turn())
+        self._failed, self._bytes, self._began = not self._wanted <= set(self._places), 0, now
         orders = [*self._copy_orders(self._save), *self._merge_orders(self._save)]
         self._asked = {(order.message["do"], order.node) for order in orders if order.node is not None}
         return [*actions, *orders, *([] if orders else self._next(now))]
+
+    def _turn(self) -> bool:
+        """Return the kind of save that is next: a checkpoint, unless a model has waited for several of them."""
+        both = len(self._waiting) == len(KINDS)
+        checkpoint = self._in_a_row < MOST_IN_A_ROW if both else next(iter(self._waiting))
+        self._in_a_row = self._in_a_row + 1 if both and checkpoint else 0
+        return checkpoint
 
     def _done(self, now: float) -> list[Action]:
         save, self._save = self._save, None
         if save is None or self._failed or not self._bytes:
             return []
+        self._settle(save)
         event: events.Copied = {
             "event": "copied",
             "tag": save["tag"],
@@ -147,6 +216,15 @@ class CopyTracker:
         if save["checkpoint"]:
             event["checkpoint"] = True
         return [RecordEvent(event)]
+
+    def _settle(self, save: Written) -> None:
+        """Note that a save is copied: all before it need not stay. One that was lost to a node meanwhile may need it."""
+        kind, tag = save["checkpoint"], save["tag"]
+        is_replaced = kind in self._waiting and self._waiting[kind]["tag"] == tag
+        if self._wanted <= set(self._places) and not is_replaced:
+            self.newest[kind] = tag
+            while tag in self._since[kind]:  # and all before it
+                del self._since[kind][next(iter(self._since[kind]))]
 
     def _copy_orders(self, save: Written) -> list[SendOrder]:
         lead = self._places.get(self._lead)
@@ -196,3 +274,21 @@ class CopyTracker:
         if self._save is None or self._end_at is None:
             return []
         return [warning(self._lead, f"the run ended before {self._save['tag']} was copied and merged")]
+
+    def doubts(self, writers: Collection[int]) -> list[events.RunWarning]:
+        """Return a warning if the last model has lost pieces, or the next loss of a node may take some.
+
+        `writers` are the nodes that have written its pieces.
+        """
+        if self._model is None or (self._model_is_merged and self._lead not in self._away):
+            return []
+        has = {source for node in self._model_on - self._away.keys() for source in self._policy.sources.get(node, ())}
+        lost = sorted((set(writers) & self._away.keys()) - has)
+        if lost:
+            of = f"its pieces on {first_of([f'node{node}' for node in lost], MOST_NAMED)}"
+            message = f"the last model, {self._model}, cannot be completed: {of} were lost before they were copied"
+            return [{"kind": "model_lost", "message": message}]
+        if self.are_made and self._model in self._since[False]:
+            message = f"the last model, {self._model}, is not copied to other nodes: if a node is lost, so is the model"
+            return [{"kind": "model_not_copied", "message": message}]
+        return []

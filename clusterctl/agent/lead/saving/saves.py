@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from clusterctl.agent.lead.actions import Action, WriteManifest
-from clusterctl.agent.lead.messages import Recovery, Report
+from clusterctl.agent.lead.learning import find_doubts
+from clusterctl.agent.lead.messages import Exited, Recovery, Report
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, CopyTracker
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
 from clusterctl.agent.lead.saving.messages import CutReport
 from clusterctl.agent.lead.saving.requests import TRAINING, SaveRequests
+from clusterctl.common.events import RunWarning
 
 SAVE_REPORTS = ("saved", "kept", "logged", "written", "copied", "cut", "save_wanted")
 
@@ -31,11 +33,13 @@ class SaveTracker:
         *,
         together: bool,
     ) -> None:
-        self.checkpoints = CheckpointTracker(retention or CheckpointRetention(3), models or ModelRetention(None))
         self.copies = CopyTracker(copies or CopyPolicy({}), lead)
+        kept = retention or CheckpointRetention(3)
+        self.checkpoints = CheckpointTracker(kept, models or ModelRetention(None), self.copies)
         self.cuts = CutCoordinator(set(pservers), len(pservers))
         self.requests = SaveRequests(set(pservers), self.cuts, self.checkpoints, together=together)
         self._pservers = len(pservers)
+        self._writers = set(pservers)
 
     def handle(self, node: int, report: Report, now: float, phase: str) -> list[Action]:
         """Handle a report about saves in a phase of the run."""
@@ -51,9 +55,9 @@ class SaveTracker:
         if report["do"] == "kept":
             return self.checkpoints.keep(report)
         if report["do"] == "written":
-            return self.copies.offer(report, now)
+            return [*self.copies.offer(report, now), *self.checkpoints.release()]
         if report["do"] == "copied":
-            return self.copies.take(node, report, now)
+            return [*self.copies.take(node, report, now), *self.checkpoints.release()]
         if report["do"] == "logged":
             self.checkpoints.log(report)
         return []
@@ -67,6 +71,10 @@ class SaveTracker:
     def leave(self, ranks: Collection[int]) -> list[Action]:
         """Handle the end of trainers, see `CheckpointTracker.leave`."""
         return self.requests.answered(self._settled(self.checkpoints.leave(ranks, self._pservers)))
+
+    def doubts(self, trainers: Collection[Exited]) -> list[RunWarning]:
+        """Return the warnings about a run that succeeds, given how its trainers exited, and about its last model."""
+        return [*find_doubts(trainers, self.checkpoints.not_finite), *self.copies.doubts(self._writers)]
 
     def finish(self) -> list[Action]:
         """Handle the end of the training, see `CutCoordinator.finish`."""
