@@ -14,9 +14,10 @@ import torch
 
 #: In place of a rank: what all trainers draw alike, since each takes its share of it.
 SHARED = 2**32 - 1
-#: In place of a batch: the order of a pass, and the end of one.
+#: In place of a batch: the order of a pass, the end of one, and what follows the loop whose last pass it is.
 ORDER = 2**64 - 1
 END = 2**64 - 2
+AFTER = 2**64 - 3
 
 
 class Position(NamedTuple):

@@ -11,6 +11,7 @@ from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.buffers import BufferSender
 from clusterctl.runtime.trainer.batches import OnPass, StepContext, whole_number
+from clusterctl.runtime.trainer.loops import Batches, Site
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading
@@ -116,9 +117,9 @@ class Session(OuterSession):
         loading = Loading.checked(data, batch_size, shuffle, num_workers, options)
         share_of = self._client.share_of if shard else None
         source = source_of(loading, self.seed, self.rank, share_of)
-        self._accumulate, self._clip, self._ids_of, self._sharded = 1, None, {}, shard
 
         def begun(first: int) -> LoaderSource:
+            self._accumulate, self._clip, self._ids_of, self._sharded = 1, None, {}, shard
             self._source = source
             return source
 
@@ -127,7 +128,11 @@ class Session(OuterSession):
             if on_pass is not None:
                 on_pass(pass_)
 
-        return self._counted(self._run(begun, number, at_end))
+        def begin(site: Site) -> Iterator[Any]:
+            yield from self._counted(self._run(site, begun, number, at_end))
+            source.seed_after(self._loops.first_pass)
+
+        return Batches(begin)
 
     def _push_batches(
         self, gradients: Mapping[Handle, Any], samples: int | None, loss: Any, rates: Mapping[Handle, float]

@@ -12,7 +12,7 @@ from torch.utils import data as torch_data
 
 from clusterctl.runtime.trainer.batches import StepContext, pass_rng
 from clusterctl.torch.loading import Loading
-from clusterctl.torch.seeds import END, ORDER, SHARED, Position, kept_generators
+from clusterctl.torch.seeds import AFTER, END, ORDER, SHARED, Position, kept_generators
 
 Item = tuple[tuple["int | None", Any], StepContext]
 #: A batch with its number: (number, True for the last one, (samples, batch)).
@@ -43,6 +43,10 @@ class LoaderSource:
     def seed_end(self, pass_: int) -> None:
         """Seed what follows the last batch of a pass."""
         Position(self._seed, self._rank, pass_, END).seed_all()
+
+    def seed_after(self, pass_: int) -> None:
+        """Seed what follows the loop; also one that is empty after a restart."""
+        Position(self._seed, self._rank, pass_, AFTER).seed_all()
 
     def batches(self, pass_: int, batch: int) -> Iterator[Item]:
         """Yield this trainer's batches of a pass from number `batch`, the generators seeded for each."""

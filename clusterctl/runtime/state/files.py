@@ -2,8 +2,8 @@
 
 Each is a safetensors file. Its metadata has, as strings, `format`, `job`, `run`, `rank`, `trainers`, `epoch`, `mode`,
 `seed`, the place (`step`, the pushes before it; `pass` and `batch`, the batch after it; `cursor`, JSON), `boot`, which
-changes when the machine restarts, and `tree`: a JSON object with an entry for each thing that was kept. The tensors of
-a thing are `NAME/PATH`, or `NAME` if it is one.
+changes when the machine restarts, `between` and `loops` (see `Place`; older versions have neither), and `tree`: a JSON
+object with an entry for each thing that was kept. The tensors of a thing are `NAME/PATH`, or `NAME` if it is one.
 
 The newest ones are in `runs/RUN/state/`. They are not durable, and one that an earlier boot has written is not used.
 That of a checkpoint is `checkpoints/TAG/trainer-00000.safetensors`, beside the pieces of pservers. It also has `tag`.
@@ -31,13 +31,16 @@ _KEPT = 2  # one would do: a file is replaced only when its successor is whole
 class Place(NamedTuple):
     """Where a trainer is: the pushes that it has made, its next batch, and the value of `ps.cursor` before it.
 
-    The batch is number 0 of the next pass only when `on_pass` of the pass before has run.
+    The batch is number 0 of the next pass only when `on_pass` of the pass before has run. `is_between` means that what
+    the program does after the loop of the pass before is still to come; `loops` is what `Loops.record` returned.
     """
 
     step: int
     pass_: int
     batch: int
     cursor: Any = None
+    is_between: bool = False
+    loops: Any = None
 
 
 class State(NamedTuple):
@@ -63,7 +66,10 @@ class SavedState:
             raise ModelError(f"{self.path} is not the state of a trainer")
         try:
             self.tree: dict[str, Any] = dict(json.loads(about["tree"]))
-            self.place = Place(int(about["step"]), int(about["pass"]), int(about["batch"]), json.loads(about["cursor"]))
+            batch, cursor = int(about["batch"]), json.loads(about["cursor"])
+            is_between = about["between"] == "1" if "between" in about else batch == 0  # older states lack it
+            loops = json.loads(about.get("loops", "null"))
+            self.place = Place(int(about["step"]), int(about["pass"]), batch, cursor, is_between, loops)
             self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
         except (KeyError, RecursionError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: the metadata is damaged ({exc!r})") from exc
@@ -150,7 +156,8 @@ class StateFiles:
         facts = {"job": env.job, "run": env.run, "rank": env.rank, "trainers": env.trainers, "epoch": self._epoch}
         facts.update(mode=env.spec.training.mode, seed=env.seed, boot=boot_id(), format=FORMAT)
         facts.update({"step": place.step, "pass": place.pass_, "batch": place.batch})
-        texts = {"cursor": json.dumps(place.cursor), "tree": json.dumps(state.tree)}
+        facts["between"] = int(place.is_between)
+        texts = {"cursor": json.dumps(place.cursor), "loops": json.dumps(place.loops), "tree": json.dumps(state.tree)}
         return {**{name: str(value) for name, value in facts.items()}, **texts}
 
     def _receipt(self, tag: str, place: Place, size: int, digest: str) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """When a trainer's own state is taken and loaded.
 
 State k is the one after k pushes, and after what the program did then: it is taken when the program asks for its first
-batch after a push, and at the end of a pass after `on_pass`. A trainer that is started again finds the pservers after k
+batch after a push, when a loop begins, and at the end of a pass after `on_pass`. A trainer that is started again finds the pservers after k
 pushes. If state k is there, it goes on. If only state k - 1 is there, in sync it goes back by one push: that batch is
 computed again from the values of then, and its push is answered as repeated. If neither is there, in sync all go back
 to the newest checkpoint. In the other modes the newest state is loaded, and the trainer goes on.
+
+A state is loaded when a thing is added, and again where the first loop begins that is not empty, or at the end of the
+loop after which it was taken: the program's code between empty loops has run again by then.
 """
 
 from __future__ import annotations
@@ -82,6 +85,11 @@ class StateKeeper:
             _go_back(client, self._found.place)
         self._began = client.step
         self._lacks_on_pass = False
+        #: True while the state that was found belongs to a loop that has not begun yet.
+        self.waits = False
+        self.record_loops: Callable[[], Any] = lambda: None
+        self._loop_end: int | None = None
+        self._is_loaded = self._found is None
 
     def add(self, name: str, kept: Kept, *, late: bool = False) -> None:
         """Add a thing, and load its state if there is one. One that is `late` only goes along with others, and is
@@ -101,19 +109,36 @@ class StateKeeper:
         self._kept[name] = kept
         self._client.has_state = True
 
-    def begin(self, pass_: int, batch: int) -> None:
-        """Begin a loop, whose first batch this is."""
+    @property
+    def known_loops(self) -> Any:
+        """What `Loops.record` returned when the state was taken, None without a state."""
+        return None if self._found is None else self._found.place.loops
+
+    def is_before(self, pass_: int) -> bool:
+        """Return True if the state to load is that of a loop which begins with this pass or a later one."""
+        found = self._found
+        return found is not None and not self._is_loaded and not found.place.is_between and found.place.pass_ >= pass_
+
+    def begin(self, pass_: int, batch: int, end: int | None, *, rejoins: bool) -> None:
+        """Begin a loop, whose first batch this is, and whose passes end before `end`, None if that is not known.
+
+        It `rejoins` if it begins with what was left to do after a pass.
+        """
+        self._loop_end = end
         if not self._kept or self._env.local or self._client.left:
             return
         found, step = self._found, self._client.step
         if self._taken < 0 and found is None and self._began == step:
             self._check_lost()
-        if self._taken < 0 and found is not None:
-            self._load_late(found)
+        self.waits = rejoins and end is not None and self.is_before(end)
+        if self.waits:
+            return
+        if found is not None and not self._is_loaded:
+            self._load(found)
             if found.place.step == step:
                 self._lacks_on_pass = found.place.pass_ < pass_
                 pass_, batch = found.place.pass_, found.place.batch
-        self.take(pass_, batch)
+        self.take(pass_, batch, again=True)
 
     def repeat_on_pass(self, on_pass: Callable[[int], Any] | None, pass_: int) -> None:
         """Call `on_pass` if the state that was loaded is that before it, of a pass that all trainers have ended."""
@@ -121,18 +146,20 @@ class StateKeeper:
             on_pass(pass_)
         self._lacks_on_pass = False
 
-    def take(self, pass_: int, batch: int, *, again: bool = False, is_cut: bool = False) -> None:
+    def take(
+        self, pass_: int, batch: int, *, again: bool = False, is_cut: bool = False, is_between: bool = False
+    ) -> None:
         """Take the state before a batch, unless it was taken since the last push; with `again` in any case.
 
         It also goes into a checkpoint if one is due now, or with `is_cut`.
         """
-        if not self._kept or self._env.local:
+        if not self._kept or self._env.local or self.waits:
             return
         if self._client.step == self._taken and not again:
             return
         if pass_ == self._at[0]:  # a trainer that rejoins at the end of a pass has forgotten how many batches it had
             batch = max(batch, self._at[1])
-        place = Place(self._client.step, pass_, batch, self._client.position)
+        place = Place(self._client.step, pass_, batch, self._client.position, is_between, self.record_loops())
         self._taken, self._at = place.step, (pass_, batch)
         tag = checkpoint_tag(place.step) if is_cut else self._due_cut(place.step)
         if self._is_large and not self.always and tag is None:
@@ -146,7 +173,9 @@ class StateKeeper:
     def end_pass(self, pass_: int) -> None:
         """Take the state after `on_pass`. In sync there may be a checkpoint at the end of a pass."""
         is_cut = self._is_sync and self._every is not None and self._every.is_pass(pass_ + 1)
-        self.take(pass_ + 1, 0, again=True, is_cut=is_cut and self._client.step > self._base)
+        is_between = self._loop_end is not None and pass_ + 1 >= self._loop_end
+        is_cut = is_cut and self._client.step > self._base
+        self.take(pass_ + 1, 0, again=True, is_cut=is_cut, is_between=is_between)
 
     def leave(self, pass_: int, batch: int) -> None:
         """Write the state into a checkpoint that the trainer still owes."""
@@ -161,8 +190,9 @@ class StateKeeper:
         tree = {name: value for state in taken for name, value in state.tree.items()}
         return State(tree, [entry for state in taken for entry in state.entries])
 
-    def _load_late(self, found: SavedState) -> None:
-        for name, kept in self._late.items():
+    def _load(self, found: SavedState) -> None:
+        self._is_loaded = True
+        for name, kept in {**self._kept, **self._late}.items():
             if name in found.tree:
                 kept.load(found)
 

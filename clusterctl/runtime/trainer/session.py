@@ -39,6 +39,7 @@ from clusterctl.runtime.trainer.geo import make_parameters
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of, given_values
 from clusterctl.runtime.trainer.link import Link
+from clusterctl.runtime.trainer.loops import Batches, Loops, Site
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
@@ -75,10 +76,12 @@ class Session:
         self._pass_is_over = self._client.passes_done >= self._next_pass > 0
         self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
         self._open_pass = self._next_pass - 1 if self._rejoins else None
+        self._loops = Loops(self._next_pass - self._rejoins, self._states.known_loops, self._states.is_before)
+        self._states.record_loops = self._loops.record
         self._position, others, resized = self._client.position, bool(self._client.positions), self._client.resized
         self._cursor = ReaderCursor(self._position, has_others=others, resized=resized)
         self._rates: Mapping[Handle, float] = {}
-        self._first_pass, self._accumulate, self._sharded = 0, 1, False
+        self._accumulate, self._sharded = 1, False
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
         self._parts = PartPool(env.trainer_threads, self.rank)
@@ -108,6 +111,8 @@ class Session:
         self._guard.check("leaving the run")
         try:
             if say is not None:
+                if not self._client.left:
+                    self._loops.check_end(waits=self._states.waits)
                 self._parameters.settle()
                 self._progress.flush(self.step)
                 self._progress.flush_log()
@@ -234,40 +239,54 @@ class Session:
         one with `passes=None`, is not read ahead, unless `prefetch` says so.
         """
         self._guard.check("ps.steps")
-        self._accumulate = whole_number("accumulate", accumulate, 1)
-        ahead = whole_number("prefetch", prefetch, 0)
-        self._clip = checked_clip(clip)
-        known_ids = checked_ids_of(ids or {}, self._handles)
-        self._ids_of = known_ids if ahead else {}
+        every, ahead = whole_number("accumulate", accumulate, 1), whole_number("prefetch", prefetch, 0)
+        clipping, known_ids = checked_clip(clip), checked_ids_of(ids or {}, self._handles)
         length = None if pass_batches is None else whole_number("pass_batches", pass_batches, 1)
         streams = passes is None or length is not None
         number = whole_number("passes", passes, 0) if passes is not None else 1 if length is None else None
         share_of = self._client.share_of if shard else None
         rng = functools.partial(pass_rng, self.seed, self.rank, shard=shard)
         source = functools.partial(BatchSource, checked_reader(reader), self._cursor, rng, share_of)
-        self._sharded = shard
-        return self._run(lambda base: source(base, length, ahead if streams else max(1, ahead)), number, on_pass)
 
-    def _run(self, source_from: Callable[[int], Source], passes: int | None, on_pass: OnPass | None) -> Iterator[Any]:
-        begins = self._next_pass - self._rejoins if self._open_pass is None or self._rejoins else -1
-        if passes is not None and begins >= self._first_pass + passes:  # an earlier attempt died in a later loop
-            self._first_pass += passes
+        def begun(base: int) -> Source:
+            self._accumulate, self._clip, self._sharded = every, clipping, shard
+            self._ids_of = known_ids if ahead else {}
+            return source(base, length, ahead if streams else max(1, ahead))
+
+        return Batches(lambda site: self._run(site, begun, number, on_pass))
+
+    def epochs(self, number: int, passes: int = 1) -> Iterator[int]:
+        """Yield the numbers of epochs, 0 to `number` - 1, without those that are done.
+
+        Each epoch has loops over so many passes. In a resumed run, or after a restart, the first epoch is the one that
+        was interrupted, also if only code after its loops is left; this needs a state (`ps.keep`), without one the code
+        after the last complete loop may run again. Raises UseError for an epoch with another number of passes.
+        """
+        self._guard.check("ps.epochs")
+        return self._loops.epochs(whole_number("number", number, 0), whole_number("passes", passes, 1))
+
+    def _run(
+        self, site: Site, source_from: Callable[[int], Source], passes: int | None, on_pass: OnPass | None
+    ) -> Iterator[Any]:
+        loops = self._loops
+        if loops.begin(site, passes):  # an earlier attempt died in a later loop
             return
-        self._states.begin(self._next_pass, self._batch)
+        after = loops.end_of(passes)
+        self._states.begin(self._next_pass, self._batch, after, rejoins=self._rejoins)
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
             self._states.repeat_on_pass(on_pass, self._open_pass)
             self._save_pass(repeated=self._rejoins and self._pass_is_over)
-            self._first_pass = self._first_pass if self._rejoins else self._next_pass
+            loops.first_pass, loops.open_pass = loops.first_pass if self._rejoins else self._next_pass, None
         self._rejoins = False
         if self._client.left:  # an earlier attempt had left the run, and died at its very end
             return
-        source, after = source_from(self._first_pass), None if passes is None else self._first_pass + passes
+        source = source_from(loops.first_pass)
         while after is None or self._next_pass < after:
             pass_, batch, self._skip = self._next_pass, self._skip, 0
             if not source.begin(pass_, batch) and not batch:
                 break
-            self._open_pass = pass_
+            self._open_pass = loops.open_pass = pass_
             self._progress.begin_pass(pass_, after)
             yield from self._batches(source.batches(pass_, batch))
             self._progress.end_pass(self.step)
@@ -275,7 +294,8 @@ class Session:
                 on_pass(pass_)
             check_alone(self._open_pass == pass_)
             self._save_pass()
-        self._first_pass = self._next_pass = self._next_pass if after is None else after
+            loops.open_pass = None
+        loops.first_pass = self._next_pass = self._next_pass if after is None else after
 
     def _batches(self, batches: Iterator[tuple[Any, StepContext]]) -> Iterator[Any]:
         context = None

@@ -1,0 +1,189 @@
+"""Loops in epochs: a trainer that is killed, or a run that goes back, ends with the same bits; or is refused in words."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.optim import lr_scheduler as lrs
+
+from clusterctl.runtime.errors import UseError
+from tests.torch_api.programs import DATASET, SIZE, X, Y, cluster_of, mlp
+
+pytestmark = pytest.mark.engines
+
+EPOCHS = 6
+BATCHES = 3
+DATA = torch.utils.data.Subset(DATASET, range(BATCHES * SIZE))
+
+
+class Killed(BaseException):
+    """The end of a trainer, without any farewell."""
+
+
+class Kill(NamedTuple):
+    """Where a trainer dies: `batch` of an epoch before its push, or "end" and "after", around the epoch's last lines."""
+
+    epoch: int
+    at: Any
+
+
+def one_cycle(optimizer: Any) -> Any:
+    return lrs.OneCycleLR(optimizer, 0.1, total_steps=EPOCHS + 1, cycle_momentum=False)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
+    "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda epoch: 0.9),
+    "StepLR": lambda o: lrs.StepLR(o, 2),
+    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [1, 3, 4]),
+    "ConstantLR": lambda o: lrs.ConstantLR(o, 0.5, 3),
+    "LinearLR": lambda o: lrs.LinearLR(o, 0.5, total_iters=4),
+    "ExponentialLR": lambda o: lrs.ExponentialLR(o, 0.8),
+    "PolynomialLR": lambda o: lrs.PolynomialLR(o, 5, 2),
+    "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: lrs.CyclicLR(o, 0.01, 0.1, step_size_up=2, cycle_momentum=False),
+    "OneCycleLR": one_cycle,
+    "ReduceLROnPlateau": lambda o: lrs.ReduceLROnPlateau(o, patience=0, threshold=0.5),
+    "ChainedScheduler": lambda o: lrs.ChainedScheduler([lrs.ExponentialLR(o, 0.9), lrs.ConstantLR(o, 0.5, 2)]),
+    "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o, 0.5, 2), lrs.ExponentialLR(o, 0.8)], [3]),
+    "SWALR": lambda o: optim.swa_utils.SWALR(o, 0.01, anneal_epochs=3),
+}
+KILLS = [Kill(1, 1), Kill(3, 1), Kill(EPOCHS - 1, 2), Kill(3, 0), Kill(3, "end"), Kill(3, "after"), Kill(5, "after")]
+
+
+class Seen:
+    """What programs count in their epochs."""
+
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": list(self.numbers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.numbers = list(state["numbers"])
+
+
+def train(
+    ps: Any, make: Callable[[Any], Any], kill: Kill | None = None, loops: int = 1, counts: str = "range"
+) -> dict[str, Any]:
+    """Train in epochs; `loops` loops one after another have the epochs, or each epoch has so many (`counts="inside"`)."""
+    model = mlp()
+    ps.distribute(model, optimizer := optim.Adam(model.parameters(), lr=0.05))
+    scheduler, seen, noise = make(optimizer), Seen(), torch.Generator()
+    average = optim.swa_utils.AveragedModel(model)
+    for name, thing in (("scheduler", scheduler), ("seen", seen), ("noise", noise), ("average", average)):
+        ps.keep(name, thing)
+
+    def epoch_of(epoch: int, loader: Any) -> None:
+        total = 0.0
+        for number, (x, y) in enumerate(loader):
+            if kill == (epoch, number):
+                raise Killed
+            loss = ((model(x) - y) ** 2).mean() * (1 + torch.rand((), generator=noise) + torch.rand(()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step(loss=loss)
+            total += loss.item()
+        if kill == (epoch, "end"):
+            raise Killed
+        seen.numbers.append(total + float(torch.rand(())))
+        average.update_parameters(model)
+        with torch.no_grad():
+            seen.numbers.append(float(((model(X) - Y) ** 2).mean()))
+        scheduler.step(*([total] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
+        if kill == (epoch, "after"):
+            raise Killed
+
+    def epochs(number: int, passes: int = 1) -> Any:
+        return range(number) if counts == "range" else ps.epochs(number, passes)
+
+    if counts == "inside":
+        for epoch in epochs(EPOCHS, loops):
+            for _ in range(loops - 1):
+                for x, _y in ps.loader(DATA, SIZE):
+                    model(x).sum().backward()
+                    optimizer.step()
+            epoch_of(epoch, ps.loader(DATA, SIZE))
+    elif loops == 1:
+        for epoch in epochs(EPOCHS):
+            epoch_of(epoch, ps.loader(DATA, SIZE))
+    else:
+        loader = ps.loader(DATA, SIZE)
+        for epoch in epochs(2):
+            epoch_of(epoch, loader)
+        for epoch in epochs(2):
+            epoch_of(2 + epoch, loader)
+        for epoch in epochs(2):
+            epoch_of(4 + epoch, ps.loader(DATA, SIZE))
+    state = copy.deepcopy({**model.state_dict(), **average.state_dict()})
+    return {**state, "lr": optimizer.param_groups[0]["lr"], "noise": noise.get_state(), "seen": seen.numbers}
+
+
+def assert_same(own: dict[str, Any], other: dict[str, Any]) -> None:
+    assert own.keys() == other.keys()
+    for name, value in own.items():
+        same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        assert same, (name, value, other[name])
+
+
+def undisturbed(root: Path, *given: Any, **options: Any) -> dict[str, Any]:
+    with cluster_of(root / "whole", 1, 1) as cluster:
+        found: dict[str, Any] = cluster.train(lambda ps: train(ps, *given, **options))[0]
+    return found
+
+
+def killed(cluster: Any, *given: Any, **options: Any) -> None:
+    with pytest.raises(Killed), cluster.session(0) as ps:
+        train(ps, *given, **options)
+
+
+VARIANTS = [(1, "range"), (1, "epochs"), (3, "range"), (3, "epochs"), (3, "inside")]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_of_epochs_is_right_after_a_kill(tmp_path: Path, name: str) -> None:
+    make = SCHEDULERS[name]
+    expected = undisturbed(tmp_path, make)
+    with cluster_of(tmp_path / "killed", 1, 1) as cluster:
+        for attempt, kill in enumerate((Kill(1, 1), Kill(3, 0), Kill(EPOCHS - 1, 2)), 1):
+            with pytest.raises(Killed), cluster.session(0, attempt=attempt) as ps:
+                train(ps, make, kill)
+        with cluster.session(0, attempt=4) as ps:
+            assert_same(train(ps, make), expected)
+
+
+@pytest.mark.parametrize(("loops", "counts"), VARIANTS)
+@pytest.mark.parametrize("kill", KILLS, ids=str)
+def test_all_that_is_kept_is_right_after_a_kill(tmp_path: Path, kill: Kill, loops: int, counts: str) -> None:
+    make = SCHEDULERS["ReduceLROnPlateau"]
+    expected = undisturbed(tmp_path, make, loops=loops, counts=counts)
+    with cluster_of(tmp_path / "killed", 1, 1) as cluster:
+        killed(cluster, make, kill, loops=loops, counts=counts)
+        with cluster.session(0, attempt=2) as ps:
+            assert_same(train(ps, make, loops=loops, counts=counts), expected)
+
+
+@pytest.mark.parametrize(("loops", "counts"), VARIANTS)
+@pytest.mark.parametrize("step", [4, 9, 10, 17])
+def test_the_same_after_a_run_goes_back(tmp_path: Path, step: int, loops: int, counts: str) -> None:
+    make = SCHEDULERS["LambdaLR"]
+    expected = undisturbed(tmp_path, make, loops=loops, counts=counts)
+    saves = {"checkpoints": True, "save_every": {"unit": "step", "n": step}}
+    kill = Kill(step // BATCHES + 1 if loops == 1 or counts != "inside" else step // (3 * BATCHES) + 1, 1)
+    with cluster_of(tmp_path / "back", 1, 1, **saves) as cluster:
+        if kill.epoch < EPOCHS:
+            killed(cluster, make, kill, loops=loops, counts=counts)
+        else:
+            cluster.train(lambda ps: train(ps, make, loops=loops, counts=counts))
+    recover = {"tag": f"step-{step:09d}", "step": step}
+    with cluster_of(tmp_path / "back", 1, 1, epoch=1, recover=recover, **saves) as cluster:
+        results = cluster.train(lambda ps: train(ps, make, loops=loops, counts=counts))
+    assert_same(results[0], expected)
