@@ -116,7 +116,7 @@ class Session(OuterSession):
         loading = Loading.checked(data, batch_size, shuffle, num_workers, options)
         share_of = self._client.share_of if shard else None
         source = source_of(loading, self.seed, self.rank, share_of)
-        self._accumulate, self._clip, self._ids_of, self._sharded = 1, None, {}, shard
+        self._accumulate, self._clip, self._prefetcher.ids_of, self._sharded = 1, None, {}, shard
 
         def begun(first: int) -> LoaderSource:
             self._source = source

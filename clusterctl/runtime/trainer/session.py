@@ -42,6 +42,7 @@ from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
+from clusterctl.runtime.trainer.prefetch import Prefetcher
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -67,8 +68,8 @@ class Session:
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._progress.joined(self._client.step)
         self._states = StateKeeper(env, self._client, supervisor)
-        self._parameters = make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
+        self._parameters = make_parameters(self._client, self.trainers, self._guard, self._nan_policy)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
         # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
@@ -82,8 +83,7 @@ class Session:
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
         self._parts = PartPool(env.trainer_threads, self.rank)
-        self._ids_of: IdsOf = {}
-        self._requested: dict[Embedding, tuple[int, int]] = {}
+        self._prefetcher = Prefetcher(self._parameters, self.mode)
 
     def __enter__(self) -> Session:
         return self
@@ -238,7 +238,7 @@ class Session:
         ahead = whole_number("prefetch", prefetch, 0)
         self._clip = checked_clip(clip)
         known_ids = checked_ids_of(ids or {}, self._handles)
-        self._ids_of = known_ids if ahead else {}
+        self._prefetcher.ids_of = known_ids if ahead else {}
         length = None if pass_batches is None else whole_number("pass_batches", pass_batches, 1)
         streams = passes is None or length is not None
         number = whole_number("passes", passes, 0) if passes is not None else 1 if length is None else None
@@ -282,6 +282,7 @@ class Session:
         for batch, context in batches:
             self._guard.check("ps.steps")
             self._context = context
+            self._nan_policy.begin_batch()
             yield batch
             check_alone(self._context is context)
             self._states.take(context.pass_, context.batch + 1)
@@ -356,10 +357,10 @@ class Session:
             tables, batches = gradient.by_table(), self._collected.batches + 1
             if batches < self._accumulate and not context.last:
                 self._collected.add(tables, samples)
-                self._prefetch(context)
+                self._prefetcher.request(context)
                 return
             gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
-        self._parameters.push(gradient, context, samples, functools.partial(self._prefetch, context))
+        self._parameters.push(gradient, context, samples, functools.partial(self._prefetcher.request, context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
@@ -371,19 +372,10 @@ class Session:
     def _clipped(self, gradient: Gradient) -> Gradient:
         return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
 
-    def _prefetch(self, context: StepContext) -> None:
-        """Request the rows of the batches ahead that were not requested yet."""
-        batches = context.ahead[:1] if self.mode == "sync" else context.ahead
-        for handle, ids_of in self._ids_of.items():
-            for number, batch in enumerate(batches, context.batch + 1):
-                if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
-                    self._requested[handle] = (context.pass_, number)
-                    self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
-
     def _refresh(self, parts: list[wire.Part]) -> None:
         for part in parts:
             if isinstance(handle := self._handles.get(part.table), Dense):
-                handle.refresh(part)
+                self._parameters.refresh(handle, part)
 
     # Saves and metrics
 
