@@ -88,7 +88,7 @@ class Log(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Nan(Event):
-    """A loss or a gradient is not finite: `what` it was, and the `action` that ON_NAN says."""
+    """A loss, a gradient or a value received as float16 is not finite: `what` it was, and the `action` that ON_NAN says."""
 
     message: str
     what: str | None = None
@@ -260,6 +260,14 @@ class Standstill(Event):
     message: str
     stalled_s: float | None = None
     over: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    """A warning of the run; `kind` is a name such as "tables_not_loaded"."""
+
+    kind: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)

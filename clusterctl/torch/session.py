@@ -119,7 +119,7 @@ class Session(OuterSession):
         source = source_of(loading, self.seed, self.rank, share_of)
 
         def begun(first: int) -> LoaderSource:
-            self._accumulate, self._clip, self._ids_of, self._sharded = 1, None, {}, shard
+            self._accumulate, self._clip, self._prefetcher.ids_of, self._sharded = 1, None, {}, shard
             self._source = source
             return source
 

@@ -20,6 +20,7 @@ from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
+from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.parameters import Parameters, nothing
 
@@ -59,8 +60,8 @@ class LocalRows:
 class GeoParameters(Parameters):
     """Geo mode: values come from the trainer itself, and its changes go to the pservers every k steps."""
 
-    def __init__(self, client: Client, trainers: int, guard: Guard) -> None:
-        super().__init__(client, guard)
+    def __init__(self, client: Client, trainers: int, guard: Guard, nan_policy: NanPolicy) -> None:
+        super().__init__(client, guard, nan_policy)
         self._trainers = np.float32(trainers)
         self._every = client.mode.bound
         self._dense: dict[Dense, LocalDense] = {}
@@ -132,7 +133,7 @@ class GeoParameters(Parameters):
     def _exchange(self) -> None:
         """Send the changes since the last exchange, and continue from the pservers' new values."""
         assert self._context is not None
-        samples, self._since, self._samples = self._samples, 0, 0
+        batches, samples, self._since, self._samples = self._since, self._samples, 0, 0
         changed = Gradient()
         for handle, dense in self._dense.items():
             changed.dense[handle] = (handle.flat - dense.base) / self._trainers
@@ -140,6 +141,10 @@ class GeoParameters(Parameters):
             if len(rows.touched):
                 delta = rows.table.pull(rows.touched, None) - rows.base.pull(rows.touched, None)
                 changed.sparse[embedding] = (rows.touched, delta)
+        if samples and not self.nan_policy.admits(self._steps, changed, batches=batches, noun="change"):
+            samples = 0
+            for handle, dense in self._dense.items():
+                handle.flat[:] = dense.base
         super().push(changed, self._context, samples)
         for handle, dense in self._dense.items():
             dense.base[:] = handle.flat
@@ -147,6 +152,8 @@ class GeoParameters(Parameters):
             rows.begin()
 
 
-def make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
+def make_parameters(client: Client, trainers: int, guard: Guard, nan_policy: NanPolicy) -> Parameters:
     """Return the parameters of the job's mode."""
-    return GeoParameters(client, trainers, guard) if client.mode.name == "geo" else Parameters(client, guard)
+    if client.mode.name == "geo":
+        return GeoParameters(client, trainers, guard, nan_policy)
+    return Parameters(client, guard, nan_policy)

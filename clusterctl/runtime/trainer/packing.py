@@ -96,12 +96,11 @@ class Gradient:
 
     def not_finite(self, half: bool = False) -> str | None:
         """Return the name of the first table whose gradient has NaN or infinite numbers, with `half` in float16."""
-        is_good = fits_half if half else is_finite
         for handle, values in self.dense.items():
-            if not is_good(values):
+            if not (fits_half(values) if half and handle.spec.wire is None else is_finite(values)):
                 return handle.name
         for embedding, (_, rows) in self.sparse.items():
-            if not is_good(rows):
+            if not (fits_half(rows) if half else is_finite(rows)):
                 return embedding.name
         return None
 

@@ -13,6 +13,7 @@ from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Ask, Client, PendingReplies
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch, given_values
+from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Packer, initial_pieces
 from clusterctl.runtime.wire import messages as wire
 
@@ -33,9 +34,10 @@ class PendingRows:
 class Parameters:
     """Sync, async and ssp: every push goes to the pservers, which apply the rules, and values come from them."""
 
-    def __init__(self, client: Client, guard: Guard) -> None:
+    def __init__(self, client: Client, guard: Guard, nan_policy: NanPolicy) -> None:
         self.client = client
         self.guard = guard
+        self.nan_policy = nan_policy
         self.rank = client.rank
         self.layout = client.layout
         self.packer = Packer(client.half, client.key_cache)
@@ -54,10 +56,12 @@ class Parameters:
         client.push(self.packer.pack(sent, client.used, context.rates), context, samples)
         when_sent()
         client.settle(client.window - 1)
+        self.nan_policy.check_taken(self.step)
 
     def settle(self) -> None:
         """Wait until all pushes are applied, and discard prefetched rows."""
         self.client.settle()
+        self.nan_policy.check_taken(self.step)
         self._ahead.clear()
 
     def begin(self, handle: Handle, unset: Collection[int]) -> None:
@@ -89,14 +93,23 @@ class Parameters:
 
         def take(lane: int, reply: wire.Message) -> None:
             for part in reply.parts:
-                handle.refresh(part)
+                self.refresh(handle, part)
 
         self._pull_all(asks, take)
+        self.nan_policy.check_taken(self.step)
+
+    def refresh(self, handle: Dense, part: wire.Part) -> None:
+        """Store a part of a dense table from a reply."""
+        handle.refresh(part)
+        if part.kind == wire.DENSE16:
+            self.nan_policy.took(handle.name, handle.flat[part.offset : part.offset + len(part.array)], part.offset)
 
     def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
         """Return the rows of the distinct ids of `batch`, (n, dim)."""
         pending = self._prefetched(handle, batch.groups.distinct) or self._request(handle, batch)
         self.client.wait_for(pending.replies)
+        self.nan_policy.took(handle.name, pending.rows)
+        self.nan_policy.check_taken(self.step)
         return pending.rows
 
     def prefetch(self, handle: Embedding, batch: IdBatch, most: int) -> None:

@@ -43,6 +43,7 @@ from clusterctl.runtime.trainer.loops import Batches, Loops, Site
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
+from clusterctl.runtime.trainer.prefetch import Prefetcher
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -68,8 +69,8 @@ class Session:
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._progress.joined(self._client.step)
         self._states = StateKeeper(env, self._client, supervisor)
-        self._parameters = make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
+        self._parameters = make_parameters(self._client, self.trainers, self._guard, self._nan_policy)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
         # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
@@ -85,8 +86,7 @@ class Session:
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
         self._parts = PartPool(env.trainer_threads, self.rank)
-        self._ids_of: IdsOf = {}
-        self._requested: dict[Embedding, tuple[int, int]] = {}
+        self._prefetcher = Prefetcher(self._parameters, self.mode)
 
     def __enter__(self) -> Session:
         return self
@@ -250,7 +250,7 @@ class Session:
 
         def begun(base: int) -> Source:
             self._accumulate, self._clip, self._sharded = every, clipping, shard
-            self._ids_of = known_ids if ahead else {}
+            self._prefetcher.ids_of = known_ids if ahead else {}
             return source(base, length, ahead if streams else max(1, ahead))
 
         return Batches(lambda site: self._run(site, begun, number, on_pass))
@@ -302,6 +302,7 @@ class Session:
         for batch, context in batches:
             self._guard.check("ps.steps")
             self._context = context
+            self._nan_policy.begin_batch()
             yield batch
             check_alone(self._context is context)
             self._states.take(context.pass_, context.batch + 1)
@@ -376,10 +377,10 @@ class Session:
             tables, batches = gradient.by_table(), self._collected.batches + 1
             if batches < self._accumulate and not context.last:
                 self._collected.add(tables, samples)
-                self._prefetch(context)
+                self._prefetcher.request(context)
                 return
             gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
-        self._parameters.push(gradient, context, samples, functools.partial(self._prefetch, context))
+        self._parameters.push(gradient, context, samples, functools.partial(self._prefetcher.request, context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
@@ -391,19 +392,10 @@ class Session:
     def _clipped(self, gradient: Gradient) -> Gradient:
         return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
 
-    def _prefetch(self, context: StepContext) -> None:
-        """Request the rows of the batches ahead that were not requested yet."""
-        batches = context.ahead[:1] if self.mode == "sync" else context.ahead
-        for handle, ids_of in self._ids_of.items():
-            for number, batch in enumerate(batches, context.batch + 1):
-                if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
-                    self._requested[handle] = (context.pass_, number)
-                    self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
-
     def _refresh(self, parts: list[wire.Part]) -> None:
         for part in parts:
             if isinstance(handle := self._handles.get(part.table), Dense):
-                handle.refresh(part)
+                self._parameters.refresh(handle, part)
 
     # Saves and metrics
 
