@@ -13,10 +13,11 @@ from typing import Any, Callable
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
-from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply, Unset
+from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import TrainerState
@@ -49,6 +50,8 @@ class ServerCore:
         self._is_restored = restored is not None
         self._is_first = restored is None and state.epoch == 0
         self._maker = TableMaker(state.lane, state.layout, state.seed, state.mode, open_model, restored, state.lender)
+        self._copying = state.copying
+        self._made: list[Output] = []
         self._saver = Saver(state)
         self._book = self._saver.book
         policy_class = SyncUpdates if state.mode.name == "sync" else AsyncUpdates
@@ -80,13 +83,46 @@ class ServerCore:
             self._admit(rank, message)
             if message.kind == wire.PULL:
                 self._drop_stale_positions(message)
-            return self._handlers[message.kind](message)
+            if self._copying.keeps(message):
+                return []
+            return self._sendable(self._handlers[message.kind](message))
         except RuntimeFailure as failure:
             return [Reply(rank, error_reply(message, failure))]
+
+    def do(self, task: Callable[[ServerCore], list[Output]]) -> list[Output]:
+        """Return what a task returns, like a message not before copies are made that it began."""
+        return self._sendable(task(self))
+
+    def copy(self) -> list[Output]:
+        """Copy a slice of the tables. After the last one, return the saves; then `go_on` has to be called."""
+        if not self._copying.advance():
+            return []
+        made, self._made = self._made, []
+        return [_after_a_pause(output, self._copying.took_s) for output in made]
+
+    def go_on(self) -> list[Output]:
+        """Handle what waited for copies to be made, or for the disk."""
+        self._copying.is_paused = False
+        out = [] if self._copying.holds else self.policy.trainers_changed()
+        while not self._copying.holds:
+            kept = self._copying.next()
+            if kept is None:
+                break
+            out += self._handle_again(kept) if isinstance(kept, wire.Message) else kept()
+        return self._sendable(out)
+
+    def _sendable(self, outputs: list[Output]) -> list[Output]:
+        """Return outputs without those that have to wait until copies are made."""
+        if not self._copying.is_under_way:
+            return outputs
+        self._made += [output for output in outputs if not isinstance(output, Reply)]
+        return [output for output in outputs if isinstance(output, Reply)]
 
     def _handle_again(self, message: wire.Message) -> list[Output]:
         """Handle a request that had to wait. One of an epoch or attempt that is over is dropped."""
         if message.attempt < self.trainers[message.rank].attempt or message.epoch != self.state.epoch:
+            return []
+        if self._copying.keeps(message):
             return []
         try:
             return self._handlers[message.kind](message)
@@ -273,34 +309,56 @@ class ServerCore:
         return sorted(self.trainers.gone_from.items())
 
     def _bye(self, message: wire.Message) -> list[Output]:
-        out = self._leave(self.trainers[message.rank])
-        if self._book.writing:
-            self._book.wait(self._book.writing[-1], message)
-            return out
-        return [*out, self._farewell(message)]
+        return self._leave(self.trainers[message.rank], message)
 
     def _farewell(self, message: wire.Message) -> Reply:
         """Answer a trainer that leaves, or waited for a save. It has to know of the newest cut."""
         return Reply(message.rank, message.answer(wire.OK, version=self.step, cut=self.policy.cuts))
 
-    def _leave(self, trainer: TrainerState) -> list[Output]:
-        """Record that a trainer left; when the last one leaves, save all unsaved values."""
+    def _leave(self, trainer: TrainerState, bye: wire.Message | None = None) -> list[Output]:
+        """Record that a trainer left, and answer its `bye`; when the last one leaves, save all unsaved values."""
+        if self._copying.holds:
+            self._copying.later(lambda: self._leave(trainer, bye))
+            return []
         trainer.left, trainer.push = True, None
         out = self.policy.trainers_changed() + (self.policy.answer_held() if self.state.unset else [])
-        out += self._saver.due(force=False)
+        if self._copying.holds:  # what changed has to be applied first
+            self._copying.later(lambda: self._save_last(bye))
+            return out
+        return [*out, *self._save_last(bye)]
+
+    def _save_last(self, bye: wire.Message | None) -> list[Output]:
+        """Make the saves that are due when a trainer has left, and answer its `bye`."""
+        out: list[Output] = [*self._saver.due(force=False)]
         if not self.trainers.active():
             unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.state.has_values else None
             if unsaved is not None:
                 self._book.ask_for_all(unsaved)
             out += self._saver.due(force=True)
-        return out
+        if bye is None:
+            return out
+        if self._book.writing:
+            self._book.wait(self._book.writing[-1], bye)
+            return out
+        return [*out, self._farewell(bye)]
 
     def _probe(self, message: wire.Message) -> list[Output]:
         held = [m for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank]
+        held += self._copying.messages(message.rank)
         needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
         waiting = [0] if needs_values else self.policy.waited_for()
-        facts = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
+        facts: dict[str, Any] = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
+        if self._copying.holds:
+            facts["saving"] = True
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
+
+
+def _after_a_pause(output: Output, pause_s: float) -> Output:
+    if isinstance(output, Save):
+        return output._replace(pause_s=pause_s)
+    if isinstance(output, Copied):
+        return output._replace(saves=tuple(save._replace(pause_s=pause_s) for save in output.saves))
+    return output
 
 
 def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:

@@ -13,6 +13,7 @@ from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.buffers import BufferBook
+from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.shm.region import LEAST_BYTES
@@ -93,6 +94,7 @@ class LaneState:
     sparse: dict[int, SparseTable] = field(default_factory=dict)
     unset: dict[int, Unset] = field(default_factory=dict)
     buffers: BufferBook = field(default_factory=BufferBook)
+    copying: Copying = field(default_factory=Copying)
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver

@@ -17,10 +17,11 @@ from typing import Callable, NamedTuple, Union
 import numpy as np
 import zmq
 
-from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import CutOutput, Output, Reply
+from clusterctl.runtime.pserver.saves import joined
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.server import StreamServer
@@ -41,8 +42,8 @@ _ENDING_S = 2.0  # time for a lane to finish its current work when the process m
 class Lane:
     """Handles the messages of one lane until `finish`. Only `finish`, `saved` and `submit` are thread-safe.
 
-    `on_save(lane, save)` receives copies of the lane's tables; it may block. `on_cut(lane, output)` receives what the
-    lane says about cuts outside sync. `shm` reads arrays in shared memory. `streams` are offered to trainers.
+    `on_save(lane, save)` receives copies of the lane's tables; it may `pause` the lane. `on_cut(lane, output)` receives
+    what the lane says about cuts outside sync. `shm` reads arrays in shared memory. `streams` are offered to trainers.
     `on_second` is called about once a second while messages come.
     """
 
@@ -59,6 +60,7 @@ class Lane:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
+        self._copying = core.state.copying
         self.router = router
         self.refused: Counter[str] = Counter()
         self.sent_s = 0.0  # seconds spent encoding replies and giving them to the socket; other threads read it
@@ -76,6 +78,7 @@ class Lane:
         self._ranks: dict[bytes, int] = {}
         self._arrived: dict[tuple[int, int], float] = {}
         self._tasks: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
+        self._tasks_at_any_time: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
         self._finishing = False
         self._lock = threading.Lock()
         self._on_second = on_second
@@ -93,22 +96,44 @@ class Lane:
         self._finishing = True
         self._wake()
 
+    def pause(self) -> None:
+        """Change no table until `resume`; for `on_save`, which is called in the lane's thread."""
+        self._copying.is_paused = True
+
+    def resume(self) -> None:
+        """Go on after a pause. Thread-safe."""
+        self.submit(lambda core: core.go_on(), at_any_time=True)
+
     def saved(self, tag: str) -> None:
         """Report that the file of `tag` is in place. Thread-safe."""
         self.submit(lambda core: core.saved(tag))
 
-    def submit(self, task: Callable[[ServerCore], list[Output]]) -> None:
-        """Run `task` with the core in the lane's thread. Thread-safe."""
-        self._tasks.put(task)
+    def submit(self, task: Callable[[ServerCore], list[Output]], *, at_any_time: bool = False) -> None:
+        """Run `task` with the core in the lane's thread, not while tables are copied unless `at_any_time`. Thread-safe.
+
+        A task that may run at any time must not change tables.
+        """
+        (self._tasks_at_any_time if at_any_time else self._tasks).put(task)
         self._wake()
 
     def run(self) -> None:
         with np.errstate(all="ignore"):  # numbers that are not finite stay so, and trainers report them
             while not self._finishing:
-                if self._streams is None:
-                    self._receive(receive_frames(self.router))
-                else:
+                if self._streams is not None:
                     self._receive_any(self._streams)
+                elif not self._copying.is_under_way or events_of(self.router) & CAN_RECEIVE:
+                    self._receive(receive_frames(self.router))
+                if self._copying.is_under_way:
+                    self._copy()
+            while self._copying.is_under_way:
+                self._copy()
+            self._do_tasks()
+
+    def _copy(self) -> None:
+        """Copy a slice of the tables for saves; after the last one, give them away, and go on."""
+        self._send(self.core.copy())
+        if not self._copying.holds:
+            self._send(self.core.go_on())
             self._do_tasks()
 
     def close(self) -> None:
@@ -127,7 +152,7 @@ class Lane:
         if came:
             self._receive(receive_frames(self.router))
         self._router_changed = bool(came)
-        for stream, frames in streams.receive(wait=not came):
+        for stream, frames in streams.receive(wait=not came and not self._copying.is_under_way):
             self._decode(stream, stream.rank, frames)
         self._router_changed |= streams.is_signalled
 
@@ -153,8 +178,10 @@ class Lane:
         self._handle(route, rank, message)
 
     def _do_tasks(self) -> None:
-        while not self._tasks.empty():
-            self._send(self._tasks.get()(self.core))
+        while not self._tasks_at_any_time.empty():
+            self._send(self.core.do(self._tasks_at_any_time.get()))
+        while not self._tasks.empty() and not self._copying.holds:
+            self._send(self.core.do(self._tasks.get()))
         self._announce_cuts(self._clock())
 
     def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
@@ -254,7 +281,8 @@ class Server:
         self._parts: dict[str, dict[int, Save]] = {}
         self._whole: set[str] = set()  # tags of complete saves; a lane without tables may give its part later
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(_SAVES_WAITING)
+        self._waiting = 0  # jobs that count
+        self._paused: list[Lane] = []
         self._failures: list[BaseException] = []
         self._over = threading.Event()
         self._abandoned = threading.Event()  # drop queued saves: their temporary files would stay
@@ -315,14 +343,15 @@ class Server:
                 return
             del self._parts[save.tag]
             self._whole.add(save.tag)
-        while not self._failures and not self._abandoned.is_set():  # the writer takes no more then
-            if self._room.acquire(timeout=0.25):
-                self._jobs.put(_Job(_joined([part for _, part in sorted(parts.items())]), counts=True))
-                return
+            self._jobs.put(_Job(joined([part for _, part in sorted(parts.items())]), counts=True))
+            self._waiting += 1
+            if self._waiting > _SAVES_WAITING:
+                self._paused.append(lane)
+                lane.pause()
 
     def write(self, parts: Sequence[Save]) -> None:
         """Write the parts that all lanes have made of a save at a cut. Does not block."""
-        self._jobs.put(_Job(_joined(parts)))
+        self._jobs.put(_Job(joined(parts)))
 
     def _discard_older(self, lane: int, newer: Save) -> None:
         """Discard a lane's parts of cuts that the other lanes made at another moment: none will complete."""
@@ -343,27 +372,24 @@ class Server:
         try:
             while (job := self._jobs.get()) is not None and not self._abandoned.is_set():
                 if job.counts:
-                    self._room.release()
+                    self._make_room()
                 self._write(job.save)
                 for lane in self.lanes:
                     lane.saved(job.save.tag)
         except BaseException as failure:  # noqa: BLE001 - the same
             self._fail(failure)
 
+    def _make_room(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            resumed = self._paused if self._waiting <= _SAVES_WAITING else []
+            self._paused = [lane for lane in self._paused if lane not in resumed]
+        for lane in resumed:
+            lane.resume()
+
     def _fail(self, failure: BaseException) -> None:
         self._failures.append(failure)
         self._over.set()
-
-
-def _joined(parts: Sequence[Save]) -> Save:
-    """Return the parts of a save that the lanes of a pserver have made as one."""
-    pieces = [part for part in parts if part.tables] or list(parts[-1:])
-    tables = tuple(table for piece in pieces for table in piece.tables)
-    latest = max(pieces, key=lambda piece: piece.step)
-    cursors = newest_cursors([piece.cursors for piece in pieces])
-    buffers = next((part.buffers for part in parts if part.buffers is not None), None)
-    pause_s = max(piece.pause_s for piece in pieces)
-    return latest._replace(tables=tables, cursors=cursors, pause_s=pause_s, buffers=buffers)
 
 
 def _user(frame: zmq.Frame) -> str:

@@ -22,6 +22,7 @@ from clusterctl.runtime.checkpoint.remote import open_saved_checkpoint, open_sav
 from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.cut_part import CutPart
 from clusterctl.runtime.pserver.lane_state import CutOutput, LaneState, Output
@@ -125,7 +126,8 @@ class PServer:
         if self._finishing:
             self._send("pong", {})
         else:
-            self._submit(answer)
+            for lane in self.server.lanes:
+                lane.submit(answer, at_any_time=True)
 
     def _drop(self, core: ServerCore, ranks: list[int]) -> list[Output]:
         for rank in ranks if core.state.lane == 0 else ():
@@ -222,6 +224,7 @@ class PServer:
             key_cache=spec.training.key_cache,
             lender=self._shm,
             epoch=spec.epoch,
+            copying=Copying(in_slices=True),
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.common.manifest import checkpoint_tag, pass_of, pass_tag, step_tag
-from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
 from clusterctl.runtime.cuts import CHECKPOINT, MODEL
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.pserver.lane_state import LaneState
@@ -142,12 +141,15 @@ class Saver:
         return self._save(save, [step_tag(step)] if purpose & MODEL else [], bool(purpose & CHECKPOINT))
 
     def _save(self, save: Save, tags: Sequence[str], checkpoint: bool) -> list[Save]:
-        """Return `save` under each of the `tags`, and as a checkpoint if one is due, all with the same copies."""
+        """Return `save` under each of the `tags`, and as a checkpoint if one is due, all with the same copies.
+
+        They are complete once `LaneState.copying` is.
+        """
         if not tags and not checkpoint:
             return []
-        began = time.perf_counter()
-        tables = tuple(table.frozen() for table in self._lane.set_tables().values())
-        save = save._replace(tables=tables, pause_s=time.perf_counter() - began)
+        frozen = [table.freezing() for table in self._lane.set_tables().values()]
+        self._lane.copying.begin([slices for _, slices in frozen])
+        save = save._replace(tables=tuple(copy for copy, _ in frozen), pause_s=self._lane.copying.took_s)
         out = [save._replace(tag=tag, buffers=self._lane.buffers.at(self._lane.step)) for tag in tags]
         if checkpoint:
             trainers = self._lane.trainers
@@ -169,3 +171,14 @@ class Saver:
         """Return True if there is a checkpoint at the end of a pass; only in sync mode do trainers end it together."""
         every = self._lane.save_every
         return self._lane.mode.name == "sync" and every is not None and every.is_pass(passes)
+
+
+def joined(parts: Sequence[Save]) -> Save:
+    """Return the parts of a save that the lanes of a pserver have made as one."""
+    pieces = [part for part in parts if part.tables] or list(parts[-1:])
+    tables = tuple(table for piece in pieces for table in piece.tables)
+    latest = max(pieces, key=lambda piece: piece.step)
+    cursors = newest_cursors([piece.cursors for piece in pieces])
+    buffers = next((part.buffers for part in parts if part.buffers is not None), None)
+    pause_s = max(piece.pause_s for piece in pieces)
+    return latest._replace(tables=tables, cursors=cursors, pause_s=pause_s, buffers=buffers)

@@ -173,6 +173,8 @@ class SyncUpdates(UpdatePolicy):
         if not pushes:
             return []
         out: list[Output] = [*self.saver.due(force=True)] if self.saver.book.asked else []
+        if self.lane.copying.holds:
+            return out  # `trainers_changed` is called afterwards
         opening = None if self.lane.sparse else pushes[0].opening
         if opening is not None and all(push.opening is opening for push in pushes):
             return out + self._apply_alike(pushes, opening)

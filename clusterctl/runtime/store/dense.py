@@ -11,12 +11,13 @@ values change in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Callable
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.store.slices import completed, copied
 from clusterctl.runtime.table.initializers import stream_key
 from clusterctl.runtime.table.quantization import Bytes
 from clusterctl.runtime.table.rules import Rule
@@ -120,7 +121,13 @@ class DenseTable:
         return self.previous if version is not None and version <= self.changed_by else self.current
 
     def frozen(self) -> FrozenDense:
-        return FrozenDense(self)
+        """Return a copy of the table for another thread to read."""
+        return completed(self.freezing())
+
+    def freezing(self) -> tuple[FrozenDense, Iterator[None]]:
+        """Return a copy that is complete when the iterator ends: until then the table must not change."""
+        copy = FrozenDense(self)
+        return copy, copy.copying(self)
 
 
 def filled(rule: Rule, count: int) -> list[Floats]:
@@ -129,14 +136,22 @@ def filled(rule: Rule, count: int) -> list[Floats]:
 
 
 class FrozenDense:
-    """A copy of a dense table, for a thread that writes it while training continues."""
+    """A copy of a dense table, for a thread that writes it while training continues; empty until `copying` ends."""
 
     def __init__(self, table: DenseTable) -> None:
         self.spec = table.spec
         self.start, self.stop, self.count = table.start, table.stop, table.count
-        self.current = table.values.copy()
-        self.base = None if table.base is None else table.base.copy()
-        self.state = [state.copy() for state in table.state]
+        self.current = np.empty(table.count, np.float32)
+        self.base = None if table.base is None else np.empty(table.count, np.float32)
+        self.state = [np.empty(table.count, np.float32) for _ in table.state]
+
+    def copying(self, table: DenseTable) -> Iterator[None]:
+        """Copy the table, a slice with each step."""
+        yield from copied(table.values, self.current)
+        if self.base is not None and table.base is not None:
+            yield from copied(table.base, self.base)
+        for state, copy in zip(table.state, self.state):
+            yield from copied(state, copy)
 
 
 def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Array, Bits, Ids
 from clusterctl.runtime.store.index import HashIndex
 from clusterctl.runtime.store.lru import GONE, UNKNOWN, LruQueue
-from clusterctl.runtime.store.rows import Column, RowStore
+from clusterctl.runtime.store.rows import Column, Rows, RowStore
 from clusterctl.runtime.table.retention import Age, Fraction, Retention, Score, Sightings
 from clusterctl.runtime.table.sharding import SLOTS, mix64, slots_of
 
@@ -175,12 +175,10 @@ class Candidates:
         self._store.data["count"][crowded] = counts
         self._store.remove(crowded[counts == 0])
 
-    def to_arrays(self) -> tuple[Ids, Ids]:
-        """Return the ids, ascending, and their counts."""
-        live = self._store.live()
-        ids = self._store.ids.take(live)
-        order = np.argsort(ids)
-        return ids.take(order), self._store.data["count"].take(live.take(order))
+    @property
+    def rows(self) -> Rows:
+        """The candidates as rows; see `counts_of`."""
+        return self._store
 
     def restore(self, ids: Ids, counts: Ids) -> None:
         """Set the counts of distinct ids."""
@@ -188,3 +186,11 @@ class Candidates:
         absent = np.flatnonzero(positions < 0)
         positions[absent] = self._store.make(ids[absent])
         self._store.data["count"][positions] = counts
+
+
+def counts_of(candidates: Rows) -> tuple[Ids, Ids]:
+    """Return the ids of candidates, ascending, and their counts."""
+    live = candidates.live()
+    ids = candidates.ids.take(live)
+    order = np.argsort(ids)
+    return ids.take(order), candidates.data["count"].take(live.take(order))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from clusterctl.runtime.arrays import Array, Ids
 from clusterctl.runtime.store.growable import GrowableArray
 from clusterctl.runtime.store.index import MAX_POSITIONS, Index
+from clusterctl.runtime.store.slices import copied
 
 _DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "I64": np.int64}
 
@@ -44,10 +45,16 @@ class Rows:
         taken[self.free] = False
         return np.flatnonzero(taken)
 
-    def copy(self) -> Rows:
-        """Return a copy of the rows, one copy of each array."""
-        data = {name: array[: self.used].copy() for name, array in self.data.items()}
-        return Rows(self.columns, self.ids[: self.used].copy(), data, self.used, self.free)
+    def freezing(self) -> tuple[Rows, Iterator[None]]:
+        """Return a copy that is complete when the iterator ends: until then the rows must not change."""
+        data = {name: np.empty_like(array[: self.used]) for name, array in self.data.items()}
+        copy = Rows(self.columns, np.empty_like(self.ids[: self.used]), data, self.used, self.free)
+        return copy, self._copying_to(copy)
+
+    def _copying_to(self, copy: Rows) -> Iterator[None]:
+        yield from copied(self.ids[: self.used], copy.ids)
+        for name, array in copy.data.items():
+            yield from copied(self.data[name][: self.used], array)
 
 
 class RowStore(Rows):

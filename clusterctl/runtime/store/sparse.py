@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Array, Floats, Ids, scatter
-from clusterctl.runtime.store.eviction import RetentionEnforcer, columns_of
+from clusterctl.runtime.store.eviction import RetentionEnforcer, columns_of, counts_of
 from clusterctl.runtime.store.index import make_index
 from clusterctl.runtime.store.rows import Column, Rows, RowStore
+from clusterctl.runtime.store.slices import completed
 from clusterctl.runtime.table.initializers import stream_key
 from clusterctl.runtime.table.spec import TableSpec
 
@@ -28,7 +30,7 @@ class SparseGrad(NamedTuple):
 class SparseReader:
     """The rows of a table for writing to a file. Their positions, in no order, are valid until the next step."""
 
-    def __init__(self, spec: TableSpec, rows: Rows, candidates: tuple[Ids, Ids] | None) -> None:
+    def __init__(self, spec: TableSpec, rows: Rows, candidates: Rows | None) -> None:
         self.spec = spec
         self._read = rows
         self._candidates = candidates
@@ -62,7 +64,9 @@ class SparseReader:
 
     def candidates(self) -> tuple[Ids, Ids]:
         """Return the ids that were pushed but not admitted yet, ascending, and the number of their pushes."""
-        return self._candidates or (np.empty(0, np.int64), np.empty(0, np.int64))
+        if self._candidates is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return counts_of(self._candidates)
 
 
 class SparseTable(SparseReader):
@@ -77,11 +81,11 @@ class SparseTable(SparseReader):
         self._value_names = [column.name for column in values]
         columns = values + columns_of(spec.retention)
         self._store = RowStore(columns, make_index(spec.rows, lane, lanes))
-        super().__init__(spec, self._store, None)
         self._key = stream_key(seed, spec.key)
         self._enforcer = (
             RetentionEnforcer(spec.retention, spec.rows, self._store) if spec.retention is not None else None
         )
+        super().__init__(spec, self._store, self._enforcer.candidates.rows if self._enforcer is not None else None)
         self._replaced_ids = np.empty(0, np.int64)
         self._replaced: Floats = np.empty((0, spec.dim), np.float32)
         self._counts = dict.fromkeys(("looked_up", "hits", "admitted", "refused"), 0)
@@ -138,12 +142,17 @@ class SparseTable(SparseReader):
                 self._remember(self._store.ids.take(gone), self.rows_at(gone), step)
                 self._store.remove(gone)
 
-    def candidates(self) -> tuple[Ids, Ids]:
-        return self._enforcer.candidates.to_arrays() if self._enforcer is not None else super().candidates()
-
     def frozen(self) -> SparseReader:
         """Return a copy of the table for another thread to read: one copy of each array."""
-        return SparseReader(self.spec, self._store.copy(), self.candidates())
+        return completed(self.freezing())
+
+    def freezing(self) -> tuple[SparseReader, Iterator[None]]:
+        """Return a copy that is complete when the iterator ends: until then the table must not change."""
+        rows, copying = self._store.freezing()
+        if self._candidates is None:
+            return SparseReader(self.spec, rows, None), copying
+        candidates, counting = self._candidates.freezing()
+        return SparseReader(self.spec, rows, candidates), chain(copying, counting)
 
     def counters(self) -> dict[str, int]:
         """Return `rows` and their `bytes` (with index and candidates) now; and numbers of ids since the start:

@@ -47,7 +47,8 @@ class Request:
 class LaneConnection:
     """The connection to one lane: its carrier, the requests in flight, and when the lane last answered.
 
-    `probes` are unanswered: their numbers, each with that of the newest request before it.
+    `probes` are unanswered: their numbers, each with that of the newest request before it. `saving` is True if the last
+    answer said that it copies its tables.
     """
 
     lane: int
@@ -59,6 +60,7 @@ class LaneConnection:
     probes: dict[int, int] = field(default_factory=dict)
     newest: int = 0
     waiting: list[int] = field(default_factory=list)
+    saving: bool = False
     find: wire.Shared | None = None
     carrier: Carrier = field(init=False)
 
@@ -183,6 +185,7 @@ class RemoteLink:
         state = reply.json()
         connection.heard_s, newest = self._clock(), connection.probes[reply.request]
         connection.probes.clear()
+        connection.saving = state.get("saving") is True
         held = set(state.get("held", []))
         connection.waiting = [int(rank) for rank in state.get("waiting", [])] if held else []
         for number, request in connection.requests.items():
@@ -234,4 +237,5 @@ class RemoteLink:
             step = next(iter(connection.requests.values())).message.step
             print_line(f"waiting for trainers {ranks} at step {step} for {waited_s:.0f} s")
         else:
-            print_line(f"waiting for pserver {pserver} ({connection.carrier.address}), busy, for {waited_s:.0f} s")
+            doing = "busy saving" if connection.saving else "busy"
+            print_line(f"waiting for pserver {pserver} ({connection.carrier.address}), {doing}, for {waited_s:.0f} s")

@@ -40,7 +40,7 @@ class Setting:
     """The settings of a run and the number of its faults. `batches` are those of each trainer in a pass.
 
     With `late` the trainers make their embedding after some steps. `checkpoints` are announced as if due by the clock.
-    `loss` is the probability that a message is lost.
+    `loss` is the probability that a message is lost. With `slices` tables are copied while other things happen.
     """
 
     mode: str
@@ -55,6 +55,7 @@ class Setting:
     killed: int = 0
     dropped: int = 0
     lost_pservers: int = 0
+    slices: bool = False
 
 
 class SimulatedLink:
@@ -199,7 +200,21 @@ class SimulatedLane:
     def __init__(self, core: ServerCore) -> None:
         self.core = core
         self.tasks: deque[Callable[[ServerCore], list[Output]]] = deque()
-        self.submit = self.tasks.append
+        self.tasks_at_any_time: deque[Callable[[ServerCore], list[Output]]] = deque()
+
+    @property
+    def ready_tasks(self) -> deque[Callable[[ServerCore], list[Output]]]:
+        """The tasks of which the first may be done now."""
+        return self.tasks if self.tasks and not self.core.state.copying.holds else self.tasks_at_any_time
+
+    def submit(self, task: Callable[[ServerCore], list[Output]], *, at_any_time: bool = False) -> None:
+        (self.tasks_at_any_time if at_any_time else self.tasks).append(task)
+
+    def pause(self) -> None:
+        self.core.state.copying.is_paused = True
+
+    def resume(self) -> None:
+        self.submit(lambda core: core.go_on(), at_any_time=True)
 
 
 class SimulatedPServer:
@@ -237,7 +252,7 @@ class SimulatedPServer:
             job = self._server._jobs.get()
             assert job is not None
             if job.counts:
-                self._server._room.release()
+                self._server._make_room()
             self.files.append(job.save)
 
     def write(self) -> Save:
@@ -249,11 +264,31 @@ class SimulatedPServer:
 
 
 def _without_tables(core: ServerCore, copy: Callable[..., list[Save]]) -> Callable[..., list[Save]]:
-    """Return `copy` with the cursors of the lane, and who had a table there, in the place of its tables."""
+    """Return `copy` with the cursors of the lane, and who had a table there, in the place of its tables.
+
+    What has become of the tables is compared with what they were when the copying began.
+    """
+
+    def values(table: Any) -> list[Any]:
+        """Return what a table or a copy of it has."""
+        if hasattr(table, "current"):
+            return [table.current.copy(), *map(np.copy, table.state)]
+        at = table.live()
+        return [table.ids_at(at), *(table.read(column.name, at) for column in table.columns())]
+
+    def compare(tables: Sequence[Any], before: list[list[Any]]) -> Iterator[None]:
+        for one, other in zip(tables, before, strict=True):
+            for copied, own in zip(values(one), other, strict=True):
+                np.testing.assert_array_equal(copied, own)
+        yield from ()
 
     def copied(*args: Any) -> list[Save]:
         out = []
-        for save in copy(*args):
+        before = [values(table) for table in core.state.set_tables().values()]
+        saves = copy(*args)
+        if saves:
+            core.state.copying.begin([compare(saves[0].tables, before)])
+        for save in saves:
             own = tuple({**cursor, "declared": core.trainers[cursor["rank"]].declared} for cursor in save.cursors)
             out.append(save._replace(tables=(own,) if save.tables else ()))
         return out

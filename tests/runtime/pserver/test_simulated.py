@@ -16,6 +16,7 @@ from clusterctl.agent.lead.saving.cuts import CutCoordinator
 from clusterctl.common.manifest import pass_of
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.sharding import Layout
@@ -82,6 +83,8 @@ class SimulatedRun:
 
         A new pserver does not know the last pass of a trainer that left before.
         """
+        for lane in range(self._layout.lanes):
+            self._settle(lane)
         for rank, pserver in enumerate(self._pservers):
             while pserver.files:
                 self._write(rank)
@@ -107,7 +110,8 @@ class SimulatedRun:
         setting, mode = self._setting, Mode.parse(self._setting.mode)
         trainers = len(setting.batches)
         every = (setting.save_every, setting.save_model_every)
-        state = LaneState(lane, self._layout, trainers, 7, mode, *every, epoch=self._epoch)
+        copying = Copying(in_slices=setting.slices)
+        state = LaneState(lane, self._layout, trainers, 7, mode, *every, epoch=self._epoch, copying=copying)
         left = {rank: trainer.pushes for rank, trainer in self._trainers.items() if trainer.pushes is not None}
         core = ServerCore(state, None, self._checkpoint, {**self._dropped, **left})
         core.greeting["ports"] = [0] * self._layout.per_pserver
@@ -138,7 +142,8 @@ class SimulatedRun:
         for trainer in self._working():
             yield from (partial(self._answer, trainer.link, lane) for lane in lanes if trainer.link.replies[lane])
         yield from (partial(self._write, rank) for rank, pserver in enumerate(self._pservers) if pserver.files)
-        yield from (partial(self._do_task, lane) for lane in lanes if self._lane(lane).tasks)
+        yield from (partial(self._do_task, lane) for lane in lanes if self._lane(lane).ready_tasks)
+        yield from (partial(self._copy, lane) for lane in lanes if self._lane(lane).core.state.copying.is_under_way)
         yield from (partial(self._report, rank) for rank, pserver in enumerate(self._pservers) if pserver.reports)
         yield from (pserver.obey for pserver in self._pservers if pserver.orders)
 
@@ -163,7 +168,19 @@ class SimulatedRun:
             link.take(lane)
 
     def _do_task(self, lane: int) -> None:
-        self._send(lane, self._lane(lane).tasks.popleft()(self._lane(lane).core))
+        self._send(lane, self._lane(lane).core.do(self._lane(lane).ready_tasks.popleft()))
+
+    def _copy(self, lane: int) -> None:
+        """Copy a slice of a lane's tables."""
+        core = self._lane(lane).core
+        self._send(lane, core.copy())
+        if not core.state.copying.holds:
+            self._send(lane, core.go_on())
+
+    def _settle(self, lane: int) -> None:
+        """Do all that a lane has to do."""
+        while self._lane(lane).core.state.copying.is_under_way or self._lane(lane).ready_tasks:
+            (self._do_task if self._lane(lane).ready_tasks else self._copy)(lane)
 
     def _send(self, lane: int, outputs: Sequence[Output]) -> None:
         """Send a lane's replies to the newest attempts of the trainers, and its saves to its pserver."""
@@ -229,9 +246,9 @@ class SimulatedRun:
         rank = self._lot.randrange(self._layout.pservers)
         self._pservers[rank] = self._new_pserver(rank)
         for lane in range(self._layout.lanes):
-            while self._lane(lane).tasks:
-                self._do_task(lane)
-            self._send(lane, self._lane(lane).core.begin_epoch(self._epoch))
+            self._settle(lane)
+            self._send(lane, self._lane(lane).core.do(lambda core: core.begin_epoch(self._epoch)))
+            self._settle(lane)
         for pserver in self._pservers:
             pserver.reports.clear()
             pserver.orders.clear()
@@ -271,6 +288,7 @@ def draw_setting(mode: str, lot: random.Random) -> Setting:
         killed=lot.randrange(5),
         dropped=lot.choice([0, 0, 0, 1]),
         lost_pservers=lot.choice([0, 0, 1, 2]) if mode != "sync" else 0,
+        slices=lot.random() < 0.6,
     )
 
 
