@@ -66,8 +66,8 @@ class Cause(_CauseFacts):
     """The reason why a run ends.
 
     `kind` is "exit" (of a process), "node" (a supervisor could not do its part), "node_lost", "stalled", "time_limit"
-    or "stopped" (by the user, unless `reason` is "start_failed"). `failures` counts those of a process that exceeded
-    RESTARTS.
+    or "stopped" (by the user, unless `reason` is "start_failed" or "supervisor_ended"). `failures` counts those of a
+    process that exceeded RESTARTS.
     """
 
     kind: str
@@ -116,12 +116,13 @@ class Usage(TypedDict):
 class _StallFacts(TypedDict, total=False):
     stalled_s: float
     halted: bool
+    unconnected: bool
     over: bool
     state: str
 
 
 class Stalled(_StallFacts):
-    """`halted` by a signal; `over` when the process responds again, in `state`."""
+    """`halted` by a signal; `unconnected` before `connect()`; `over` when the process responds again, in `state`."""
 
     event: Literal["stalled"]
     message: str

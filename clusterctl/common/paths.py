@@ -127,6 +127,7 @@ class RunPaths:
         self.state = self.dir / "state.json"
         self.nodes = self.dir / "nodes.json"
         self.stop_reason = self.dir / "stop-reason.json"
+        self.stop_asked = self.dir / "stop-asked"
         self.checkpoints = self.dir / "checkpoints"
         self.copies = self.dir / "copies"
         self.merging = self.dir / "merging"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from typing import TypeVar
 
+from clusterctl.runtime import main_guard
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
@@ -30,8 +31,10 @@ def connect(load: str | None = None) -> Session:
 def join(kind: type[Kind], load: str | None) -> Kind:
     """Return a session of this class; see `connect`."""
     env = read_environment()
+    main_guard.check(local=env.local)
     if env.role == "pserver":
         raise ProcessError("connect() is for trainers; this process is a pserver")
+    main_guard.watch_children()
     supervisor = SupervisorSocket(env.control_fd)
     supervisor.register_stack_dump()
     link = _make_link(env, supervisor)

@@ -14,6 +14,7 @@
 | `CLUSTERCTL_CONTROL_FD`  | a connected unix socket to the supervisor                           |
 | `CLUSTERCTL_SEED`        | the seed in local mode; in a run it is in spec.json                 |
 | `CLUSTERCTL_ON_NAN`      | ON_NAN in local mode; in a run it is in spec.json                   |
+| `CLUSTERCTL_CONNECTED_PID` | set by `connect()`: the process that called it, for its children   |
 | `CLUSTERCTL_TRAINER_THREADS` | TRAINER_THREADS in local mode; in a run it is in spec.json      |
 """
 
@@ -115,6 +116,17 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         pservers=pservers,
         control_fd=_number(env, "CLUSTERCTL_CONTROL_FD") if control else None,
     )
+
+
+def announce_connection(pid: int) -> None:
+    """Let the processes that this one will start know that it, `pid`, has called `connect()`."""
+    os.environ["CLUSTERCTL_CONNECTED_PID"] = str(pid)
+
+
+def connected_pid() -> int | None:
+    """Return the process that has called `connect()`, of which this one may be a descendant; None if none has."""
+    value = os.environ.get("CLUSTERCTL_CONNECTED_PID", "")
+    return int(value) if value.isdigit() else None
 
 
 def _local(env: Mapping[str, str]) -> Environment:

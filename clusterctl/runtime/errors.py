@@ -11,6 +11,7 @@
 | `ModelError`        | a model file is damaged, incomplete or of another shape                  |
 | `NotFiniteError`    | a loss or gradient is not finite, and ON_NAN is "fail"                   |
 | `ProcessError`      | the process environment or the control socket is wrong                   |
+| `MainGuardError`    | a child process imported the main program again, and called `connect()`  |
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class NotFiniteError(RuntimeFailure):
 
 
 class ProcessError(RuntimeFailure):
+    pass
+
+
+class MainGuardError(ProcessError):
     pass
 
 

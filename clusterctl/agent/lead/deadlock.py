@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
-from clusterctl.agent.lead.messages import Pace
+from clusterctl.agent.lead.messages import Awaited, Pace
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.errors import first_of
@@ -28,12 +28,31 @@ class DeadlockDetector:
         self._since: float | None = None
         self._reported_at: float | None = None
         self._words = ""
+        self._watched: dict[Key, int] = {}  # trainers that others wait for, with the attempt that is watched
 
     def receive(self, key: Key, message: Pace) -> None:
         self._paces[key] = message
 
-    def look(self, attempts: Mapping[Key, int], now: float) -> list[Action]:
-        """The actions at the start or the end of a deadlock. `attempts` has the processes that should be active."""
+    def look(self, attempts: Mapping[Key, int], now: float, node_of: Mapping[Key, int]) -> list[Action]:
+        """The actions at the start or the end of a deadlock, and the orders to watch trainers that others wait for.
+
+        `attempts` has the processes that should be active.
+        """
+        return [*self._watch(attempts, node_of), *self._look(attempts, now)]
+
+    def _watch(self, attempts: Mapping[Key, int], node_of: Mapping[Key, int]) -> list[SendOrder]:
+        """Order the supervisors of trainers that newly keep others waiting for too long to watch these."""
+        waits = [self._paces[key] for key, attempt in attempts.items() if self._pace(key, attempt) == "waits"]
+        named = {name for message in waits for name in message.get("awaits", ())}
+        orders = []
+        for key, attempt in sorted(attempts.items()):
+            if key[0] == "trainer" and name_of(key) in named and self._watched.get(key) != attempt:
+                self._watched[key] = attempt
+                order: Awaited = {"do": "awaited", "role": key[0], "rank": key[1], "attempt": attempt}
+                orders.append(SendOrder(order, node_of[key]))
+        return orders
+
+    def _look(self, attempts: Mapping[Key, int], now: float) -> list[Action]:
         waiting = self._waiting(attempts)
         self._since = None if not waiting else now if self._since is None else self._since
         if self._since is None and self._reported_at is not None:

@@ -101,6 +101,7 @@ class _FailureFacts(_OfProcess, total=False):
 class _PaceFacts(TypedDict, total=False):
     for_s: Number
     message: str
+    awaits: Sequence[str]
 
 
 # Reports.
@@ -142,10 +143,11 @@ class Failed(_FailureFacts):
 
 class _Why(TypedDict, total=False):
     message: str
+    signal: str
 
 
 class StopWanted(_Why):
-    """The run is to stop. `message` is the reason, unless the user asked for it."""
+    """The run is to stop. `message` is the reason, or `signal` what ended the supervisor, unless the user asked."""
 
     do: Literal["stop_wanted"]
 
@@ -163,7 +165,9 @@ class Idle(_IdleFacts):
 
 
 class Pace(_PaceFacts):
-    """`pace` is "moves", "waits" or "stalled". If it waits, it has done so for `for_s`; `message` gives the reason."""
+    """`pace` is "moves", "waits" or "stalled". If it waits, it has done so for `for_s`; `message` gives the reason, and
+    `awaits` has the names of the processes that it waits for, as far as it knows them.
+    """
 
     do: Literal["pace"]
     role: str
@@ -286,6 +290,15 @@ class Stacks(TypedDict):
     message: str
 
 
+class Awaited(TypedDict):
+    """Others have been waiting for this trainer for too long: watch it, even if it has never sent a message."""
+
+    do: Literal["awaited"]
+    role: str
+    rank: int
+    attempt: int
+
+
 class Stop(TypedDict):
     do: Literal["stop"]
     cause: Cause | None
@@ -298,7 +311,21 @@ class End(TypedDict):
 
 
 Order = Union[
-    Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, DropModels, Copy, Merge, CutOrder, Stacks, Stop, End
+    Spawn,
+    Again,
+    Respawn,
+    Shrink,
+    Left,
+    FinishPservers,
+    Keep,
+    DropModels,
+    Copy,
+    Merge,
+    CutOrder,
+    Stacks,
+    Awaited,
+    Stop,
+    End,
 ]
 ORDERS: Mapping[str, Callable[..., Order]] = {
     "spawn": Spawn,
@@ -313,6 +340,7 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
     "merge": Merge,
     "cut": CutOrder,
     "stacks": Stacks,
+    "awaited": Awaited,
     "stop": Stop,
     "end": End,
 }
@@ -330,11 +358,16 @@ def cause_of(report: Exited | Failed | StateLost, kind: str, node: int) -> Cause
     return typed(Cause, {"message": "failed", **fields, "kind": kind, "node": node})
 
 
-def stop_wanted(reason: str | None) -> StopWanted:
-    return {"do": "stop_wanted", "message": reason} if reason else {"do": "stop_wanted"}
+def stop_wanted(reason: str | None, signal: str | None = None) -> StopWanted:
+    if reason:
+        return {"do": "stop_wanted", "message": reason}
+    return {"do": "stop_wanted", "signal": signal} if signal else {"do": "stop_wanted"}
 
 
-def cause_of_stop(message: StopWanted) -> Cause:
+def cause_of_stop(message: StopWanted, node: int) -> Cause:
     if "message" in message:
         return {"kind": "stopped", "reason": "start_failed", "message": message["message"]}
+    if "signal" in message:
+        words = f"the supervisor of node{node} was ended by {message['signal']:.20}, sent from outside clusterctl"
+        return {"kind": "stopped", "reason": "supervisor_ended", "node": node, "message": words}
     return {"kind": "stopped", "message": "stopped by the user"}

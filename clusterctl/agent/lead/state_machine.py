@@ -119,7 +119,7 @@ class Lead:
         """Detect a deadlock. Waiting for trainers that are held for a rejoin is not one."""
         over = {("trainer", rank) for rank in {*self._table.ended_well, *self._table.gone}}
         attempts = {key: attempt for key, attempt in self._table.attempts.items() if key not in over}
-        actions = self._deadlocks.look({} if self._table.held else attempts, now)
+        actions = self._deadlocks.look({} if self._table.held else attempts, now, self._table.node_of)
         cause = self._deadlocks.cause(now) if self._policy.standstill_fails else None
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
@@ -225,7 +225,7 @@ class Lead:
     def _on_stop_wanted(self, node: int, message: messages.StopWanted, now: float) -> list[Action]:
         if self.phase == "stopping":
             return []
-        return self._stop("stopped", messages.cause_of_stop(message), now)
+        return self._stop("stopped", messages.cause_of_stop(message, node), now)
 
     def _on_rejoin(self, node: int, message: messages.Rejoin, now: float) -> list[Action]:
         """Restart the trainers of a node that were given up: the user has fixed it."""

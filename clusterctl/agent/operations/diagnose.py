@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ LINES = 200
 LINE_CHARS = 2000
 OUTPUTS = 3  # of the attempts of one process
 PROBE_S = 10.0
+TRACEBACK = "Traceback (most recent call last):"
 FREQUENT = ("step", "pass", "usage")
 PRINTING = ("pass", "saved")  # events whose processes print a line about it
 QUIET = ("running", "starting", "succeeded")
@@ -116,11 +117,15 @@ def _relevant(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]
 
 
 def _outputs(
-    run: RunPaths, spec: RunSpec, events: Iterable[dict[str, Any]], about: dict[str, Any], printed: Printed
+    run: RunPaths, spec: RunSpec, events: Sequence[dict[str, Any]], about: dict[str, Any], printed: Printed
 ) -> Iterator[dict[str, Any]]:
-    """Yield the last lines of failed attempts, and of processes that are stalled or lost."""
+    """Yield the last lines of failed attempts, of processes that are stalled or lost, and of those that were stopped
+    if there is an exception among them.
+    """
     plans = {(process.role, process.rank): process for process in spec.processes}
     began: dict[tuple[Any, ...], float] = {}
+    stopped = {_attempt(event) for event in events if event.get("event") == "exited" and event.get("stopping")}
+    stopped -= {_attempt(event) for event in events if event.get("event") == "stalled"}
     spans: dict[tuple[str, int], dict[int, tuple[float, float]]] = {}  # from and until, by the attempt
     for event in events:
         key = (event.get("role"), event.get("rank"))
@@ -130,7 +135,7 @@ def _outputs(
         name = event.get("event")
         if name == "spawned":
             began[key[0], key[1], attempt] = event["t"]
-        elif (name == "exited" and not event.get("stopping")) or name == "stalled":
+        elif name in ("exited", "stalled"):
             until = event["t"] + (0.2 if name == "exited" else 5.0)
             spans.setdefault(key, {})[attempt] = (began.get((key[0], key[1], attempt), 0.0), until)
     for process in about["processes"]:
@@ -141,8 +146,14 @@ def _outputs(
         stem = log_stem(role, plans[role, rank].index)
         for attempt, (since, until) in [*wanted.items()][-OUTPUTS:]:
             lines = _last_lines(run.log, stem, since, until)
+            if (role, rank, attempt) in stopped and not any(TRACEBACK in line for _, line in lines):
+                continue
             ours = printed.ours(role, rank, lines)
             yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines, **ours}
+
+
+def _attempt(event: dict[str, Any]) -> tuple[Any, ...]:
+    return event.get("role"), event.get("rank"), int(event.get("attempt") or 1)
 
 
 def _last_lines(directory: Path, stem: str, since: float, until: float) -> list[list[Any]]:

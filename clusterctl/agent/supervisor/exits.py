@@ -17,6 +17,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.events import ExitFacts, FailureFacts
+from clusterctl.common.paths import RunPaths
 from clusterctl.common.records import typed
 from clusterctl.common.run_spec import Limits
 from clusterctl.common.safe_json import is_whole
@@ -178,6 +179,11 @@ def describe_exit(code: int, *, oom: bool = False) -> str:
     except ValueError:
         name = ""
     return f"was killed by signal {-code}" + (f" ({name})" if name and -code != signal.SIGKILL else "")
+
+
+def signal_from_outside(run: RunPaths, number: int) -> str | None:
+    """Return the name of a signal that ended a supervisor; None if `stop` was called for the run on this node."""
+    return None if run.stop_asked.exists() else signal.Signals(number).name
 
 
 def system_error(exc: BaseException | None) -> FailureFacts:

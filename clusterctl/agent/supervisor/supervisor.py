@@ -28,7 +28,7 @@ from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.child_messages import ChildMessages
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
-from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
+from clusterctl.agent.supervisor.exits import ExitClassifier, signal_from_outside, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.lock_watch import LockWatch
@@ -154,8 +154,8 @@ class Supervisor:
             self._pieces.carry_out(order)
         elif order["do"] == "cut":
             self._send_to_pservers({**order, "cmd": "cut"})
-        elif order["do"] == "stacks":
-            self._watchdog.show_stacks(order["message"])
+        elif order["do"] == "stacks" or order["do"] == "awaited":
+            self._watchdog.carry_out(order)
         elif order["do"] == "stop":
             self.stop()
         elif order["do"] == "end":
@@ -282,7 +282,7 @@ class Supervisor:
         elif number == signal.SIGUSR1:
             self.lead.send({"do": "rejoin"})
         elif number != signal.SIGHUP:
-            self.lead.send(stop_wanted(reason_to_stop(self.run)))
+            self.lead.send(stop_wanted(reason_to_stop(self.run), signal_from_outside(self.run, number)))
             self.stop()
 
     def _reap(self) -> None:

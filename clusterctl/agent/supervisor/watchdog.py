@@ -1,9 +1,10 @@
 """Detects processes that neither end nor make progress, and acts on them.
 
-Only processes that send messages are watched. Every message of a trainer is a sign of life: it reports steps at most a
-second apart, and while it waits for others, that it waits. So the silent one is the one that the others wait for. A
-pserver has to answer a ping, in which all of its lanes take part. A process that is stopped by a signal is silent, too.
-Only the lead can see that all trainers of the run wait for each other; the pace of each process is reported to it.
+Only processes that send messages are watched, and trainers that others have been waiting for. Every message of a
+trainer is a sign of life: it reports steps at most a second apart, and while it waits for others, that it waits. So the
+silent one is the one that the others wait for. A pserver has to answer a ping, in which all of its lanes take part. A
+process that is stopped by a signal is silent, too. Only the lead can see that all trainers of the run wait for each
+other, or for one that has never sent a message; the pace of each process is reported to it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from clusterctl.agent.lead.messages import Pace
+from clusterctl.agent.lead.messages import Awaited, Pace, Stacks
+from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.events import Stalled
@@ -26,6 +29,7 @@ LONGEST_PERIOD_S = 5.0
 SLACK_S = 1.0  # trainers report steps once a second
 STACKS_S = 1.0  # to write them, before the process is killed
 MOST_NAMED = 4
+MOST_AWAITED = 1024  # in a report to the lead
 STOPPED, UNINTERRUPTIBLE = "T", "D"
 HOW_IT_IS = {STOPPED: " (it is stopped by a signal)", UNINTERRUPTIBLE: " (it is waiting for a disk or device)"}
 
@@ -44,6 +48,7 @@ class Watch:
         self.signal = 0
         self.before = ""
         self.pace = "moves"
+        self.connected = True
 
 
 class Watchdog:
@@ -68,6 +73,7 @@ class Watchdog:
         now = self._context.loop.now()
         watch = self._watched.setdefault(child, Watch(now))
         event = message["event"]
+        watch.connected = True
         if event == "stacks":
             watch.speaker, watch.signal = _speaker(child, message), _signal_number(message.get("signal"))
         elif event == "pong":
@@ -98,8 +104,16 @@ class Watchdog:
                 "attempt": child.attempt,
             }
             if pace == "waits":
-                report["for_s"], report["message"] = message["for_s"], _awaited(message, child.rank)
+                awaited = _awaited(message, child.rank)
+                report["for_s"], report["message"], report["awaits"] = message["for_s"], _words_of(awaited), awaited
             self._context.send(report)
+
+    def carry_out(self, order: Stacks | Awaited) -> None:
+        """Carry out an order of the lead."""
+        if order["do"] == "stacks":
+            self.show_stacks(order["message"])
+        else:
+            self.watch(name_of((order["role"], order["rank"])), order["attempt"])
 
     def show_stacks(self, words: str) -> None:
         """Ask all processes that can to write their stacks, and write the reason into their logs."""
@@ -107,6 +121,13 @@ class Watchdog:
             watch = self._watched.get(child)
             if watch is not None and child.alive:
                 self._ask_for_stacks(child, watch, words)
+
+    def watch(self, name: str, attempt: int) -> None:
+        """Watch a trainer that others wait for. If it has never sent a message, its time counts from its start."""
+        for child in self._children():
+            if (child.name, child.attempt) == (name, attempt) and child.alive and child not in self._watched:
+                watch = self._watched[child] = Watch(self._context.loop.now() - child.lived_s(time.time()))
+                watch.connected = False
 
     def look(self) -> None:
         """Find silent processes. Time in which the supervisor itself did not run does not count."""
@@ -147,20 +168,23 @@ class Watchdog:
         watch.before, child.state = child.state, "stalled"
         self._set_pace(child, watch, "stalled", {})
         limit_s = self.ping_s if child.serves else self.stall_s
-        lack = "has not answered" if child.serves else "has made no step"
+        lack = "has not answered" if child.serves else "has made no step" if watch.connected else "has not connected"
         state = _state_of(watch.speaker or child.identity)
         how = HOW_IT_IS.get(state, "")
-        words = f"{lack} for {limit_s:g} s: stalled{how}"
+        awaited = "" if watch.connected else ", and others wait for it"
+        words = f"{lack} for {limit_s:g} s{awaited}: stalled{how}"
         event: Stalled = {
             "event": "stalled",
             "stalled_s": round(silent_s, 1),
             "halted": state == STOPPED,
             "message": words,
         }
+        if not watch.connected:
+            event["unconnected"] = True
         self._context.record(event, child)
         has_stacks = self._ask_for_stacks(child, watch, f"{child.name} {words}")
         if self._fails:
-            child.stalled = f"stalled for {limit_s:g} s{how}"
+            child.stalled = f"stalled for {limit_s:g} s{'' if watch.connected else ' before connect()'}{how}"
             self._context.loop.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
 
     def _ask_for_stacks(self, child: Child, watch: Watch, words: str) -> bool:
@@ -185,13 +209,17 @@ class Watchdog:
             child.signal(signal.SIGKILL)
 
 
-def _awaited(message: Mapping[str, Any], own_rank: int) -> str:
-    """The processes that a trainer waits for, as it reports them; its message may be malformed."""
+def _awaited(message: Mapping[str, Any], own_rank: int) -> list[str]:
+    """The names of the processes that a trainer waits for, as it reports them; its message may be malformed."""
     ranks, pserver = message.get("trainers"), message.get("pserver")
-    named = [n for n in ranks if is_whole(n) and n != own_rank][:MOST_NAMED] if isinstance(ranks, list) else []
+    named = [n for n in ranks if is_whole(n) and n != own_rank][:MOST_AWAITED] if isinstance(ranks, list) else []
     if named:
-        return ", ".join(f"trainer{rank}" for rank in named)
-    return f"pserver{pserver}" if is_whole(pserver) else "others"
+        return [f"trainer{rank}" for rank in named]
+    return [f"pserver{pserver}"] if is_whole(pserver) else []
+
+
+def _words_of(awaited: Sequence[str]) -> str:
+    return ", ".join(awaited[:MOST_NAMED]) or "others"
 
 
 def _state_of(process: Identity | None) -> str:

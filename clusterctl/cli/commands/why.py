@@ -10,6 +10,7 @@ from clusterctl.cli import style
 from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, incident_line, warning_lines
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cluster.shapes import END_OF_TIME
 from clusterctl.escape import clean
 
@@ -55,10 +56,13 @@ def _why(invocation: Invocation, job: str | None) -> None:
 def _show(console: Console, report: Why, *, outside: bool) -> None:
     known = report.explanation
     console.say(_first_line(report))
-    if known.cause is not None and known.cause.kind != "stopped":
+    if known.cause is not None and (known.cause.kind != "stopped" or known.cause.diagnosis.advice):
         _show_cause(console, report, known.cause)
     elif report.state in ("failed", "lost", "unknown"):
         console.say("no node that answered knows a cause; clusterctl logs shows what the processes printed")
+    if report.state == "running":
+        for line in note_lines(report.seen.processes, None):
+            console.say(line)
     still = "now" if report.state in ("starting", "running") else "at the end"
     for word, some in (("before", known.before), (still, known.open)):
         _show_some(console, report, word, some)
@@ -82,8 +86,9 @@ def _first_line(report: Why) -> str:
         words, going_on = "is being stopped", False
     elif report.state == "stopped" and (known.cause is None or known.cause.kind == "stopped"):
         words = "was stopped by the user"
-        if known.cause is not None and known.cause.diagnosis.kind == "start_failed":
-            words = f"was stopped because {clean(known.cause.message)}"
+        if known.cause is not None and known.cause.diagnosis.kind != "stopped":
+            words = f"was stopped because {clean(known.cause.message)},"
+            words = words.removesuffix(",") if known.cause.diagnosis.kind == "start_failed" else words
     took = f"{'for' if going_on else 'after'} {human_duration(report.seconds or 0.0)}"
     at = f" · pass {known.pass_}, step {known.step:,}" if known.step is not None and known.pass_ is not None else ""
     line = f"{run_title(report.job, report.members)} " + words + f" {took}{at}"

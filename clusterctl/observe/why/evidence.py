@@ -11,6 +11,7 @@ from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.node_report import NodeReport
 
 PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")  # as programs name them
+RANK = re.compile(r"\b(?:rank|peer|worker)[ =#:\[]{1,2}(\d{1,6})\b", re.IGNORECASE)  # as libraries name trainers
 Line = tuple[float, str]
 
 
@@ -18,10 +19,11 @@ Line = tuple[float, str]
 class Incident:
     """One thing that went wrong.
 
-    `onset` is when it began, `t` when it was recorded, both by our clock. `peers` are the processes (`pserver1`) and
-    nodes (`node2`) that it complains about. `forgiven`: the run survived it. `explained`: `message` already gives the
-    reason. `awaited`: the run is waiting for a rejoin. `times` counts consecutive failures of the same kind, the first
-    of them at `since`.
+    `onset` is when it began, `t` when it was recorded, both by our clock; `until` is the latest time at which it may
+    have begun, if `onset` is only the last sign of life. `peers` are the processes (`pserver1`) and nodes (`node2`)
+    that it complains about. `forgiven`: the run survived it. `explained`: `message` already gives the reason. `awaited`: the
+    run is waiting for a rejoin. `latent`: the process had failed, and was stopped before it had exited. `times` counts
+    consecutive failures of the same kind, the first of them at `since`.
     """
 
     kind: str
@@ -39,6 +41,8 @@ class Incident:
     forgiven: bool = False
     explained: bool = False
     awaited: bool = False
+    latent: bool = False
+    until: float | None = field(default=None, compare=False)
     times: int = field(default=1, compare=False)
     since: float | None = field(default=None, compare=False)
 
@@ -93,6 +97,7 @@ class Evidence:
     def peers_in(self, text: str) -> set[str]:
         """Return the processes that a program's output names."""
         named = {f"{role}{rank}" for role, rank in PROCESS.findall(text)}
+        named |= {name for rank in RANK.findall(text) if (name := f"trainer{int(rank)}") in self.node_of}
         return named | {name for where, name in self.endpoints.items() if where in text}
 
     def with_nodes(self, named: Collection[str], own: str) -> frozenset[str]:

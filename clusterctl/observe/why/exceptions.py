@@ -42,12 +42,14 @@ FIX_UNKNOWN = "fix the program's call of that library, or the data that it gives
 STARTS_PROGRAMS = "/subprocess.py"
 STARTS_PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/torch/multiprocessing/")
 LOCKS = re.compile(r"\b(?:flock|lockf|fcntl|[Ll]ock)\b")
+MAIN_GUARD = 'put the work of the program under `if __name__ == "__main__":`, so that its processes can import it'
 CHANGED_KEY = "compare the key with the owner of the host, then correct known_hosts of the account on {node}"
 #: Nouns in class names that say what happened, whatever the message.
 NOUNS: Mapping[str, tuple[str, str]] = {
     "ResourceExhausted": ("out_of_memory", MEMORY),
     "DataLoss": ("wrong_file", "bring the file again: it is damaged or cut off"),
     "DeadlineExceeded": ("peer_silent", LOOK_AT_PEER),
+    "MainGuard": ("exception", MAIN_GUARD),
     "BadHostKey": ("host_key", CHANGED_KEY),
     "HostKeyNotVerifiable": ("host_key", CHANGED_KEY),
 }

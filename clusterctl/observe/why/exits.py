@@ -80,6 +80,10 @@ UNFINISHED: Mapping[str, Diagnosis] = {
     "not_connected": Diagnosis("not_connected", "", NOT_CONNECTED),
     "not_left": Diagnosis("left_early", "", LEFT),
 }
+UNCONNECTED = (
+    "find out what it does before connect(): a download, a lock or a file system that does not answer (py-spy dump "
+    "shows its stack on {node}); if it needs that time, raise STALL_S"
+)
 HALTED = "resume it with kill -CONT on {node}, or end the run with clusterctl stop"
 
 
@@ -102,6 +106,9 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
         return _of_output(exit_code, after)
     if chain:
         diagnosis, before = of_chain(chain), lines[: chain[0].begin]
+        ended = next((one for one in reversed(chain) if reported_exit(one.message)), None)
+        if diagnosis.kind == "exit" and ended is not None:  # of a lost connection to a process, and how that one ended
+            diagnosis = replace(of_exception(ended), where=diagnosis.where)
         limit = _of_limit(before) if diagnosis.kind == "signal" else None
         return limit or _of_started(diagnosis, before, chain[-1].rest)
     return _of_output(exit_code, lines)

@@ -64,14 +64,19 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
     evidence = Evidence(in_order(reports, lead), lead, silent)
     known = [replace(one, forgiven=one.forgiven or _survived(evidence, one)) for one in incidents(evidence)]
     over = state not in ("starting", "running", "succeeded") or evidence.stop is not None
-    fatal = [one for one in known if not one.forgiven and one.kind not in CONTRIBUTE] if over else []
+    ended = [one for one in known if not one.latent]
+    fatal = [one for one in ended if not one.forgiven and one.kind not in CONTRIBUTE] if over else []
     signs = [one for one in known if not one.forgiven and one.kind in CONTRIBUTE]
     blamed = [sign for sign in signs if any(_leads_to(sign, one) for one in fatal)]
     first = _first(evidence, [*fatal, *blamed])
+    latent = [one for one in _latent(known) if first is not None and _leads_to(one, first)]
+    if latent:
+        fatal = [*fatal, *latent]
+        first = _first(evidence, [*fatal, *blamed])
     progress = _progress(evidence)
-    survived = [one for one in known if one.forgiven]
+    survived = [one for one in ended if one.forgiven]
     if first is None:
-        bad = [one for one in (survived if over else known) if one not in signs and not one.awaited]
+        bad = [one for one in (survived if over else ended) if one not in signs and not one.awaited]
         return replace(progress, before=tuple(bad), open=(*[one for one in known if one.awaited], *signs))
     series = [one for one in survived if one.onset < first.onset and one.process == first.process]
     series = [one for one in series if _is_alike(one, first)]
@@ -88,6 +93,10 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
         alike=alike,
         notes=tuple(_notes(evidence, first, alike)),
     )
+
+
+def _latent(known: Sequence[Incident]) -> list[Incident]:
+    return [one for one in known if one.latent and not one.forgiven]
 
 
 def _is_its_end(stall: Incident, other: Incident) -> bool:
@@ -140,16 +149,22 @@ def _first(evidence: Evidence, candidates: Sequence[Incident]) -> Incident | Non
     if not roots:
         return None
     near = [one for one in roots if one.onset - roots[0].onset <= _doubt_s(evidence, roots[0], one)]
-    chosen = _process(evidence.cause)
-    return next((one for one in near if chosen and one.process == chosen), roots[0])
+    return next((one for one in near if _is_chosen(evidence, one)), roots[0])
+
+
+def _is_chosen(evidence: Evidence, one: Incident) -> bool:
+    """Return True if the lead took this for the cause."""
+    process = _process(evidence.cause)
+    return one.process == process if process else False
 
 
 def _doubt_s(evidence: Evidence, one: Incident, other: Incident) -> float:
     """The error of the difference between the clocks of two incidents' nodes, in seconds."""
     if one.node == other.node:
         return 0.0
+    unseen_s = max(0.0, (one.until or one.onset) - one.onset)  # between its last sign of life and its end
     margins = [evidence.reports[i.node].margin_s for i in (one, other) if i.node in evidence.reports]
-    return sum(margins) + 0.002
+    return sum(margins) + unseen_s + 0.002
 
 
 def _leads_to(one: Incident, other: Incident) -> bool:
@@ -162,10 +177,15 @@ def _leads_to(one: Incident, other: Incident) -> bool:
     if one is other or other.kind in (*NODES, *CONTRIBUTE, "stopped"):
         return False
     if one.kind in CONTRIBUTE and one.process == other.process:
-        return one.onset <= other.t and (one.kind == "stalled" or _is_of_numbers(one, other))
+        return one.onset <= other.t and (_is_of_stall(other) if one.kind == "stalled" else _is_of_numbers(one, other))
     if one.kind in NODES and other.node == one.node:
         return one.onset <= other.t
     return one.kind != "nan" and other.diagnosis.about_peer and _is_blamed(one, other)
+
+
+def _is_of_stall(other: Incident) -> bool:
+    """Return True if a stalled process was killed, by anyone: one that exits by itself had gone on."""
+    return other.kind != "exit" or other.diagnosis.kind == "stalled" or other.exit_code is None or other.exit_code < 0
 
 
 def _is_of_numbers(one: Incident, other: Incident) -> bool:
@@ -186,7 +206,7 @@ def _is_blamed(one: Incident, other: Incident) -> bool:
     if one.diagnosis.about_peer and (one.onset, one.process or "") >= (other.onset, other.process or ""):
         return False
     if not other.peers:
-        return one.onset <= other.t + LATE_S
+        return one.onset <= other.t + (0.0 if one.until is not None else LATE_S)
     named = one.process in other.peers or (one.kind in NODES and f"node{one.node}" in other.peers)
     chain = one.diagnosis.about_peer and one.onset <= other.t
     return (named and one.onset <= other.t + NAMED_LATE_S) or chain

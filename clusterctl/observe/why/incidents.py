@@ -8,16 +8,23 @@ from typing import Any
 
 from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_name
 from clusterctl.observe.why.evidence import Evidence, Incident
+from clusterctl.observe.why.exceptions import of_chain
 from clusterctl.observe.why.exits import MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
 from clusterctl.observe.why.node_report import NodeReport, Output
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
-from clusterctl.observe.why.tracebacks import excerpt
+from clusterctl.observe.why.tracebacks import excerpt, raised
 
 STEP_SLACK_S = 0.3  # output and events of a process arrive by different ways
 MEMORY_SETTING = "MEMORY_LIMIT_MB"
 CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as exit codes of a shell
+ENDED_OUTSIDE = (
+    "a person on {node}, its batch system or its shutdown sent the signal: see last -x and journalctl there; "
+    "start --resume continues from the last checkpoint, if there is one"
+)
 TIME_LIMIT = "raise TIME_LIMIT_S; start --resume continues from the last checkpoint, if there is one"
+
+ADVICE = {"time_limit": TIME_LIMIT, "supervisor_ended": ENDED_OUTSIDE}
 
 
 def incidents(evidence: Evidence) -> list[Incident]:
@@ -33,6 +40,8 @@ def _of_node(evidence: Evidence, report: NodeReport) -> Iterator[Incident]:
         name = event.get("event")
         if name == "exited" and _went_wrong(evidence, event):
             yield of_exit(evidence, report, event)
+        elif name == "exited" and event.get("stopping"):
+            yield from _had_failed(evidence, report, event)
         elif name == "exited" and has_left(evidence, report, event):
             yield leaving(report, event)
         elif name == "stalled" and not event.get("over"):
@@ -41,6 +50,37 @@ def _of_node(evidence: Evidence, report: NodeReport) -> Iterator[Incident]:
             yield standstill(report, event)
         elif name == "nan":
             yield nan(report, event)
+
+
+def _had_failed(evidence: Evidence, report: NodeReport, event: dict[str, Any]) -> Iterator[Incident]:
+    """The exception of a process that was stopped while it was about to exit, as its last lines before that show it."""
+    role, rank, attempt = event["role"], event["rank"], int(event.get("attempt") or 1)
+    output = report.output(role, rank, attempt).since(_its_last_step(report, event) - STEP_SLACK_S)
+    own = output.own
+    chain = raised(own)
+    lines = [line for at, line in enumerate(output.lines) if at not in set(output.ours)]
+    stop_t = evidence.ended_t or report.at(event["t"])
+    if not chain or not chain[-1].frames or lines[chain[-1].end][0] > stop_t:
+        return
+    if any(line.strip() for line in own[chain[-1].end + 1 + len(chain[-1].rest) :]):
+        return  # it went on
+    t = lines[chain[-1].end][0]
+    diagnosis = of_chain(chain)
+    message = "had raised an exception, and was stopped before it had exited"
+    yield Incident(
+        "exit",
+        t,
+        t,
+        report.node,
+        message,
+        diagnosis,
+        role,
+        rank,
+        attempt,
+        event.get("exit_code"),
+        tuple(excerpt(lines)),
+        latent=True,
+    )
 
 
 def _went_wrong(evidence: Evidence, event: dict[str, Any]) -> bool:
@@ -132,9 +172,9 @@ def _of_lead(evidence: Evidence, known: Sequence[Incident]) -> Iterator[Incident
     elif kind == "node":
         yield _of_failure(evidence, cause, t)
     elif kind in ("time_limit", "stopped"):
-        advice = TIME_LIMIT if kind == "time_limit" else ""
-        diagnosis = Diagnosis(str(cause.get("reason") or kind), "", advice)
-        yield Incident(kind, t, t, None, str(cause.get("message")), diagnosis)
+        reason = str(cause.get("reason") or kind)
+        diagnosis = Diagnosis(reason, "", ADVICE.get(reason, ""))
+        yield Incident(kind, t, t, cause.get("node"), str(cause.get("message")), diagnosis)
     elif kind == "stalled":
         yield Incident("failure", t, t, None, str(cause.get("message")), Diagnosis(kind, "", WAIT_FOR_EACH_OTHER))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clusterctl.observe.why.clocks import difference
@@ -89,7 +90,9 @@ def _lost(evidence: Evidence, node: int, report: NodeReport, event: dict[str, An
     back = any(one["t"] > event["t"] for one in report.find("rejoined", node=node))
     awaited = bool(event.get("waits")) and not back
     message = event.get("why") or "no heartbeat"
-    return Incident("node_lost", min(begins), t, node, message, diagnosis, forgiven=back, awaited=awaited)
+    until = min(t, seen + GONE_QUIETLY_S) if seen else None
+    lost = Incident("node_lost", min(begins), t, node, message, diagnosis, forgiven=back, awaited=awaited)
+    return replace(lost, until=until)
 
 
 def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[Diagnosis, float | None]:
@@ -136,7 +139,8 @@ def _vanished(own: NodeReport) -> Incident:
     """A supervisor that was gone when no node was left to notice."""
     end = Departure(own.answer.get("seen"), bool(own.answer.get("booted")))
     t = own.at(float(end.seen or max((event["t"] for event in own.events), default=own.answer.get("now", 0.0))))
-    return Incident("node_lost", t, t + GONE_QUIETLY_S, own.node, "its supervisor is gone", _why_gone(end))
+    until = t + GONE_QUIETLY_S
+    return Incident("node_lost", t, until, own.node, "its supervisor is gone", _why_gone(end), until=until)
 
 
 def _lost_by_cause(evidence: Evidence, cause: dict[str, Any]) -> Incident:

@@ -7,10 +7,11 @@ from typing import Any
 from clusterctl.observe.why.errno_and_signals import NUMBERS, Diagnosis
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exceptions import of_chain
-from clusterctl.observe.why.exits import HALTED, LEFT, STALLED, WAIT_FOR_EACH_OTHER
+from clusterctl.observe.why.exits import HALTED, LEFT, STALLED, UNCONNECTED, WAIT_FOR_EACH_OTHER
 from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.tracebacks import excerpt, raised
 
+STACKS_S = 5.0  # after which the stacks of its threads are in its log
 ALONE_S = 3.0  # without progress of any other trainer
 
 
@@ -20,11 +21,11 @@ def stall(report: NodeReport, event: dict[str, Any]) -> Incident:
     attempt = int(event.get("attempt") or 1)
     message = str(event.get("message") or "stalled")
     t = report.at(event["t"])
-    lines = report.output(event["role"], event["rank"], attempt).lines
-    chain = raised([text for _, text in lines])
+    lines = [line for line in report.output(event["role"], event["rank"], attempt).lines if line[0] <= t + STACKS_S]
+    chain = raised([text for at, text in lines if at <= t])
     earlier = of_chain(chain) if chain else Diagnosis("stalled")
     words = f"it had raised {earlier.error}" if earlier.error else ""
-    advice = HALTED if event.get("halted") else STALLED
+    advice = HALTED if event.get("halted") else UNCONNECTED if event.get("unconnected") else STALLED
     return Incident(
         "stalled",
         t - float(event.get("stalled_s") or 0),

@@ -30,6 +30,8 @@ USUAL: dict[str, list[Any]] = {
     **{name: ["/job/x"] for name in ("command", "path")},
     "step": [0, 5],
     **{name: ["it failed"] for name in ("message", "kind")},
+    "signal": ["SIGTERM"],
+    "awaits": [[], ["trainer0", "trainer1"]],
     "tag": ["pass-00000", "step-000000005", "../.."],
     "file": ["pserver-00001.safetensors", "trainer-00001.safetensors"],
     "sha256": ["0" * 64],
