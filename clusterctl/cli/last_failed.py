@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import ReportedError
 from clusterctl.common.files import write_json
+from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, JobFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def record_path(cache_dir: Path, settings: Settings) -> Path:
 def read(path: Path) -> tuple[int, ...]:
     """Return the ids of the nodes that failed last; empty if unknown."""
     try:
-        nodes = json.loads(path.read_bytes())["nodes"]
+        nodes = parse(path.read_bytes())["nodes"]
     except (OSError, ValueError, TypeError, KeyError):
         return ()
     return tuple(node for node in nodes if isinstance(node, int)) if isinstance(nodes, list) else ()

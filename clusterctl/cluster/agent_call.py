@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -56,6 +57,7 @@ class AgentCall:
         self._plan: Plan = "ends"
         self._is_closed = False
         self._is_greeted = True
+        self._left: float = math.inf
         self.untouched: str | None = None
         self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
@@ -75,6 +77,7 @@ class AgentCall:
     def begin_again(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:
         """Send another request to an agent that stayed. If this raises, the agent has not begun to serve it."""
         self.op = request["op"]
+        self._left = math.inf
         with self.bulk():
             self._is_greeted = False
             self.send(request)
@@ -83,6 +86,10 @@ class AgentCall:
             self.untouched = greeting.get("untouched")
             if data:
                 self.write(data)
+
+    def limit(self, most_bytes: int) -> None:
+        """Let `receive` fail once the agent has sent more than this from now on, for messages that are collected."""
+        self._left = most_bytes
 
     def bulk(self) -> AbstractContextManager[object]:
         """Send no beats while in this context: for a message that announces bulk data, and the data."""
@@ -111,6 +118,9 @@ class AgentCall:
         """
         while True:
             line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
+            self._left -= len(line)
+            if self._left < 0:
+                raise NodeError("the node sends too much: it may run another program in place of the agent")
             try:
                 value = parse(line)
             except ValueError:

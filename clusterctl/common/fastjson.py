@@ -37,7 +37,17 @@ except (ImportError, TypeError):  # another Python, without these functions or w
 
 
 def loads(data: bytes | str) -> Any:
-    """Parse JSON like `json.loads`. Raises ValueError."""
+    """Parse JSON like `json.loads`. Raises ValueError, also if it is nested too deeply.
+
+    For text of this account; `safe_json.parse` is for that of others.
+    """
+    try:
+        return _loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _loads(data: bytes | str) -> Any:
     text = (data if isinstance(data, str) else data.decode(errors="surrogatepass")).strip(" \t\n\r")
     if _scan is not None:
         try:

@@ -31,6 +31,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clusterctl.common.files import sync_directory, write_atomic
+from clusterctl.common.safe_json import parse
 
 NAME = "manifest.json"
 VERSION = 1
@@ -163,7 +164,7 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
 def read_manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest in `directory`, or None. Raises ValueError if it is not of this version."""
     try:
-        data = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        data = parse((directory / NAME).read_bytes())
     except FileNotFoundError:
         return None
     if not isinstance(data, dict) or data.get("v") != VERSION or not isinstance(data.get("files"), list):

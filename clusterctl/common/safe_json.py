@@ -1,4 +1,4 @@
-"""JSON from untrusted senders: processes of a run, and, on the control machine, nodes."""
+"""JSON from untrusted senders: nodes, processes of a run, their files, and programs such as kubectl."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import Any
 
 DEEPEST = 50  # more than our own messages have; recursive functions fail at some hundreds
 MOST_VALUES = 1_000_000  # each may take thirty times the memory of its text
+MOST_BYTES = 64 << 20
 MOST = 1 << 63
 _STRING = re.compile(rb'"[^"]*"')
 
 
-def parse(line: bytes) -> Any:
-    """Parse JSON. Raises ValueError, also if it is nested deeper than `DEEPEST` or has too many values."""
+def parse(text: bytes | str, most_bytes: int = MOST_BYTES, deepest: int = DEEPEST) -> Any:
+    """Parse JSON. Raises ValueError, also if it is longer or nested more deeply than that, or has too many values."""
+    line = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    if len(line) > most_bytes:
+        raise ValueError("it is too long")
     if len(line) > MOST_VALUES and _has_too_many(line):
         raise ValueError("it has too many values")
     try:
         value = json.loads(line)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if line.count(b"[") + line.count(b"{") > DEEPEST and _is_deep(value, DEEPEST):
+    if line.count(b"[") + line.count(b"{") > deepest and _is_deep(value, deepest):
         raise ValueError("it is nested too deeply")
     return value
 

@@ -31,7 +31,7 @@ def load(cache: Path | None, source: str) -> Sent | None:
     try:
         data = json.loads(_file(cache, source).read_bytes())
         return Sent(data["job"], data["tree"], [Entry(*row) for row in data["entries"]])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it may have millions of values
         return None
 
 

@@ -34,7 +34,7 @@ def _files(directory: Path) -> set[str]:
 
 def _exported(directory: Path) -> set[str]:
     """Return the files that an earlier export wrote."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         if manifest["schema"] == SCHEMA:
             return {MANIFEST, *map(str, manifest["files"])}

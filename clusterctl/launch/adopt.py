@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome, raise_failures
@@ -13,7 +16,10 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
 HASH_S = 600.0  # until the next sign of life, on a slow disk
-MOST_ROWS = 10_000_000
+MOST_ROWS = 10_000_000  # of a node, also if they are those of others
+FEWEST_ROWS = 100  # as which a message counts; agents send 1,000, and what is left
+MOST_BYTES = 128 << 20  # of memory, for all nodes
+ROW_BYTES = 200  # of a path's entries in dictionaries
 
 
 @dataclass(frozen=True)
@@ -38,31 +44,64 @@ class Adopted:
 
 
 class Comparison:
-    """The files of several nodes: their contents on the first node that has them. Thread-safe."""
+    """The files of several nodes. Each path is kept once, with a digest of its contents. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._nodes: dict[str, int] = {}
-        self._differ: set[str] = set()
-        self._count = 0
+        self._bytes = 0
+        self._nodes = self._whole = 0  # a bit for each node, as below
+        self._first: dict[str, bytes] = {}
+        self._like_first: dict[str, int] = {}
+        self._others: dict[tuple[str, bytes], int] = {}
         self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        """Return a new node."""
+        with self._lock:
+            self._nodes += 1
+            return 1 << self._nodes
+
+    def put(self, node: int, files: Iterable[tuple[str, str]]) -> None:
+        """Add files of a node. Raises NodeError if those of all nodes take too much memory."""
+        with self._lock:
+            for path, contents in files:
+                digest = blake2b(contents.encode(errors="surrogatepass"), digest_size=16).digest()
+                if self._first.setdefault(path, digest) == digest:
+                    known = self._like_first.get(path, 0)
+                    self._like_first[path] = known | node
+                else:
+                    known = self._others.get((path, digest), 0)
+                    self._others[path, digest] = known | node
+                self._bytes += 0 if known else sys.getsizeof(path) + ROW_BYTES
+                if self._bytes > MOST_BYTES:
+                    raise NodeError(
+                        f"its list of files and those of other nodes take over {MOST_BYTES >> 20} MB of memory",
+                        hint="move data and outputs out of the directory, and adopt it without them",
+                    )
+
+    def end(self, node: int) -> None:
+        """Count a node: all its files have been added. One that fails earlier does not count."""
+        with self._lock:
+            self._whole |= node
 
     def add(self, files: Iterable[tuple[str, str]]) -> None:
         """Add all files of one node."""
-        with self._lock:
-            self._count += 1
-            for path, contents in files:
-                if self._known.setdefault(path, contents) != contents:
-                    self._differ.add(path)
-                self._nodes[path] = self._nodes.get(path, 0) + 1
+        node = self.begin()
+        self.put(node, files)
+        self.end(node)
 
     @property
     def differ(self) -> tuple[str, ...]:
-        return tuple(sorted(self._differ))
+        others = Counter(path for (path, _), nodes in self._others.items() if nodes & self._whole)
+        return tuple(
+            sorted(path for path, count in others.items() if count > 1 or self._like_first[path] & self._whole)
+        )
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(sorted(path for path, nodes in self._nodes.items() if nodes < self._count))
+        nodes = dict(self._like_first)
+        for (path, _), others in self._others.items():
+            nodes[path] |= others
+        return tuple(sorted(path for path, on in nodes.items() if 0 < on & self._whole < self._whole))
 
 
 def adopt(cluster: Cluster, ref: str, *, allow_partial: bool = False) -> Adopted:
@@ -76,13 +115,15 @@ def adopt(cluster: Cluster, ref: str, *, allow_partial: bool = False) -> Adopted
 
     def one(node: Node) -> dict[str, int]:
         request = {"op": "adopt", "job": ref, "node": node.id, "nodes": len(cluster.inventory.nodes)}
-        files: list[tuple[str, str]] = []
+        number = comparison.begin()
         with cluster.call(node, request, answer_s=HASH_S) as call:
-            message = call.receive(HASH_S)
-            while "rows" in message and len(files) < MOST_ROWS:
-                files += [(str(path), str(contents)) for path, contents in message["rows"]]
-                message = call.receive(HASH_S)
-        comparison.add(files)
+            rows = 0
+            while "rows" in (message := call.receive(HASH_S)):
+                comparison.put(number, ((str(path), str(contents)) for path, contents in message["rows"]))
+                rows += max(FEWEST_ROWS, len(message["rows"]))
+                if rows > MOST_ROWS:
+                    raise NodeError(f"it lists more than {MOST_ROWS:,} files")
+        comparison.end(number)
         return {name: int(message["done"][name]) for name in ("files", "bytes", "unrecorded")}
 
     outcomes = cluster.map(one)

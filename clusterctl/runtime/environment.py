@@ -20,7 +20,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import Failures, RunSpec, Training
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.errors import ProcessError
 
 
@@ -168,7 +168,7 @@ def _read_spec(path: Path) -> RunSpec:
 
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse(path.read_bytes())
     except (OSError, ValueError) as exc:
         raise ProcessError(f"{path} cannot be read ({exc})", remedy=remedy) from exc
     if not isinstance(data, dict):

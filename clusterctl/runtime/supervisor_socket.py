@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any, Callable
 
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.errors import ProcessError
 
 #: The exit status of a process whose supervisor is gone.
@@ -80,7 +81,7 @@ class SupervisorSocket:
 
     def _command(self, line: bytes) -> None:
         try:
-            command = json.loads(line)
+            command = parse(line)
         except ValueError:
             return
         if isinstance(command, dict):

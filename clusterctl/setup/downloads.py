@@ -15,6 +15,7 @@ from pathlib import Path
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.pip import EXACT, OPTIONS, Pip, fetch_all, lent_by
+from clusterctl.common.safe_json import parse
 from clusterctl.common.wheels import Wheel, WheelStore, pinned
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.setup.platforms import Platform
@@ -94,7 +95,7 @@ class Downloads:
 
     def _read(self, path: Path) -> list[Wheel] | None:
         try:
-            wheels = [Wheel(*row) for row in json.loads(path.read_text())]
+            wheels = [Wheel(*row) for row in parse(path.read_bytes())]
         except (OSError, ValueError, TypeError):
             return None
         return wheels if wheels and all(self.store.has(wheel) for wheel in wheels) else None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.common import manifest
 from clusterctl.common.paths import is_job_name
-from clusterctl.common.safe_json import is_whole
+from clusterctl.common.safe_json import is_whole, parse
 
 MAX_LINE = 4096
 MAX_MESSAGE = 300
@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
 def request_of(line: bytes) -> Request:
     """Return the request in a line of a peer. Raises ValueError for any that our clients never send."""
-    fields = json.loads(line)
+    fields = parse(line)
     if not isinstance(fields, dict):
         raise ValueError("not an object")
     names = (*PieceFile._fields, "start", "stop", "verify")
@@ -116,7 +116,7 @@ class LineReader:
 def answer_of(line: bytes) -> Any:
     """Return the number of bytes that an answer announces. Raises TransferError with the server's message."""
     try:
-        answer = json.loads(line)
+        answer = parse(line)
         if isinstance(answer, dict) and isinstance(answer.get("error"), str):
             raise (PieceGoneError if answer.get("gone") else TransferError)(answer["error"][:MAX_MESSAGE])
         if isinstance(answer, dict) and is_whole(answer.get("bytes")):

@@ -64,6 +64,15 @@ MAY_NAME_JOBS = {
     "agent.replication.process": "the one that `start` found",
     "ranks.node_run": "the one that the first rank has just made",
 }
+MAY_PARSE_JSON = {
+    "common.safe_json": "it has the bounds for text of others",
+    "common.fastjson": "for files of this account, and requests of the control machine",
+    "export.directory": "what an earlier export wrote into the directory that the user names",
+    "dispatch.last_dispatch": "a cache of this account, which may have more values",
+    "observe.record.points": "a temporary file of this process",
+    "runtime.state.files": "its text has the bound of a header, and any depth that a program keeps",
+    "fake": "nodes on this machine, of this account",
+}
 
 
 def test_only_the_command_line_prints() -> None:
@@ -75,6 +84,13 @@ def test_only_the_command_line_prints() -> None:
 def test_only_programs_exit_the_process() -> None:
     enders = {"sys.exit", "exit", "quit", "SystemExit"}
     assert {m for m in modules() if enders & set(calls(m))} <= {m for m in modules() if within(m, MAY_EXIT)}
+
+
+def test_json_of_others_is_parsed_with_bounds() -> None:
+    parsers = {"json.loads", "json.load", "json.JSONDecoder"}
+    users = {m for m in modules() if parsers & set(calls(m))}
+    assert users == {m for m in users if within(m, MAY_PARSE_JSON)}
+    assert {name for name in MAY_PARSE_JSON if not any(within(m, [name]) for m in users)} == set()
 
 
 def reads_environment(module: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from clusterctl.cluster import Cluster
 from clusterctl.config import from_values
-from clusterctl.errors import RefusedError
+from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import build
 from clusterctl.launch import adopt
 from clusterctl.launch.adopt import Comparison
@@ -19,6 +21,30 @@ def test_files_with_other_contents_and_files_that_some_nodes_lack_are_told_apart
     comparison.add([("train.py", "a"), ("data", "1"), ("more", "z")])
     assert comparison.differ == ("data", "more")
     assert comparison.missing == ("more", "only")
+
+
+def test_a_node_that_fails_does_not_count() -> None:
+    comparison = Comparison()
+    failing = comparison.begin()
+    comparison.put(failing, [("train.py", "other"), ("only", "x"), ("data", "1")])
+    comparison.add([("train.py", "a"), ("data", "1")])
+    comparison.add([("train.py", "a"), ("data", "2")])
+    assert (comparison.differ, comparison.missing) == (("data",), ())
+
+
+def test_the_files_of_all_nodes_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are on several nodes count once, and long targets of links do not."""
+    monkeypatch.setattr(sys.modules[Comparison.__module__], "MOST_BYTES", 1 << 20)
+    comparison = Comparison()
+    for _ in range(20):
+        comparison.add((f"{number:0200}", "x" * 4000) for number in range(2000))
+    liar = comparison.begin()
+    with pytest.raises(NodeError, match="its list of files and those of other nodes take over 1 MB of memory"):
+        comparison.put(liar, ((f"{number:01000}", "") for number in range(1000)))
+    assert (len(comparison.missing), comparison.differ) == (0, ())
+    other = comparison.begin()
+    with pytest.raises(NodeError):
+        comparison.put(other, ((f"{0:0200}", str(number)) for number in range(10_000)))
 
 
 @pytest.mark.parametrize(

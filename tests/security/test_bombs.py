@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.specs import spec_json
 from clusterctl.agent.node import log_files
+from clusterctl.agent.node.checkpoint_files import piece_header
 from clusterctl.agent.operations import logs
 from clusterctl.cluster.agent_call import MAX_LINE
+from clusterctl.common import fastjson
+from clusterctl.common.manifest import read_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import parse, parse_event
+from clusterctl.runtime.checkpoint.model import read_tables
+from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
+from clusterctl.runtime.errors import ModelError
+from clusterctl.runtime.shm import region
+from clusterctl.runtime.wire.messages import JSON, Message, Part, WireError, parsed
+from clusterctl.transfer.protocol import TransferError, answer_of, request_of
 from security.liars import EVIL, is_harmless
 from support.site import Site
 
@@ -89,6 +101,60 @@ def test_deeply_nested_or_invalid_json_is_only_a_value_error(line: bytes) -> Non
     with pytest.raises(ValueError):  # noqa: PT011 - of any kind, as long as it is one
         parse(line)
     assert parse_event(b'{"event": "log", "x": ' + line + b"}") is None
+
+
+DEEP = "[" * 4000
+
+
+def metadata_of(directory: Path, metadata: dict[str, str]) -> TensorFile:
+    write_tensors(directory / "file", [], metadata)
+    return TensorFile(directory / "file")
+
+
+def header_of(path: Path, header: bytes) -> Path:
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    return path
+
+
+def with_manifest(directory: Path) -> Path:
+    (directory / "manifest.json").write_text(DEEP)
+    return directory
+
+
+READERS: dict[str, tuple[type[Exception], Callable[[Path], object]]] = {
+    "the header of a tensor file": (ModelError, lambda path: TensorFile(header_of(path / "file", DEEP.encode()))),
+    "the tables of a model": (
+        ModelError,
+        lambda path: read_tables(metadata_of(path, {"format": "x", "tables": f'{{"a": {DEEP}'}), "x"),
+    ),
+    "a manifest": (ValueError, lambda path: read_manifest(with_manifest(path))),
+    "a part of a message": (WireError, lambda path: parsed(Part(JSON, np.frombuffer(DEEP.encode(), np.uint8)))),
+    "a message": (
+        WireError,
+        lambda path: Message(0, parts=[Part(JSON, np.frombuffer(DEEP.encode(), np.uint8))]).json(),
+    ),
+    "an answer of a piece server": (TransferError, lambda path: answer_of(DEEP.encode())),
+    "a request for a piece": (ValueError, lambda path: request_of(DEEP.encode())),
+    "a file of this account": (ValueError, lambda path: fastjson.loads(DEEP)),
+    "whole JSON of any length": (ValueError, lambda path: parse(b'"' + b"x" * 100 + b'"', most_bytes=100)),
+    "text of a program": (ValueError, lambda path: parse(DEEP)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_deep_nesting_is_an_error_that_each_reader_has_anyway(reader: str, tmp_path: Path) -> None:
+    error, read = READERS[reader]
+    with pytest.raises(error):
+        read(tmp_path)
+
+
+def test_deep_nesting_in_a_message_with_a_descriptor_is_an_error(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(len(DEEP).to_bytes(2, "little") + DEEP.encode())
+        with pytest.raises(ValueError, match="nested too deeply"):
+            region.receive(theirs)
+    assert piece_header(header_of(tmp_path / "piece", b'{"__metadata__": ' + DEEP.encode())) == {}
 
 
 # A pattern that retried every position from every position took minutes of CPU for one such line.

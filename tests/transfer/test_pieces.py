@@ -219,6 +219,11 @@ def test_the_threads_of_finished_connections_end(served: Served) -> None:
         b'{"bytes": -1}\n',
         b'{"bytes": 8}\n1234',
         b'{"error": 3}\n',
+        b"[" * 4000 + b"\n",
+        b'{"bytes":' * 400 + b"8" + b"}" * 400 + b"\n",
+        b'{"bytes": ' + b"9" * 4000 + b"}\n",
+        b'{"bytes": 1e999}\n',
+        b"\xff\xfe\n",
         b"\n" * 5,
     ],
 )

@@ -7,7 +7,6 @@ complete. It is removed before the pieces.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from clusterctl.common.manifest import (
     write_manifest,
 )
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
+from clusterctl.common.safe_json import parse
 
 PIECES = "pserver-*.safetensors"
 STATES = "trainer-*.safetensors"
@@ -124,7 +124,7 @@ def piece_header(piece: Path) -> dict[str, str]:
     """Return the metadata in the header of a piece; nothing if it cannot be read."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError), piece.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return {**json.loads(file.read(min(length, MAX_HEADER_BYTES)))["__metadata__"]}
+        return {**parse(file.read(min(length, MAX_HEADER_BYTES)))["__metadata__"]}
     return {}
 
 

@@ -310,6 +310,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is torn or nested too deeply."""
     try:
         event = loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return event if isinstance(event, dict) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -18,6 +17,7 @@ from clusterctl.common.paths import RunPaths
 from clusterctl.common.port_claims import uid_of_peer
 from clusterctl.common.procfs import is_alive
 from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.safe_json import parse
 
 AGAIN_S = 1.0  # after an answer that another request may change
 LOOK_S = 0.5
@@ -114,7 +114,7 @@ def _ask(run: RunPaths, peer: Peer, deadline: float) -> dict[str, Any] | None:
 
 def _parsed(sock: socket.socket) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError):
-        answer = json.loads(sock.recv(MOST_BYTES))
+        answer = parse(sock.recv(MOST_BYTES))
         return answer if isinstance(answer, dict) else None
     return None
 

@@ -6,7 +6,6 @@ lock is taken here and handed to the supervisor, so that it is held exactly as l
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -41,6 +40,7 @@ from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, w
 from clusterctl.common.records import RecordError
 from clusterctl.common.requirements import file_of
 from clusterctl.common.run_spec import Gpus, RunSpec
+from clusterctl.common.safe_json import parse
 
 ENDING_S = 10.0
 EXITING_S = 0.5  # for processes that are just exiting
@@ -317,7 +317,7 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
     os.close(write_end)
     with os.fdopen(read_end) as report:
         text = report.read()
-    answer: dict[str, Any] = json.loads(text) if text else {"error": _early_exit(process.wait(), log_file)}
+    answer: dict[str, Any] = parse(text) if text else {"error": _early_exit(process.wait(), log_file)}
     if "error" in answer:
         process.wait()
         raise AgentError(f"the supervisor did not start: {answer['error']}", kind=answer.get("kind", "node"))

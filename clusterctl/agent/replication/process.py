@@ -20,6 +20,7 @@ from clusterctl.agent.node.pieces import find_piece, is_named
 from clusterctl.agent.replication.copier import CopyOrder, copy_save
 from clusterctl.agent.replication.merger import MergeOrder, merge
 from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.safe_json import parse
 from clusterctl.transfer.server import PieceServer
 from clusterctl.transfer.tls import run_context
 
@@ -51,7 +52,7 @@ def main(job_dir: str, run_name: str, listener_fd: str, control_fd: str) -> None
     while data := control.recv(READ_BYTES):
         *lines, buffer = (buffer + data).split(b"\n")
         for line in lines:
-            orders.put(json.loads(line))
+            orders.put(parse(line))
     os._exit(0)  # with all threads, whatever they wait for
 
 

@@ -15,8 +15,10 @@ from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.paths import ENTRY
+from clusterctl.common.safe_json import parse
 
 READ_BYTES = 1 << 16
+LONGEST = 1 << 16  # of an answer
 RETRY_S = 1.0
 END_S = 5.0
 
@@ -112,8 +114,16 @@ class PieceServerProcess:
             self._context.loop.unwatch(self._control)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            self._settle(json.loads(line))
+        try:
+            answers = [parse(line, LONGEST) for line in lines]
+        except ValueError:
+            answers = []
+        if len(answers) < len(lines) or len(self._buffer) > LONGEST:  # it is not itself: see `poll`
+            self._context.loop.unwatch(self._control)
+            if self._process is not None:
+                self._process.kill()
+        for answer in answers:
+            self._settle(answer)
 
     def _settle(self, answer: Mapping[str, Any]) -> None:
         """Report on the oldest order, which this answer is for."""

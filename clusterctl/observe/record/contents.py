@@ -13,6 +13,7 @@ from clusterctl.observe.record.model import RunRecord
 
 CONTENTS_S = 120.0
 MOST_FILES = 200_000  # of a job on one node; agents send no more
+MOST_BYTES = 128 << 20  # of their names and checksums
 FILES = shapes.record(files=shapes.list_of(shapes.pair_of(shapes.text, shapes.count, shapes.text)))
 
 
@@ -77,6 +78,7 @@ def _read_trees(cluster: Cluster, job: str, having: Mapping[str, Node]) -> dict[
 def _read_tree(cluster: Cluster, node: Node, job: str) -> Tree:
     files: dict[str, File] = {}
     with cluster.call(node, {"op": "contents", "ref": job, "list": True}, answer_s=CONTENTS_S) as call:
+        call.limit(MOST_BYTES)
         while "done" not in (message := call.receive(CONTENTS_S)):
             files |= files_in(message)
             if len(files) > MOST_FILES:

@@ -11,6 +11,7 @@ from clusterctl.inventory import Node
 from clusterctl.observe.record.model import Bucket, Curve
 
 CURVES_S = 120.0
+MOST_BYTES = 32 << 20  # of the curves of one node
 
 
 class NodeCurves(NamedTuple):
@@ -28,6 +29,7 @@ def read_curves(cluster: Cluster, node: Node, job: str, run: str, buckets: int) 
     """Return the curves, each with at most `buckets` buckets."""
     curves: list[Curve] = []
     with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:
+        call.limit(MOST_BYTES)
         while "done" not in (message := call.receive(CURVES_S)):
             curves += map(_curve, answers.curves(message))
     at, theirs = answers.read_until(message["done"])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.safetensors import Buffer, Entry, TensorFile, write_to
 from clusterctl.runtime.errors import ModelError
@@ -83,7 +83,7 @@ class SavedBuffers:
 
 def _names(file: TensorFile) -> list[str]:
     try:
-        names = [str(name) for name in json.loads(file.metadata.get("buffers", "[]"))]
+        names = [str(name) for name in parse(file.metadata.get("buffers", "[]"))]
     except (TypeError, ValueError) as exc:
         raise ModelError(f"{file.path}: the metadata is damaged ({exc})") from exc
     if missing := [name for name in names if name not in file and name + SUFFIX not in file]:

@@ -16,6 +16,7 @@ from typing import Any, Callable, Union
 import numpy as np
 
 from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, is_cut, piece_name, read_manifest
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Array, Floats, Ids, as_array, as_tensor, is_finite
 from clusterctl.runtime.checkpoint.buffers import SUFFIX, SavedBuffers
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, aligned, write_tensors
@@ -370,7 +371,7 @@ def read_tables(file: TensorFile, expected: str) -> dict[str, dict[str, Any]]:
     if file.metadata.get("format") != expected:
         raise ModelError(f"{file.path} has format {file.metadata.get('format')!r}, expected {expected!r}")
     try:
-        tables: dict[str, dict[str, Any]] = json.loads(file.metadata["tables"])
+        tables: dict[str, dict[str, Any]] = parse(file.metadata["tables"])
         return {str(name): {**table, "kind": str(table["kind"])} for name, table in tables.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise ModelError(f"{file.path}: the metadata is damaged ({exc})") from exc

@@ -6,7 +6,6 @@ is known, from a manifest beside it, it must match before any of the file's tens
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.common.manifest import all_files, piece_name, read_manifest
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.checkpoint.model import PIECES, checksum, read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
@@ -83,7 +83,7 @@ class Checkpoint:
             self.tag, self.mode = facts["tag"], facts["mode"]
             self.step, self.pass_, self.seed = int(facts["step"]), int(facts["pass"]), int(facts["seed"])
             self.pservers = int(facts["pservers"])
-            all_cursors = [json.loads(each.file.metadata["cursors"]) for each in self._pieces]
+            all_cursors = [parse(each.file.metadata["cursors"]) for each in self._pieces]
             self.cursors: list[dict[str, Any]] = [dict(cursor) for cursor in newest_cursors(all_cursors)]
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{piece.file.path} is not a piece of a checkpoint ({exc!r})") from exc
@@ -202,7 +202,7 @@ class _Piece:
     def slots(self) -> set[int]:
         """Return the slots whose rows, if any, are in this file."""
         try:
-            first, after, of = (int(n) for n in json.loads(self.file.metadata["places"]))
+            first, after, of = (int(n) for n in parse(self.file.metadata["places"]))
             return {slot for slot in range(SLOTS) if first <= slot % of < after}
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as exc:
             raise ModelError(f"{self.file.path}: the metadata is damaged ({exc!r})") from exc

@@ -7,7 +7,6 @@ first range. If one of them fails, the next one that has the piece is asked.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from clusterctl.common.manifest import NAME, is_piece_name, is_tag, read_manifest, state_name
 from clusterctl.common.paths import JobPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.checkpoint.model import PIECES, ModelView, PieceSet, checksum, open_model
 from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, checksums, open_checkpoint
 from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
@@ -126,7 +126,7 @@ def run_peers(env: Environment) -> Peers:
         from clusterctl.transfer.tls import run_context
 
         try:
-            endpoint = json.loads(run.peers.read_bytes()).get(str(node))
+            endpoint = parse(run.peers.read_bytes()).get(str(node))
         except (OSError, ValueError, AttributeError) as exc:
             raise TransferError(f"node{node}: this run lists no piece servers ({exc})") from exc
         if not isinstance(endpoint, str):

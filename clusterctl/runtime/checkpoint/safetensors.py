@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Callable, NamedTuple, Protocol, Union
 import numpy as np
 
 from clusterctl.common.files import sync_directory
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.errors import ModelError
 
@@ -202,8 +203,8 @@ class TensorFile:
             raise ModelError(f"{self.path} is not a whole safetensors file")
         self._data = 8 + length
         try:
-            header = json.loads(bytes(self._content.read(8, self._data)))
-        except (RecursionError, ValueError) as exc:
+            header = parse(bytes(self._content.read(8, self._data)), _MAX_HEADER_BYTES)
+        except ValueError as exc:
             raise ModelError(f"{self.path}: the header does not parse") from exc
         if not isinstance(header, dict):
             raise ModelError(f"{self.path}: the header is not an object")

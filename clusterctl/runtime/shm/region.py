@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.common.safe_json import parse
+
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
 _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
@@ -86,7 +88,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
         data = sock.recv(size, socket.MSG_WAITALL) if len(head) == 2 and size <= _MOST_BYTES else b""
         if len(data) != size or not data:
             raise ConnectionError("the other end is gone")
-        message = json.loads(data)
+        message = parse(data)
         if not isinstance(message, dict) or len(fds) > 1:
             raise ValueError("not a message")
     except BaseException:

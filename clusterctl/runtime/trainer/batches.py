@@ -13,6 +13,7 @@ from typing import Any, Callable, Protocol
 
 import numpy as np
 
+from clusterctl.common.safe_json import DEEPEST, parse
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.wire.messages import MAX_POSITION_BYTES
 
@@ -20,6 +21,7 @@ Reader = Callable[[int, np.random.Generator], Iterable[Any]]
 OnPass = Callable[[int], Any]
 
 _SHARED = 2**32 - 1
+AROUND = 10  # levels that messages and files put around a position
 _AS_JSON = "use numbers, strings, lists, and dicts with strings as keys"
 
 
@@ -98,17 +100,17 @@ class ReaderCursor:
             raise UseError("ps.cursor is set outside the reader", remedy="set it in the reader, before it yields")
         try:
             text = json.dumps(value)
-            exact = json.loads(text) == value
+            kept = parse(text, deepest=DEEPEST - AROUND)
         except (TypeError, ValueError, RecursionError) as exc:
             raise UseError(f"ps.cursor = {value!r:.80} is not JSON ({exc})", remedy=_AS_JSON) from None
-        if not exact:
+        if kept != value:
             raise UseError(f"ps.cursor = {value!r:.80} is not the same after JSON", remedy=_AS_JSON)
         if len(text) > MAX_POSITION_BYTES:
             raise UseError(
                 f"ps.cursor has {len(text):,} bytes as JSON, at most {MAX_POSITION_BYTES:,} are allowed",
                 remedy="keep an offset or a file name there, not the data",
             )
-        self.value = json.loads(text)
+        self.value = kept
 
 
 class _Feed:

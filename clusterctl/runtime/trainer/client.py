@@ -5,7 +5,6 @@ The training program uses `Session`, which talks to the pservers through this cl
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -243,7 +242,7 @@ class Client:
         about = {"parts": [wire.json_part({"trainers": self._trainers})]}
         replies = self.ask(wire.HELLO, first, **about)
         facts = {lane: reply.json() for lane, reply in replies.items()}
-        self.positions = [json.loads(part.array.tobytes())["position"] for part in replies[0].parts[1:]]
+        self.positions = [wire.parsed(part)["position"] for part in replies[0].parts[1:]]
         for lane, own in list(facts.items()):
             self._check(lane, own)
             for number, port in enumerate(own.get("ports", [])[1:], 1):

@@ -52,6 +52,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
+from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.errors import WireError
 
@@ -174,10 +175,7 @@ class Message:
         """Return the object in the message's JSON part. Raises WireError if there is none."""
         for part in self.parts:
             if part.kind == JSON:
-                try:
-                    value = json.loads(part.array.tobytes())
-                except (ValueError, RecursionError) as exc:
-                    raise WireError("a message's JSON does not parse") from exc
+                value = parsed(part)
                 if isinstance(value, dict):
                     return value
         raise WireError("a message lacks its JSON object")
@@ -186,6 +184,14 @@ class Message:
         """Return a reply to this request: same rank, request, epoch, attempt, step and piece."""
         known = {"epoch": self.epoch, "attempt": self.attempt, "piece": self.piece, "step": self.step}
         return Message(kind, self.rank, self.request, **{**known, **fields})
+
+
+def parsed(part: Part) -> Any:
+    """Return the value of a part with JSON. Raises WireError."""
+    try:
+        return parse(part.array.tobytes())
+    except ValueError as exc:
+        raise WireError("a message's JSON does not parse") from exc
 
 
 def json_part(value: dict[str, Any]) -> Part:

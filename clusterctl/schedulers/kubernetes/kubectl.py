@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError
 from clusterctl.schedulers.programs import run
 
@@ -74,7 +74,7 @@ class Kubectl:
     def _listed(self, *argv: str) -> list[dict[str, Any]]:
         text = self._ask(*argv, "-o", "json")
         try:
-            items = json.loads(text)["items"]
+            items = parse(text)["items"]
         except (ValueError, TypeError, KeyError) as exc:
             raise UnreachableError(
                 f"kubectl {_action(argv)} printed something else than a list of objects, or broke off",

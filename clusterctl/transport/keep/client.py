@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clusterctl.common.safe_json import parse
 from clusterctl.transport import failures
 from clusterctl.transport.keep import frames, place
 from clusterctl.transport.keep.frames import Frames
@@ -102,7 +102,7 @@ class Keeper:
             link.sock.settimeout(HELLO_S)
             request = {"targets": [target_to_json(target) for target in targets]}
             link.sock.sendall(frames.json_frame(frames.LIST, request))
-            return list(json.loads(link.received.next()[1])["unconnected"])
+            return list(parse(link.received.next()[1])["unconnected"])
 
     def abort(self) -> None:
         """Close everything that is in use."""
@@ -151,11 +151,11 @@ class Keeper:
                 if kind == frames.QUESTION:
                     link.sock.sendall(frames.json_frame(frames.SECRET, {"secret": self._secret(data.decode(), stop)}))
                 elif kind == frames.BEGUN:
-                    return {"resumed": False, **json.loads(data)}
+                    return {"resumed": False, **parse(data)}
                 elif kind == frames.DECLINED:
                     return None
                 elif kind == frames.FAILURE:
-                    raise error_from_json(json.loads(data), label)
+                    raise error_from_json(parse(data), label)
         except (OSError, EOFError) as exc:
             if stop.is_set():
                 raise failures.interrupted(label) from exc

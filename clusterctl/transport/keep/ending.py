@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 from pathlib import Path
 from typing import NamedTuple
 
+from clusterctl.common.safe_json import parse
 from clusterctl.transport.keep import frames, place
 from clusterctl.transport.keep.frames import Frames
 
@@ -50,7 +50,7 @@ def _end(address: str, name: str) -> Ended | None:
             received = Frames(sock)
             received.next()
             sock.sendall(frames.frame(frames.END))
-            answer = json.loads(received.next()[1])
+            answer = parse(received.next()[1])
             sock.settimeout(END_S)
             with contextlib.suppress(OSError):
                 sock.recv(1)  # until it has closed all connections, and with them this one

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import threading
 
+from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures
 from clusterctl.transport.keep import frames
@@ -154,7 +154,7 @@ class KeptProcess(ProcessOnFiles):
         elif kind == frames.EXIT:
             self._output_ended, self._exit_code = True, int(data)
         elif kind == frames.FAILURE:
-            self._error = error_from_json(json.loads(data), self._label)
+            self._error = error_from_json(parse(data), self._label)
 
     def _can(self, event: int, timeout_s: float = SLICE_S) -> bool:
         poller = select.poll()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import paramiko_loader
 from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel, speaking
@@ -85,7 +85,7 @@ class Relay:
                     with speaking(self._channel):
                         self._channel.shutdown_write()
                 if kind == frames.KEEP:
-                    about = json.loads(data)
+                    about = parse(data)
                     return Kept(about["beat"].encode(), float(about["every_s"]))
         return None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.channels import close_channel
@@ -51,11 +51,11 @@ class Session:
                 self._end_helper()
                 self._received.next()  # the client waits until this process has ended, which closes the socket
             elif kind == frames.LIST:
-                targets = map(target_from_json, json.loads(data)["targets"])
+                targets = map(target_from_json, parse(data)["targets"])
                 lacking = self._connections.unconnected(targets)
                 self._sock.sendall(frames.json_frame(frames.BEGUN, {"unconnected": lacking}))
             elif kind in (frames.OPEN, frames.DIAL):
-                self._serve(kind, json.loads(data))
+                self._serve(kind, parse(data))
 
     def question(self, prompt: str) -> str | None:
         """Ask the user, through the client. Raises InterruptedRun if the client has left."""
@@ -64,7 +64,7 @@ class Session:
             kind, data = self._received.next()
         except (OSError, EOFError) as exc:
             raise InterruptedRun("interrupted") from exc
-        secret = json.loads(data)["secret"] if kind == frames.SECRET else None
+        secret = parse(data)["secret"] if kind == frames.SECRET else None
         return None if secret is None else str(secret)
 
     def _serve(self, kind: bytes, request: dict[str, Any]) -> None:
