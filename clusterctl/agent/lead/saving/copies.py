@@ -218,7 +218,7 @@ class CopyTracker:
         return [RecordEvent(event)]
 
     def _settle(self, save: Written) -> None:
-        """Note that a save is copied: all before it need not stay. One that was lost to a node meanwhile may need it."""
+        """Note that a save is copied, so that those before it need not stay, unless a node was lost meanwhile."""
         kind, tag = save["checkpoint"], save["tag"]
         is_replaced = kind in self._waiting and self._waiting[kind]["tag"] == tag
         if self._wanted <= set(self._places) and not is_replaced:
