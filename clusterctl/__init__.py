@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Suspect,
         TookOver,
         Usage,
+        Warned,
     )
     from clusterctl.api.job import Job
     from clusterctl.api.metrics import Metrics
@@ -120,6 +121,7 @@ __all__ = [
     "Usage",
     "UsageError",
     "WaitTimeoutError",
+    "Warned",
 ]
 
 _HOMES = {

@@ -263,6 +263,14 @@ class Standstill(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    """A warning of the run; `kind` is a name such as "tables_not_loaded"."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ended(Event):
     """The run is over: `state` is succeeded, failed or stopped. `not_heard_of` are nodes that did not report."""
 

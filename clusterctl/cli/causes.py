@@ -49,7 +49,7 @@ def incident_line(report: Why, one: Incident) -> str:
 
 
 def warning_lines(warnings: Sequence[RunWarning] | None) -> list[str]:
-    """Return the lines for doubts about a run that succeeded."""
+    """Return the lines for the warnings of a run."""
     return [style.warning(f"warning: {clean(warning['message'])}") for warning in warnings or ()]
 
 

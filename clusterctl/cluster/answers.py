@@ -107,6 +107,7 @@ class StatusAnswer(Membership, JobChoice, total=False):
     phase: str | None
     waits_for: list[str] | None
     cut_dropped: DroppedCut | None
+    warnings: list[RunWarning] | None
     ended: RunEnd | None
     processes: list[dict[str, Any]]
     last_event: object
@@ -213,6 +214,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "resumed": maybe(RESUMED),
         "waits_for": maybe(list_of(text)),
         "cut_dropped": maybe(DROPPED_CUT),
+        "warnings": WARNINGS,
         "ran": maybe(list_of(record(job=job_id, t=moment, live=truth))),
         "ended": maybe(record(t=moment, **_END)),
         "processes": list_of(PROCESS),

@@ -324,10 +324,29 @@ class Copying(TypedDict):
 
 
 class RunWarning(TypedDict):
-    """A doubt about a run that succeeded: "no_push", "loss_not_finite" or "model_not_finite"."""
+    """What a user should know about a run, however it ends. `kind` is a name such as "no_push"."""
 
     kind: str
     message: str
+
+
+class _WarningFacts(TypedDict, total=False):
+    subject: int
+
+
+class Warned(_WarningFacts):
+    """A warning of the run, recorded once for each kind and message; `subject` is the node that it is about."""
+
+    event: Literal["warned"]
+    kind: str
+    message: str
+
+
+def warnings_after(known: Sequence[RunWarning], event: Mapping[str, Any]) -> Sequence[RunWarning]:
+    """Return the warnings of a run after an event."""
+    if event["event"] == "warned":
+        return [*known, {"kind": event["kind"], "message": event["message"]}]
+    return (event.get("warnings") or known) if event["event"] == "ended" else known
 
 
 class _EndFacts(TypedDict, total=False):
@@ -336,7 +355,10 @@ class _EndFacts(TypedDict, total=False):
 
 
 class Ended(_EndFacts):
-    """`not_heard_of` are the nodes that did not report that their processes have ended."""
+    """`not_heard_of` are the nodes that did not report that their processes have ended.
+
+    `warnings` are all of the run.
+    """
 
     event: Literal["ended"]
     state: str
@@ -368,4 +390,5 @@ if TYPE_CHECKING:
         Suspect,
         TookOver,
         Usage,
+        Warned,
     ]

@@ -213,8 +213,11 @@ class Limits(Group):
 class Failures(Group):
     """The policy for failures: restarts per hour by role, and the settings of the same names.
 
-    `whole` means that processes can only be restarted together.
+    `whole` means that processes can only be restarted together. The lead `takes_warnings` of processes, unless it is of
+    an older version.
     """
+
+    OMITTED = ("takes_warnings",)
 
     restarts: Mapping[str, int] = NOTHING
     on_trainer_loss: str = "fail"
@@ -223,6 +226,7 @@ class Failures(Group):
     on_stall: str = "warn"
     on_nan: str = "warn"
     whole: bool = False
+    takes_warnings: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

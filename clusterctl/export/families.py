@@ -67,7 +67,7 @@ def _of_runs(statuses: Iterable[JobStatus]) -> Iterator[Metric]:
     info = InfoMetricFamily("clusterctl_run", "A run and its mode.", labels=RUN)
     state = GaugeMetricFamily("clusterctl_run_state", "1 for the state that a run is in.", labels=(*RUN, "state"))
     duration = GaugeMetricFamily("clusterctl_run_duration_seconds", "How long a run took, or has taken.", labels=RUN)
-    warnings = GaugeMetricFamily("clusterctl_run_warnings", "Doubts about a run that succeeded.", labels=RUN)
+    warnings = GaugeMetricFamily("clusterctl_run_warnings", "Warnings of a run.", labels=RUN)
     up = GaugeMetricFamily("clusterctl_node_up", "1 if a node of the run answers.", labels=(*RUN, "node", "host"))
     for status in statuses:
         run = _run(status)

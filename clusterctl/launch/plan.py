@@ -224,6 +224,7 @@ class LaunchPlan:
             on_stall=settings.on_stall,
             on_nan=settings.on_nan,
             whole=not self._restarts_one_by_one(),
+            takes_warnings=True,
         )
 
     def _restarts_one_by_one(self) -> bool:

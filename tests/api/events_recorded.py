@@ -31,5 +31,6 @@ RECORDED: dict[str, dict[str, Any]] = {
     "cut_dropped": {"message": "not saved", "trainers": [1, 2], "saves": ["model"]},
     "rolled_back": {"step": 10, "epoch": 1, "whole": True, "processes": ["trainer0"], "tag": "step-000000010"},
     "standstill": {"message": "no step", "stalled_s": 5.0, "over": False},
+    "warned": {"kind": "no_push", "message": "no trainer ever pushed"},
     "ended": {"state": "failed", "cause": CAUSE, "not_heard_of": [3]},
 }

@@ -35,8 +35,7 @@ def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_th
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "4")
     site.assert_nothing_left(job)  # the other nodes remove old copies until their supervisors end
     log = events(site, job)
-    noted = [e["message"] for e in log if e.get("level") in ("warning", "error")]
-    assert [message for message in noted if "copies lag behind" not in message] == []  # on a slow machine
+    assert [e["message"] for e in log if e.get("level") in ("warning", "error")] == []
     done = {(e["tag"], e.get("checkpoint", False)) for e in log if e["event"] == "copied"}
     checkpoint = max(tag for tag, is_checkpoint in done if is_checkpoint)
     assert ("pass-00003", False) in done

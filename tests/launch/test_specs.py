@@ -13,7 +13,7 @@ from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan
 
-NEWER = {"keep_models": 10, "trainer_threads": 1}  # what later versions add
+NEWER = {"keep_models": 10, "trainer_threads": 1, "takes_warnings": True}  # what later versions add
 RECORDED = Path(__file__).parents[1] / "common" / "recorded" / "planned_specs.json"
 HOSTS = ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
 ADDRESSES = {0: "10.1.0.0", 1: "10.1.0.1", 2: "10.1.0.2"}

@@ -21,6 +21,7 @@ from clusterctl.agent.lead.messages import (
     Running,
     StateLost,
     StopWanted,
+    Warned,
 )
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
@@ -45,6 +46,7 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
     "cut": CutReport,
     "pace": Pace,
     "state_lost": StateLost,
+    "warning": Warned,
 }
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
 READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}

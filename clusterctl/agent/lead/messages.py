@@ -182,6 +182,14 @@ class StateLost(TypedDict):
     message: str
 
 
+class Warned(TypedDict):
+    """A warning of the run that a supervisor, or a process on its node, has. Leads of older versions do not know it."""
+
+    do: Literal["warning"]
+    kind: str
+    message: str
+
+
 Report = Union[
     Hello,
     Ready,
@@ -200,6 +208,7 @@ Report = Union[
     SaveWanted,
     Pace,
     StateLost,
+    Warned,
 ]
 
 

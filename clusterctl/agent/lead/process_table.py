@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.agent.lead.messages import Exited, Recovery, Respawn, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
-from clusterctl.common.events import Lost, ProcessOnNode, RolledBack
+from clusterctl.common.events import Cause, Lost, ProcessOnNode, Restarting, RolledBack
 
 
 class ProcessTable:
@@ -75,6 +75,18 @@ class ProcessTable:
 
     def lost(self, key: Key, message: str) -> Lost:
         return {"event": "lost", "message": message, "role": key[0], "rank": key[1], "node": self.node_of[key]}
+
+    def restarting(self, key: Key, cause: Cause, in_s: float, count: str) -> Restarting:
+        """The event of a restart; `count` such as "restart 1 of 3"."""
+        return {
+            "event": "restarting",
+            **self.on_node(key),
+            "attempt": self.attempts[key] + 1,
+            "in_s": in_s,
+            "message": cause["message"],
+            "exit_code": cause["exit_code"],
+            "count": count,
+        }
 
     def roll_back(self, keys: Collection[Key], *, but_done: bool) -> None:
         """Mark processes to be restarted, except trainers that are gone and, with `but_done`, those that are done."""

@@ -7,7 +7,7 @@ import errno
 import socket
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -27,7 +27,7 @@ from clusterctl.common.run_spec import RunSpec
 from clusterctl.transfer.tls import run_context
 
 if TYPE_CHECKING:
-    from clusterctl.common.events import Event
+    from clusterctl.common.events import Event, RunWarning
 
 SPARE_CONNECTIONS = 64  # besides two of each node, whose TLS handshake is not complete
 COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node is reachable
@@ -74,6 +74,7 @@ class LeadServer:
         record: Callable[[Event], None],
         change_manifests: Callable[[ManifestAction], None],
         models: Mapping[str, int] = MappingProxyType({}),
+        warnings: Sequence[RunWarning] = (),
     ) -> None:
         self._loop = loop
         self._on_order = on_order
@@ -101,6 +102,7 @@ class LeadServer:
             models=ModelRetention(spec.saving.keep_models, models),
             copies=copies_of(spec),
             policy=policy_of(spec),
+            warnings=warnings,
         )
         self._door = SaveDoor(loop, run, lambda number: self.send({"do": "save_wanted", "request": number}))
         loop.watch(listener, self._accept)

@@ -19,10 +19,11 @@ from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
+from clusterctl.agent.lead.run_warnings import RunWarnings, run_warning
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker
-from clusterctl.common.events import Cause, Ended, Lost, Restarting
+from clusterctl.common.events import Cause, Ended, Lost, RunWarning
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
@@ -48,6 +49,7 @@ class Lead:
         models: ModelRetention | None = None,
         copies: CopyPolicy | None = None,
         policy: Policy | None = None,
+        warnings: Sequence[RunWarning] = (),
     ) -> None:
         self.phase = "gathering"
         self.epoch = 0
@@ -62,6 +64,7 @@ class Lead:
         serving = [self._table.node_of[key] for key in self._table.of_role("pserver")]
         self._saves = SaveTracker(serving, members[0], retention, models, copies, together=self._policy.together)
         self._recover: messages.Recovery = {"tag": None, "step": 0}
+        self._warnings = RunWarnings(warnings)
         self._cause: Cause | None = None
         self._outcome = "succeeded"
         self._stop_limit_s = grace_s + STOP_MARGIN_S
@@ -81,10 +84,11 @@ class Lead:
         if self.phase == "ended" or self._is_late(message):
             return []
         if message["do"] in SAVE_REPORTS:
-            return [*self._saves.handle(node, message, now, self.phase), *self._end_if_idle(now)]
+            did = self._saves.handle(node, message, now, self.phase)
+            return self._warnings.take([*did, *self._end_if_idle(now)])
         handler = getattr(self, f"_on_{message['do']}", None)
         actions: list[Action] = handler(node, message, now) if handler is not None else []
-        return actions
+        return self._warnings.take(actions)
 
     def _is_late(self, message: messages.Report) -> bool:
         """Return True if a report is from an earlier epoch or about an earlier attempt."""
@@ -98,7 +102,7 @@ class Lead:
         for node, silent_s, over in list(self._detector.look(now)) if self.phase != "ended" else ():
             if over:
                 why = f"no message from it for {silent_s:.0f} s"
-                actions += self.lose(node, why, now, silent_s=round(silent_s, 1))
+                actions += self._lose(node, why, now, silent_s=round(silent_s, 1))
             else:
                 actions.append(RecordEvent({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
         if self._time_limit is not None and now > self._time_limit:
@@ -109,7 +113,7 @@ class Lead:
             actions += self._detect_deadlock(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
-        return [*actions, *self._saves.tick(now), *self._end_if_idle(now)]
+        return self._warnings.take([*actions, *self._saves.tick(now), *self._end_if_idle(now)])
 
     def _detect_deadlock(self, now: float) -> list[Action]:
         """Detect a deadlock. Waiting for trainers that are held for a rejoin is not one."""
@@ -119,8 +123,11 @@ class Lead:
         cause = self._deadlocks.cause(now) if self._policy.standstill_fails else None
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
-    def lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
+    def lose(self, node: int, why: str, now: float) -> list[Action]:
         """Handle the loss of a supervisor: for good, or for now if the run waits for it."""
+        return self._warnings.take(self._lose(node, why, now))
+
+    def _lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
         if node in self._detector.absent or self.phase == "ended":
             return []
         if node in self._detector.idle:
@@ -235,9 +242,8 @@ class Lead:
 
     def _on_idle(self, node: int, message: messages.Idle, now: float) -> list[Action]:
         """Handle a node without processes. If it stopped without an order, it had lost contact with the lead."""
-        actions = []
-        if message.get("stopping") and self.phase != "stopping":
-            actions = self.lose(node, "it had lost contact with the lead", now)
+        astray = message.get("stopping") and self.phase != "stopping"
+        actions = self._lose(node, "it had lost contact with the lead", now) if astray else []
         if node not in self._detector.awaited:
             self._detector.idle.add(node)
         return [*actions, *self._end_if_idle(now)]
@@ -253,16 +259,7 @@ class Lead:
         delay_s = None if self._is_hopeless(key, cause) else self._restart_policy.grant(key, now)
         if delay_s is None:
             return self._give_up(key, cause, now)
-        event: Restarting = {
-            "event": "restarting",
-            **self._table.on_node(key),
-            "attempt": self._table.attempts[key] + 1,
-            "in_s": delay_s,
-            "message": cause["message"],
-            "exit_code": cause["exit_code"],
-            "count": self._restart_policy.describe(key),
-        }
-        note = RecordEvent(event)
+        note = RecordEvent(self._table.restarting(key, cause, delay_s, self._restart_policy.describe(key)))
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
         return [note, *self._roll_back(self._with_others({key}), delay_s)]
@@ -280,6 +277,9 @@ class Lead:
         words = cause.get("tail") or [cause["message"]]
         note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._roll_back(self._table.node_of)]
+
+    def _on_warning(self, node: int, message: messages.Warned, now: float) -> list[Action]:
+        return [run_warning(message["kind"], message["message"], node)]
 
     def _on_state_lost(self, node: int, message: messages.StateLost, now: float) -> list[Action]:
         """Roll back for a trainer that has lost its state. If it began from a checkpoint, that one is unusable."""

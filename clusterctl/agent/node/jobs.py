@@ -180,12 +180,19 @@ def describe_run(run: RunPaths, spec: RunSpec | RunSummary, *, over: bool = Fals
         "phase": state.get("phase"),
         "waits_for": state.get("waits_for", []),
         **({"cut_dropped": state["cut_dropped"]} if state.get("cut_dropped") and now in LIVE else {}),
+        **({"warnings": warnings} if (warnings := warnings_of(state)) else {}),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),
         "processes": processes_now(state, now == LOST, over=over),
         "supervisor": supervisor_of(state),
         "now": time.time(),
     }
+
+
+def warnings_of(state: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the warnings of a run so far. Older versions only recorded them in the event of its end."""
+    warnings: list[dict[str, str]] = state.get("warnings") or (state.get("ended") or {}).get("warnings") or []
+    return warnings
 
 
 def membership(spec: RunSpec | RunSummary) -> dict[str, Any]:
@@ -218,7 +225,7 @@ def _describe_run(run: RunPaths, *, over: bool) -> dict[str, Any]:
     now = run_state(run, state, over=over)
     about = {"run": run.run, "state": now, **(membership(spec) if spec else {})}
     figures = _figures(spec, state, live=now in LIVE) if spec else {}
-    figures["warnings"] = (state.get("ended") or {}).get("warnings")
+    figures["warnings"] = warnings_of(state)
     return {**about, **{key: value for key, value in figures.items() if value}}
 
 

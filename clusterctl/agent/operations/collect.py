@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterctl.agent.node.checkpoint_files import PIECES, is_merged_by_us, piece_header
-from clusterctl.agent.node.jobs import find_job, pick_run, read_state
+from clusterctl.agent.node.jobs import find_job, pick_run, read_state, warnings_of
 from clusterctl.agent.node.outputs import SavedModel, copied_models, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
@@ -76,7 +76,7 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "run": run.run if run is not None else None,
         "files": count,
     }
-    if run is not None and (warnings := (read_state(run).get("ended") or {}).get("warnings")):
+    if run is not None and (warnings := warnings_of(read_state(run))):
         about["warnings"] = warnings
     return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
 

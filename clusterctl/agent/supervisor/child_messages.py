@@ -29,7 +29,7 @@ from clusterctl.common.safe_json import is_whole
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
 BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes
 TERM_FOR_ALL_S = 0.5
-FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan", "state_lost")
+FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan", "state_lost", "warning")
 REPORTED_BY = {"cut": "pserver", "state_lost": "trainer"}  # to the lead
 GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
@@ -93,6 +93,9 @@ class ChildMessages:
             if child.role == REPORTED_BY[kind]:
                 self._checkpoints.report(child, event)
             return
+        if kind == "warning":
+            self._warn(child, str(event["kind"]), str(event["message"]))
+            return
         child.worked = True
         if kind == "step":
             for name in PASSING:
@@ -110,6 +113,13 @@ class ChildMessages:
             about = {"do": "saved", **process_of(child), "node": self._context.spec.node}
             self._context.send(typed(Saved, {**checked(event, child.rank), **about}))
         self._context.forward(event, child)
+
+    def _warn(self, child: Child, kind: str, message: str) -> None:
+        """Pass a warning of the run on to the lead; under a lead that does not know such a thing, record it here."""
+        if self._context.spec.failures.takes_warnings:
+            self._context.send({"do": "warning", "kind": kind, "message": message})
+        else:
+            self._context.record({"event": "log", "level": "warning", "message": message}, child)
 
     def ended(self, child: Child, then: Callable[[], None]) -> None:
         """Report the exit of a process, and call `then`.

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.supervisor.child import Child, process_of
-from clusterctl.common.events import dropped_cut_after
+from clusterctl.common.events import dropped_cut_after, warnings_after
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.procfs import Identity, boot_id, identify
 
 if TYPE_CHECKING:
-    from clusterctl.common.events import Event
+    from clusterctl.common.events import Event, RunWarning
 
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0
@@ -66,7 +66,14 @@ class EventLog:
         self._state: dict[str, Any] = {
             **{"phase": None, "ended": None, "last_event": None, "killed": 0},
             **{"waits_for": [], "cut_dropped": None},
+            "warnings": (read_json(run.state) or {}).get("warnings") or [],
         }
+
+    @property
+    def warnings(self) -> Sequence[RunWarning]:
+        """The warnings of the run so far, also those that a supervisor before this one recorded; on the lead's node."""
+        known: Sequence[RunWarning] = self._state["warnings"]
+        return known
 
     def record(self, event: Event, child: Child | None = None) -> None:
         """Append an event of ours, about the node or a process."""
@@ -105,6 +112,7 @@ class EventLog:
         self._state["last_event"] = event
         self._state["waits_for"] = _waits_for(self._state["waits_for"], event)
         self._state["cut_dropped"] = dropped_cut_after(self._state["cut_dropped"], event)
+        self._state["warnings"] = warnings_after(self._state["warnings"], event)
         if event["event"] == "ended":
             self._state["ended"] = event
         elif event["event"] == "phase":

@@ -112,8 +112,8 @@ class Supervisor:
             from clusterctl.agent.lead.server import LeadServer  # the other nodes need not load it
 
             hooks = (self._on_order, self._record, self._checkpoints.change_manifests)
-            models = self._checkpoints.complete_models()
-            self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, models)
+            known = (self._checkpoints.complete_models(), self.event_log.warnings)
+            self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, *known)
         else:
             assert self.spec.lead is not None
             on = (self._on_order, self._on_lead_lost, self._on_lead_away)

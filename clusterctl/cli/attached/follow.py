@@ -69,7 +69,7 @@ def follow_run(
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
     invocation.console.record({**identity(run), "state": "succeeded"})
     invocation.console.say(style.state("succeeded") + f" after {_duration(run, view)}{_progress(view)}{saved}")
-    for doubt in view.doubts:
+    for doubt in (*view.doubts, *view.warnings):
         invocation.console.warn(f"warning: {clean(doubt)}")
     invocation.console.say(f"next: clusterctl collect {run.job}")
     return view
@@ -138,6 +138,7 @@ def _raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: Live
     cause: Cause = ended["cause"] or (view.causes[0] if view.causes else {})
     lines = [style.state(state) + f" after {_duration(run, view)}{_progress(view)}"]
     lines += first_cause_lines(cluster, run.job, run.run, cause)
+    lines += [style.warning(f"warning: {clean(warning)}") for warning in view.warnings]
     if state == "lost":
         lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")
     missing = ended.get("not_heard_of")

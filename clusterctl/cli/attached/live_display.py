@@ -48,10 +48,11 @@ SHOWN = (
         "paused",
         "cut_dropped",
         "state_lost",
+        "warned",
     ),
     *("suspect", "lost", "rejoined", "held"),
 )
-WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost")
+WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost", "warned")
 PassFormat = Callable[[PassNumbers], str]
 
 

@@ -36,7 +36,7 @@ MOST_NOTICES = 2
 LOG_LINES = 500
 WARNINGS = (
     *("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost"),
-    *("nan", "log", "suspect", "lost", "held"),
+    *("nan", "log", "suspect", "lost", "held", "warned"),
 )
 
 
@@ -114,6 +114,7 @@ class Screen:
         """Return at most `height` lines of at most `width` characters."""
         top = self._top(width, height)
         notes = note_lines(self.record.processes.values(), self.record.cut_dropped)
+        notes += [f"warning: {one}" for one in self.record.warnings[-MOST_NOTICES:]]
         bottom = [style.warning(line) for line in (*notes, *list(self.notices.values())[-MOST_NOTICES:])]
         bottom += [self._keys(width)] if height > len(top) + 1 else []
         room = max(0, height - len(top) - len(bottom))

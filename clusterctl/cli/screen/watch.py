@@ -64,7 +64,7 @@ def _record(current: JobStatus, known: Mapping[int, NodeCurves]) -> LiveRecord:
     dropped, lead = current.cut_dropped, known.get(current.members.lead)
     if dropped is not None and lead is not None:
         dropped = {**dropped, "t": dropped["t"] + lead.offset_s}
-    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves, dropped)
+    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves, dropped, current.warnings)
     return record
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.cluster import NONSENSE
 from clusterctl.cluster.answers import CAUSE, ENDED, Cause, own_word
-from clusterctl.cluster.run_answers import DROPPED_CUT
+from clusterctl.cluster.run_answers import DROPPED_CUT, RunWarning
 from clusterctl.common.events import dropped_cut_after
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
@@ -51,7 +51,7 @@ class PassNumbers:
 class LiveRecord:
     """Takes events of `nodes`, interleaved in any order; the first node leads. `ended` is the lead's final event.
 
-    `doubts` are the problems that a user should know of even if the run succeeds.
+    `warnings` are those of the run; `doubts` are further problems that a user should know of even if it succeeds.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -62,6 +62,7 @@ class LiveRecord:
         self.ended: Event | None = None
         self.causes: list[Cause] = []
         self.failures: list[Event] = []
+        self.warnings: list[str] = []
         self.doubts: list[str] = []
         self._finite = True
         self.curve: list[tuple[float, float]] = []
@@ -86,12 +87,14 @@ class LiveRecord:
         phase: str | None,
         curves: Sequence[Curve],
         cut_dropped: Mapping[str, Any] | None = None,
+        warnings: Sequence[RunWarning] = (),
     ) -> None:
         """Take the present state of a run that is followed from now on: its processes and their curves until now.
 
         A node that has processes has no others, whatever the conf.py of now plans for it.
         """
         self.cut_dropped = cut_dropped
+        self.warnings = [warning["message"] for warning in warnings]
         present = {(process.role, process.rank): process for process in processes}
         known = {process.node.id for process in present.values()}
         planned = {key: process for key, process in self.processes.items() if process.node.id not in known}
@@ -248,6 +251,11 @@ class LiveRecord:
             self.doubts.append(f"{event['message']} (first occurrence)")
             self._finite = False
 
+    def _on_warned(self, event: Event) -> None:
+        """Record a warning of the run, which the event of the end repeats."""
+        message = str(event["message"])
+        self.warnings += [message] if message not in self.warnings else []
+
     def _on_lost(self, event: Event) -> None:
         if "role" in event:
             self.doubts.append(f"{event['role']}{int(event['rank'])} was left out: {event['message']}")
@@ -286,7 +294,8 @@ class LiveRecord:
     def _on_ended(self, event: Event) -> None:
         if ENDED(event) and ("not_heard_of" in event or event.get("node") == self._lead):
             self.ended = event
-            self.doubts += [warning["message"] for warning in event.get("warnings") or ()]
+            for warning in event.get("warnings") or ():
+                self._on_warned(warning)
 
     def new_passes(self) -> list[PassNumbers]:
         """Return the passes that are over and in which every trainer logged numbers, each pass once."""

@@ -95,8 +95,8 @@ _TEXTS = {
     **dict.fromkeys(("stalled", "standstill", "cut_dropped", "state_lost"), lambda event: str(event["message"])),
     "paused": lambda event: f"was paused: {event['message']}",
     "took_over": lambda event: str(event["message"]),
-    "nan": lambda event: str(event["message"]),
+    **dict.fromkeys(("nan", "warned"), lambda event: str(event["message"])),
     **dict.fromkeys(("suspect", "lost", "rejoined", "held"), _absent),
     "ended": _ended,
 }
-_OF_THE_RUN = ("phase", "saved", "copying", "copied", "rolled_back", "cut_dropped", "standstill", "ended")
+_OF_THE_RUN = (*("phase", "saved", "copying", "copied", "rolled_back", "cut_dropped", "standstill", "warned", "ended"),)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
-from clusterctl.cluster.answers import RunEnd, StatusAnswer
+from clusterctl.cluster.answers import StatusAnswer
 from clusterctl.cluster.run_answers import STATES, DroppedCut, RunWarning
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
@@ -45,9 +45,8 @@ class JobStatus:
 
     @property
     def warnings(self) -> list[RunWarning]:
-        """Doubts about a run that succeeded."""
-        ended: RunEnd = (self.lead or {}).get("ended") or {}
-        return ended.get("warnings") or []
+        """The warnings of the run so far."""
+        return (self.lead or {}).get("warnings") or []
 
 
 def status(

@@ -29,7 +29,7 @@ REPORT_S = 120.0
 class Why:
     """The explanation of a run. `seen` is its status, `errors` those of nodes that gave no report.
 
-    `warnings` are doubts about a run that succeeded.
+    `warnings` are those of the run.
     """
 
     job: str

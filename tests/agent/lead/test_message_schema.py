@@ -29,7 +29,7 @@ USUAL: dict[str, list[Any]] = {
     **{name: [None, "x"] for name in ("errno", "reason", "limit")},
     **{name: ["/job/x"] for name in ("command", "path")},
     "step": [0, 5],
-    "message": ["it failed"],
+    **{name: ["it failed"] for name in ("message", "kind")},
     "tag": ["pass-00000", "step-000000005", "../.."],
     "file": ["pserver-00001.safetensors", "trainer-00001.safetensors"],
     "sha256": ["0" * 64],

@@ -177,3 +177,13 @@ def test_the_last_dropped_cut_is_in_the_state_until_what_it_was_for_is_saved(run
     drop("model")
     written.record({"event": "ended", "state": "failed", "cause": None})
     assert dropped() is None
+
+
+def test_the_state_keeps_the_warnings_of_a_run_also_for_the_next_supervisor(run: RunPaths) -> None:
+    begin(run).record({"event": "warned", "kind": "lag", "message": "copies lag behind", "subject": 1})
+    after = begin(run)
+    assert after.warnings == [{"kind": "lag", "message": "copies lag behind"}]
+    after.record({"event": "log", "message": "other"})
+    state = read_json(run.state)
+    assert state is not None
+    assert state["warnings"] == after.warnings
