@@ -3,7 +3,8 @@
 May import `cluster`, `common`, `errors`, `inventory` and `runtime`. Start reading at `collect.py`.
 """
 
-from clusterctl.collect.collect import Collection, Selection, collect
+from clusterctl.collect.choice import Selection
+from clusterctl.collect.collect import Collection, collect
 from clusterctl.collect.receive import Collected, Left
 
 __all__ = ["Collected", "Collection", "Left", "Selection", "collect"]

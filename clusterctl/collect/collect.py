@@ -8,46 +8,46 @@ DIR/model/model.safetensors
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
-import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.collect.choice import Choice, Selection, listed_by
 from clusterctl.collect.copies import Pieces, bring_merged
-from clusterctl.collect.receive import MOST_FILES, TOPS, Collected, Left, Received, Report, receive, refuse
-from clusterctl.common.manifest import NAME, is_scheduled_tag, is_tag, read_manifest
-from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.collect.receive import TOPS, Collected, Left, Received, Report, receive
+from clusterctl.common.errors import first_of
+from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
 MARK = "job"
+SHOWN = 3
+MOST_TRIED = 100  # models
 
 
 @dataclass(frozen=True)
-class Model:
-    """A complete model, as the lead's node lists it."""
+class Skipped:
+    """A model that cannot be completed from the nodes that answered, and why."""
 
     tag: str
-    run: str
-    step: int
+    reason: str
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What to collect: a `run` (None: the job never ran), and the model `tag` (None: the newest) or `every` model."""
-
-    run: str | None
-    tag: str | None = None
-    every: bool = False
+class Merged(NamedTuple):
+    tag: str
+    path: Path
 
 
 @dataclass(frozen=True)
 class Collection:
-    """`tag` is that of the merged `model`; `more_models`: as many complete scheduled ones stayed on the nodes."""
+    """`tag` is that of the merged `model`, or else of the one that was chosen; `skipped` are newer ones that cannot be
+    completed, and `more_models` is the number of complete scheduled ones that stayed on the nodes.
+    """
 
     files: list[Collected]
     left: list[Left]
@@ -56,70 +56,7 @@ class Collection:
     tag: str | None
     more_models: int = 0
     warnings: Sequence[RunWarning] = ()
-
-
-class Choice:
-    """The models to bring, chosen from the list of the lead's node, or if that fails, from those of all others.
-
-    `tag` is the one to merge, `bring` the scheduled ones to bring (None: all). `models` is None if no node listed any.
-    """
-
-    def __init__(self, selection: Selection, job: str, members: Sequence[Node]) -> None:
-        self._selection = selection
-        self._job = job
-        self._lead = members[0].id
-        self._missing = {node.id for node in members}
-        self._lists: list[Sequence[Model]] = []
-        self._changed = threading.Condition()
-        self._error: UsageError | None = None
-        self.models: tuple[Model, ...] | None = None
-        self.tag = selection.tag
-        self.bring = None if selection.every or selection.tag is None else [selection.tag]
-
-    def offer(self, node: Node, models: Sequence[Model] | None) -> None:
-        """Take the list of a node; None, or nothing before, if the node failed."""
-        with self._changed:
-            is_new = node.id in self._missing
-            self._missing.discard(node.id)
-            if is_new and models is not None:
-                self._lists.append(models)
-                if node.id == self._lead:
-                    self._make(models)
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait for the choice. Raises UsageError if there is nothing to choose."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_made() or not self._missing)
-            if not self._is_made():
-                self._make(self._agreed())
-            if self._error is not None:
-                raise self._error
-
-    def _is_made(self) -> bool:
-        return self.models is not None or self._error is not None
-
-    def _agreed(self) -> list[Model]:
-        """Return the models that most nodes list, or if there are none, all of them."""
-        counts = Counter(model for models in self._lists for model in set(models))
-        most = [model for model, count in counts.items() if 2 * count > len(self._lists)]
-        return most or list(counts)
-
-    def _make(self, models: Sequence[Model]) -> None:
-        in_order = [model.tag for model in sorted(models, key=lambda model: (model.step, model.tag))]
-        if self.tag is not None and self.tag not in in_order:
-            hint = f"it has: {', '.join(in_order) or 'none'}"
-            self._error = UsageError(f"the run of {self._job} has no complete model {self.tag}", hint=hint)
-            return
-        if self.tag is None and in_order:
-            self.tag = in_order[-1]
-            self.bring = None if self._selection.every else [self.tag]
-        self.models = tuple(models)
-
-    @property
-    def model(self) -> Model | None:
-        """The model to merge."""
-        return next((model for model in self.models or () if model.tag == self.tag), None)
+    skipped: Sequence[Skipped] = ()
 
 
 def collect(
@@ -145,7 +82,7 @@ def collect(
     def one(node: Node) -> Received:
         try:
             with cluster.call(node, request) as call:
-                choice.offer(node, _listed(node, call.receive()))
+                choice.offer(node, listed_by(node, call.receive()))
                 choice.wait()
                 call.send({"bring": choice.bring})
                 return receive(call, target, report)
@@ -157,9 +94,8 @@ def collect(
     files = [file for one_node in received for file in one_node.files]
     left = [path for one_node in received for path in one_node.left]
     answered = [outcome.node for outcome in outcomes if outcome.ok]
-    pieces = Pieces(target, choice.model.tag, files) if choice.model else None
-    copies = pieces.complete(cluster, answered, request, report) if pieces is not None else []
-    files += copies
+    shutil.rmtree(target / "model", ignore_errors=True)
+    merged, skipped = _complete(cluster, choice, answered, lead, target, request, files, report)
     stay = _models_to_keep(target, lead, selection.run, choice)
     for outcome in outcomes:
         if outcome.ok:
@@ -167,30 +103,50 @@ def collect(
     for node in cluster.inventory.nodes if received else ():
         if node.id not in ids:
             _remove_others(target, node, [], stay)
-    shutil.rmtree(target / "model", ignore_errors=True)
-    model = _merge(target, pieces) if pieces is not None and pieces.are_whole else None
-    if model is None and pieces is not None and lead in answered:
-        model = bring_merged(cluster, lead, {**request, "model": choice.model}, target, pieces.tag, report)
-    if model is None and pieces is not None and len(answered) == len(members):
-        model = _merge(target, pieces)  # which says what is missing
-    more = sum(is_scheduled_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
+    if merged is None and choice.tag is not None and len(answered) == len(members):
+        merged = Merged(choice.tag, _merge(target, Pieces(target, choice.tag, files)))  # which says what is missing
+    gone = {choice.tag, *(one.tag for one in skipped), *([merged.tag] if merged else [])}
+    more = sum(is_scheduled_tag(model.tag) and model.tag not in gone for model in choice.models or ())
     warnings = [warning for one_node in received for warning in one_node.warnings]
-    return Collection(files, left, outcomes, model, choice.tag, max(0, more), warnings)
+    path, tag = (merged.path, merged.tag) if merged else (None, choice.tag)
+    return Collection(files, left, outcomes, path, tag, more if choice.bring else 0, warnings, skipped)
 
 
-def _listed(node: Node, message: Any) -> list[Model]:
-    """Return the models that a node lists."""
-    rows = message.get("models")
-    sound = isinstance(rows, list) and len(rows) <= MOST_FILES and all(map(_is_model, rows))
-    if not sound:
-        raise refuse(node, "a malformed list of models")
-    return [Model(row["tag"], row["run"], row["step"]) for row in rows]
+def _complete(
+    cluster: Cluster,
+    choice: Choice,
+    answered: Sequence[Node],
+    lead: Node,
+    target: Path,
+    request: dict[str, Any],
+    files: list[Collected],
+    report: Report,
+) -> tuple[Merged | None, list[Skipped]]:
+    """Merge the newest model that can be completed. Return it, and the newer ones. Adds to `files` what it brings."""
+    skipped = []
+    if lead not in answered:
+        skipped = [
+            Skipped(tag, "its manifest is on none of the nodes that answered") for tag in choice.unknown(answered)
+        ]
+    for model in itertools.islice(choice.candidates(), MOST_TRIED):
+        lacking = choice.lacks(model, answered)
+        pieces = Pieces(target, model.tag, files)
+        if not lacking or model.tag == choice.tag:
+            files += pieces.complete(cluster, answered, request, report, originals=model.tag != choice.tag)
+        path = _merge(target, pieces) if pieces.are_whole else None
+        if path is None and lead in answered:
+            path = bring_merged(cluster, lead, {**request, "model": model}, target, pieces.tag, report)
+        if path is not None:
+            return Merged(model.tag, path), skipped
+        skipped.append(Skipped(model.tag, _why_not(lacking, pieces)))
+    return None, skipped
 
 
-def _is_model(row: object) -> bool:
-    if not isinstance(row, dict):
-        return False
-    return is_tag(row.get("tag")) and isinstance(row.get("run"), str) and isinstance(row.get("step"), int)
+def _why_not(lacking: Sequence[str], pieces: Pieces) -> str:
+    names = first_of(lacking or pieces.missing, SHOWN)
+    if lacking:
+        return f"{names} {'is' if len(lacking) == 1 else 'are'} on none of the nodes that answered"
+    return f"no node sent an undamaged {names}" if names else "its manifest is on none of the nodes that answered"
 
 
 def _models_to_keep(target: Path, lead: Node, run: str | None, choice: Choice) -> set[str] | None:
@@ -243,12 +199,12 @@ def _claim(target: Path, job: str) -> None:
 
 
 def _merge(target: Path, pieces: Pieces) -> Path:
-    """Merge a complete model; return its path."""
+    """Merge a complete model; return its path. Raises NodeError if it cannot be merged."""
     from clusterctl.runtime import merge_model
     from clusterctl.runtime.errors import RuntimeFailure
 
     model = target / "model" / "model.safetensors"
-    model.parent.mkdir()
+    model.parent.mkdir(exist_ok=True)
     try:
         merge_model(pieces.directories, model)
     except (RuntimeFailure, MemoryError, *NONSENSE) as exc:

@@ -60,18 +60,26 @@ class Pieces:
         """True if the model has a manifest, and all of its pieces are here."""
         return self._named is not None and self._named.keys() <= self._sound()
 
+    @property
+    def missing(self) -> list[str]:
+        """The files of the model, as its manifest names them, that are not here."""
+        return sorted((self._named or {}).keys() - self._sound())
+
     def _sound(self) -> set[str]:
         named = self._named or {}
         return {name for name, files in self._have.items() if files[0].sha256 == named.get(name)}
 
     def complete(
-        self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], report: Report
+        self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], report: Report, *, originals: bool
     ) -> list[Collected]:
-        """Ask nodes for copies of what is missing, until nothing is. Return the files that came."""
+        """Ask nodes for copies of what is missing, until nothing is. Return the files that came.
+
+        With `originals` also ask for the pieces that the nodes have written.
+        """
         came: list[Collected] = []
         for node in nodes:
             if not self.are_whole:
-                copies = {"tag": self.tag, "have": sorted(self._sound())}
+                copies = {"tag": self.tag, "have": sorted(self._sound()), "originals": originals}
                 new = _ask(cluster, node, {**request, "copies": copies}, self._target, report)
                 self._add(new)
                 came += new

@@ -35,8 +35,7 @@ def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_th
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "4")
     site.assert_nothing_left(job)  # the other nodes remove old copies until their supervisors end
     log = events(site, job)
-    noted = [e["message"] for e in log if e.get("level") in ("warning", "error")]
-    assert [message for message in noted if "copies lag behind" not in message] == []  # on a slow machine
+    assert [e["message"] for e in log if e.get("level") in ("warning", "error")] == []
     done = {(e["tag"], e.get("checkpoint", False)) for e in log if e["event"] == "copied"}
     checkpoint = max(tag for tag, is_checkpoint in done if is_checkpoint)
     assert ("pass-00003", False) in done
@@ -206,3 +205,64 @@ def test_a_run_resumes_on_the_nodes_that_are_left(site: Site) -> None:
     resumed = site.ok("start", "--job_workspace", job, "--resume", "--allow-partial")
     assert "checkpoint step-000000005 of run 1" in resumed.out + resumed.err
     assert site.run("status", job, "--json").json()["state"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_a_copied_checkpoint_stays_until_a_newer_one_is_copied(site: Site) -> None:
+    """The copies stand still while the run goes on; then a machine is lost with its disk."""
+    site.conf(NODE_GRACE_S=2, KEEP=1, KEEP_MODELS=1, SAVE_EVERY="5 steps")
+    job = site.dispatch(GATED)
+    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "5")
+    go(site, job, 0)
+    assert wait_until(lambda: has_copied(site, job, "step-000000005") and has_copied(site, job, "pass-00000"))
+    [server] = [p for p in agent_processes(str(site.job_dir(job, 1))) if " piece-server " in p.command]
+    os.kill(server.pid, signal.SIGSTOP)
+    for pass_ in range(1, 4):
+        go(site, job, pass_)
+    assert wait_until(lambda: any(e["event"] == "saved" and e["tag"] == "step-000000020" for e in events(site, job)))
+    done = [(event["tag"], event.get("checkpoint", False)) for event in events(site, job) if event["event"] == "copied"]
+    checkpoint, model = (max(tag for tag, is_checkpoint in done if is_checkpoint == kind) for kind in (True, False))
+    assert checkpoint < "step-000000020"
+    for node in range(3):
+        assert {checkpoint, model} <= copied(site, job, node).keys()
+        for place in (f".clusterctl/runs/0001/checkpoints/{checkpoint}", f"output/{model}"):
+            assert (site.job_dir(job, node) / place / f"pserver-{node:05d}.safetensors").is_file()
+    os.kill(site.supervisor(job, 2), signal.SIGKILL)
+    site.wait_for_end(job)
+    site.assert_nothing_left(job)
+    shutil.rmtree(site.job_dir(job, 2))
+    site.conf(HOSTS=[*site.hosts[:2], NOBODY])
+    for node in (0, 1):
+        (site.job_dir(job, node) / "go4").touch()
+    resumed = site.ok("start", "--job_workspace", job, "--resume", "--allow-partial")
+    assert f"checkpoint {checkpoint} of run 1" in resumed.out + resumed.err
+
+
+def test_collect_takes_the_newest_model_that_can_be_completed(site: Site) -> None:
+    """Node 2 is lost with its disk, and its pieces of the newest model were not copied yet."""
+    site.conf(MODEL_ON_LEAD_MB=0)
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--", "--num_passes", "2")
+    before = load_model(
+        site.directory / site.ok("collect", job, "-o", "named", "--pass", "0", "--json").json()["model"]
+    )
+    (site.job_dir(job, 0) / ".clusterctl/runs/0001/copies/pass-00001/pserver-00002.safetensors").unlink()
+    site.conf(HOSTS=[*site.hosts[:2], NOBODY])
+    found = site.run("collect", job, "-o", "home", "--json")
+    assert (found.code, found.json()["tag"], found.json()["more_models"]) == (3, "pass-00000", 0), found
+    reason = "pserver-00002.safetensors is on none of the nodes that answered"
+    assert found.json()["skipped"] == [{"tag": "pass-00001", "reason": reason}]
+    model = load_model(site.directory / found.json()["model"])
+    assert np.array_equal(model["w"], before["w"])
+    again = site.run("collect", job, "-o", "home")
+    assert f"skipped the model of pass-00001: {reason}" in again.err
+    assert "model of pass-00000" in again.out
+    named = site.run("collect", job, "-o", "last", "--pass", "1", "--json")
+    assert (named.code, named.json()["model"]) == (3, None)
+    site.conf(HOSTS=site.hosts[:3])
+    damaged = site.job_dir(job, 2) / "output/pass-00001/pserver-00002.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    whole = site.run("collect", job, "-o", "home", "--json")
+    assert (whole.code, whole.json()["tag"]) == (3, "pass-00000")
+    assert "the newest model, pass-00001, cannot be completed; pass-00000 was collected instead" in whole.err
+    assert "no node sent an undamaged pserver-00002.safetensors" in whole.json()["skipped"][0]["reason"]

@@ -8,6 +8,7 @@ comes the total size of the files, for people only, since files may still grow. 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -17,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterctl.agent.node.checkpoint_files import is_merged_by_us, piece_header
+from clusterctl.agent.node.checkpoint_files import PIECES, is_merged_by_us, piece_header
 from clusterctl.agent.node.jobs import find_job, pick_run, read_state, warnings_of
 from clusterctl.agent.node.outputs import SavedModel, copied_models, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.manifest import MERGED_NAME
+from clusterctl.common.manifest import MERGED_NAME, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.tree import ODD_CHARACTERS
 
@@ -35,7 +36,8 @@ NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Send `{"models": [{"tag", "run", "step"}, ...]}`, and wait for `{"bring": tags}`, or None for all.
+    """Send `{"models": [{"tag", "run", "step", "files"}, ...], "held": [{"tag", "step", "files"}, ...]}`: the files of
+    each complete model, and those that this node has of any. Wait for `{"bring": tags}`, or None for all.
 
     Then send `{"total": bytes}`, and for each file `{"file": path, "bytes": n, "mode", "mtime_ns"}`, n bytes and
     `{"sha256": ...}`.
@@ -48,8 +50,9 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     models, others = _models(places, run)
     complete = [model for model in models if model.complete]
     known = {model.directory.name for model in complete}
-    complete += [model for model in copied_models(run) if model.directory.name not in known] if run else []
-    peer.send({"models": [{"tag": one.directory.name, "run": one.run, "step": one.step} for one in complete]})
+    copied = list(copied_models(run)) if run else []
+    complete += [model for model in copied if model.directory.name not in known]
+    peer.send({"models": list(map(_row, complete)), "held": _held([*models, *copied])})
     bring = peer.receive()["bring"]
     passes = [one for one in models if one.is_scheduled and bring is not None]
     staying = others | {one.directory for one in passes if one.directory.name not in bring}
@@ -78,20 +81,40 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
 
 
+def _row(model: SavedModel) -> dict[str, Any]:
+    """Describe a complete model, with the files that its manifest names."""
+    files: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        files = [file["file"] for file in (read_manifest(model.directory) or {"files": []})["files"]]
+    return {"tag": model.directory.name, "run": model.run, "step": model.step, "files": files}
+
+
+def _held(models: list[SavedModel]) -> list[dict[str, Any]]:
+    """Return the pieces that this node has of each model, by tag."""
+    rows: dict[str, dict[str, Any]] = {}
+    for model in models:
+        row = rows.setdefault(model.directory.name, {"tag": model.directory.name, "step": model.step, "files": []})
+        row["files"] += sorted({path.name for path in model.directory.glob(PIECES)} - {*row["files"]})
+    return list(rows.values())
+
+
 def _send_copies(wanted: dict[str, Any], run: RunPaths | None, peer: Peer) -> dict[str, Any]:
     """Send the copies of other nodes' pieces of the model `tag`, and its manifest, but no file that is in `have`.
 
-    With `merged` send the merged model of this node instead.
+    With `originals` also send the pieces that this node has written; with `merged` its merged model instead.
     """
     tag, have, count = wanted["tag"], set(wanted["have"]), 0
     merged = wanted.get("merged")
     places = [place / tag / MERGED_NAME for place in output_places(run.job, run)] if run is not None and merged else []
     paths = [path for path in places if merged and is_merged_by_us(path) and _is_of(path, merged)][:1]
     if run is not None and not merged:
-        held = next((model.directory for model in copied_models(run) if model.directory.name == tag), None)
-        paths = sorted(held.iterdir()) if held is not None else []
+        own = _models(output_places(run.job, run), run)[0] if wanted.get("originals") else []
+        held = [next((model for model in copied_models(run) if model.directory.name == tag), None)]
+        found = [model.directory for model in (*own, *held) if model is not None and model.directory.name == tag]
+        paths = [path for directory in found for path in sorted(directory.iterdir()) if is_part_of_model(path.name)]
     for path in paths:
-        if path.name not in have and (is_part_of_model(path.name) or path.name == MERGED_NAME):
+        if path.name not in have:
+            have.add(path.name)
             count += _send_file(peer, path, f"output/{tag}/{path.name}")
     return {"files": count}
 

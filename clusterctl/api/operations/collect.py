@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Collected:
-    """The files of a run that `target` has now. `problem` is the error to report if files of some nodes are missing."""
+    """The files of a run that `target` has now. `problem` is the error to report if files of some nodes are missing, or
+    the newest model cannot be completed.
+    """
 
     job: str
     members: Members
@@ -39,6 +41,7 @@ class Collected:
             "tag": found.tag,
             "more_models": found.more_models,
             "warnings": found.warnings,
+            "skipped": [{"tag": one.tag, "reason": one.reason} for one in found.skipped],
         }
 
 
@@ -66,6 +69,7 @@ def collect(
     from clusterctl.cluster import combined, failures
     from clusterctl.collect import Selection
     from clusterctl.collect import collect as run
+    from clusterctl.errors import NodeError
     from clusterctl.observe.record.status import find
 
     job, members = find(cluster, named.job, run=named.run)
@@ -73,6 +77,9 @@ def collect(
     collection = run(cluster, members.nodes, job, target, report, Selection(members.run, tag, every))
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
     errors += _unnameable(collection)
+    if collection.skipped and not errors:
+        instead = f"{collection.tag} was collected instead" if collection.model else "neither can any before it"
+        errors.append(NodeError(f"the newest model, {collection.skipped[0].tag}, cannot be completed; {instead}"))
     problem = combined(errors, len(collection.outcomes), "collect") if errors else None
     return Collected(job, members, target, collection, problem)
 

@@ -78,12 +78,14 @@ def collect_run(
         invocation.console.say(line)
     for line in (*_left_lines(collection), *warning_lines(collection.warnings)):
         invocation.console.warn(line)
+    for skipped in collection.skipped:
+        invocation.console.warn(clean(f"skipped the model of {skipped.tag}: {skipped.reason}"))
     if collection.model is not None:
         invocation.console.say(f"model of {collection.tag}: {collection.model}")
         if collection.more_models:
             more = plural(collection.more_models, "earlier model")
             invocation.console.say(f"not collected: {more}     to bring them too: clusterctl collect {job} --all")
-    elif collection.files:
+    elif collection.files and not collection.skipped:
         invocation.console.say("no complete model to merge (none saved yet, or saved by another engine)")
     run = found.members.run
     run_report = attempt_report(invocation, cluster, job, run, target / NAME) if run else None

@@ -105,6 +105,19 @@ def test_a_last_model_that_lacks_pieces_or_copies_is_a_doubt_about_the_run() -> 
     assert doubts(made) == ["model_not_copied"]
 
 
+def test_the_doubt_says_why_the_last_model_was_not_copied() -> None:
+    made = tracker()
+    made.offer(save("pass-00000"), 0.0)
+    take(made, 1, "pass-00000", message="no room")
+    assert made.doubts([0, 1, 2])[0]["message"].endswith("; the last attempt failed: node1: no room")
+    for node in (0, 2):
+        take(made, node, "pass-00000")
+    made.offer(save("pass-00001"), 0.0)
+    for node in range(3):
+        take(made, node, "pass-00001")
+    assert doubts(made) == []
+
+
 def test_a_lost_piece_is_no_loss_if_the_model_was_merged() -> None:
     made = tracker(merges=True)
     made.offer(save("pass-00000"), 0.0)

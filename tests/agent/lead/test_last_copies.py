@@ -38,6 +38,7 @@ def test_it_ends_after_a_minute_without_them_and_says_so() -> None:
     assert play.ended()["state"] == "succeeded"
     assert [note["tag"] for note in play.noted("copying")] == ["pass-00000"]
     assert "ended before pass-00000 was copied" in play.noted("log")[-1]["message"]
+    assert [doubt["kind"] for doubt in play.ended()["warnings"]] == ["model_not_copied"]
 
 
 @pytest.mark.parametrize("how", ["stop", "time limit", "failure"])
@@ -56,3 +57,4 @@ def test_a_node_that_dies_meanwhile_is_not_waited_for() -> None:
     play = waiting()
     play.lose(1)
     assert play.ended()["state"] == "succeeded"
+    assert [doubt["kind"] for doubt in play.ended()["warnings"]] == ["model_lost"]

@@ -176,7 +176,7 @@ def test_copies_leave_ten_times_their_size_but_64_mb_to_1_gb(
 
     monkeypatch.setattr(os, "statvfs", lambda path: Disk)
     need_room(tmp_path, int(needed_mb * 1e6))
-    Disk.f_bavail = int(needed_mb * 1000) + int(spare.split()[0].replace(",", "")) * 1000 - 1
+    Disk.f_bavail = int(needed_mb * 1000) + int(spare.split(maxsplit=1)[0].replace(",", "")) * 1000 - 1
     with pytest.raises(OSError, match=rf"no room: {needed_mb:,.0f} MB are needed and {spare} to spare, but .* free"):
         need_room(tmp_path, int(needed_mb * 1e6))
     need_room(tmp_path, 0)

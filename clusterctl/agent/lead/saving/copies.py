@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder, warning
+from clusterctl.agent.lead.run_warnings import run_warning
 from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge, Written
 from clusterctl.common import events
 from clusterctl.common.errors import first_of
@@ -61,6 +62,7 @@ class CopyTracker:
         self._warned: set[tuple[int, str]] = set()
         self._in_a_row = 0
         self._since: dict[bool, dict[str, float]] = {True: {}, False: {}}  # the times of saves after the newest copied
+        self._failures: dict[bool, str] = {}  # the last one since a save of the kind was copied
         self._behind: set[bool] = set()  # the kinds with a warning of that
         self.newest: dict[bool, str] = {}
         self._model: str | None = None  # the last one; its pieces are also on the nodes that have copied them
@@ -144,7 +146,12 @@ class CopyTracker:
         kind, newest = KINDS[checkpoint], self.newest.get(checkpoint)
         setting = "SAVE_EVERY" if checkpoint else "SAVE_MODEL_EVERY"
         last = f"the last {count} {kind}s are not copied yet, " + (f"{newest} is" if newest else "nor is any before")
-        return [warning(self._lead, f"copies lag behind: {last}; to save less often, set {setting}")]
+        hint = self._reason(checkpoint) or f"; to save less often, set {setting}"
+        return [run_warning("copies_lag", f"copies lag behind: {last}{hint}")]
+
+    def _reason(self, checkpoint: bool) -> str:
+        why = self._failures.get(checkpoint)
+        return f"; the last attempt failed: {why}" if why else ""
 
     def tick(self, now: float) -> list[Action]:
         """Give up nodes that do not report, so that newer saves are copied to the others."""
@@ -173,7 +180,9 @@ class CopyTracker:
     def _warn(self, node: int, report: Copied) -> list[Action]:
         """Return a warning, unless the save is out of date, and perhaps removed, or the reason is known."""
         assert self._save is not None
-        self._failed |= report["of"] == "copy"
+        if report["of"] == "copy":
+            self._failed = True
+            self._failures[self._save["checkpoint"]] = f"node{node}: {report['message']}"
         known = (node, report["message"].replace(self._save["tag"], ""))
         if self._save["checkpoint"] in self._waiting or known in self._warned:
             return []
@@ -218,11 +227,12 @@ class CopyTracker:
         return [RecordEvent(event)]
 
     def _settle(self, save: Written) -> None:
-        """Note that a save is copied: all before it need not stay. One that was lost to a node meanwhile may need it."""
+        """Note that a save is copied, so that those before it need not stay, unless a node was lost meanwhile."""
         kind, tag = save["checkpoint"], save["tag"]
         is_replaced = kind in self._waiting and self._waiting[kind]["tag"] == tag
         if self._wanted <= set(self._places) and not is_replaced:
             self.newest[kind] = tag
+            self._failures.pop(kind, None)
             while tag in self._since[kind]:  # and all before it
                 del self._since[kind][next(iter(self._since[kind]))]
 
@@ -289,6 +299,6 @@ class CopyTracker:
             message = f"the last model, {self._model}, cannot be completed: {of} were lost before they were copied"
             return [{"kind": "model_lost", "message": message}]
         if self.are_made and self._model in self._since[False]:
-            message = f"the last model, {self._model}, is not copied to other nodes: if a node is lost, so is the model"
-            return [{"kind": "model_not_copied", "message": message}]
+            message = f"the last model, {self._model}, is not copied: it is lost with the next node that is lost"
+            return [{"kind": "model_not_copied", "message": message + self._reason(checkpoint=False)}]
         return []
