@@ -63,12 +63,13 @@ class Seen:
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
+        self.total = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"numbers": list(self.numbers)}
+        return {"numbers": list(self.numbers), "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.numbers = list(state["numbers"])
+        self.numbers, self.total = list(state["numbers"]), state["total"]
 
 
 def train(
@@ -83,7 +84,7 @@ def train(
         ps.keep(name, thing)
 
     def epoch_of(epoch: int, loader: Any) -> None:
-        total = 0.0
+        seen.total = 0.0
         for number, (x, y) in enumerate(loader):
             if kill == (epoch, number):
                 raise Killed
@@ -91,14 +92,14 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step(loss=loss)
-            total += loss.item()
+            seen.total += loss.item()
         if kill == (epoch, "end"):
             raise Killed
-        seen.numbers.append(total + float(torch.rand(())))
+        seen.numbers.append(seen.total + float(torch.rand(())))
         average.update_parameters(model)
         with torch.no_grad():
             seen.numbers.append(float(((model(X) - Y) ** 2).mean()))
-        scheduler.step(*([total] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
+        scheduler.step(*([seen.total] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
         if kill == (epoch, "after"):
             raise Killed
 
@@ -109,6 +110,7 @@ def train(
         for epoch in epochs(EPOCHS, loops):
             for _ in range(loops - 1):
                 for x, _y in ps.loader(DATA, SIZE):
+                    optimizer.zero_grad()
                     model(x).sum().backward()
                     optimizer.step()
             epoch_of(epoch, ps.loader(DATA, SIZE))

@@ -270,6 +270,7 @@ class Session:
     ) -> Iterator[Any]:
         loops = self._loops
         if loops.begin(site, passes):  # an earlier attempt died in a later loop
+            self._states.replay()
             return
         after = loops.end_of(passes)
         self._states.begin(self._next_pass, self._batch, after, rejoins=self._rejoins)
@@ -410,6 +411,8 @@ class Session:
     def save(self, tag: str) -> None:
         """Save all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
         self._guard.check("ps.save")
+        if self._loops.is_replaying:  # an earlier attempt has called this, with the values of then
+            return
         if check_tag(tag).startswith(("pass-", "at-step-")):
             raise UseError(f"tag {tag!r} is reserved for models that are saved without a call", remedy="choose another")
         self._parameters.settle()
