@@ -1,10 +1,10 @@
 """When a trainer's own state is taken and loaded.
 
 State k is the one after k pushes, and after what the program did then: it is taken when the program asks for its first
-batch after a push, when a loop begins, and at the end of a pass after `on_pass`. A trainer that is started again finds the pservers after k
-pushes. If state k is there, it goes on. If only state k - 1 is there, in sync it goes back by one push: that batch is
-computed again from the values of then, and its push is answered as repeated. If neither is there, in sync all go back
-to the newest checkpoint. In the other modes the newest state is loaded, and the trainer goes on.
+batch after a push, when a loop begins, and at the end of a pass after `on_pass`. A trainer that is started again finds
+the pservers after k pushes. If state k is there, it goes on. If only state k - 1 is there, in sync it goes back by one
+push: that batch is computed again from the values of then, and its push is answered as repeated. If neither is there,
+in sync all go back to the newest checkpoint. In the other modes the newest state is loaded, and the trainer goes on.
 
 A state is loaded when a thing is added, and again where the first loop begins that is not empty: the program's code
 between empty loops has run again by then. That code finds things as the program made them, since a scheduler, for one,
@@ -111,6 +111,11 @@ class StateKeeper:
             print_line(f"warning: the saved state has no {name!r}; it starts as the program made it")
         self._kept[name] = kept
         self._client.has_state = True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no state is written."""
+        return not self._kept
 
     @property
     def known_loops(self) -> Any:
