@@ -33,6 +33,8 @@ class Distribution:
         push: Push,
         model: Any,
         optimizer: Any,
+        *,
+        is_sync: bool,
     ) -> None:
         check_optimizer(optimizer)
         named = _named(model, optimizer)
@@ -64,6 +66,8 @@ class Distribution:
         self.rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
         for rows in self.rows:
             rows.attach()
+        #: Outside sync, tables change while a batch is computed; these are the values that `refresh` copied.
+        self._copies = None if is_sync else [table.tensor().clone() for _, table in self._dense]
         self.refresh()
         self._replace_methods()
 
@@ -87,6 +91,7 @@ class Distribution:
         optimizer.state.clear()
 
     def _push(self, samples: int | None, loss: Any) -> None:
+        self.check()
         for number, (group, fixed) in enumerate(zip(self._optimizer.param_groups, self._fixed)):
             check_unchanged(number, group, fixed)
         if self._optimizer.state:
@@ -108,8 +113,39 @@ class Distribution:
     def refresh(self) -> None:
         """Copy the newest values into the parameters."""
         with torch.no_grad():
-            for parameter, table in self._dense:
+            for number, (parameter, table) in enumerate(self._dense):
                 parameter.copy_(table.tensor())
+                if self._copies is not None:
+                    self._copies[number].copy_(table.tensor())
+
+    def check(self) -> None:
+        """Raise UseError for a parameter that the program changed since `refresh`, bit for bit."""
+        for number, (parameter, table) in enumerate(self._dense):
+            copied = table.tensor() if self._copies is None else self._copies[number]
+            if not _are_same(parameter.detach(), copied):
+                raise UseError(
+                    f"the program changed parameter {table.name!r}, and the servers have its values",
+                    remedy="in sync mode call ps.assign(parameter, value) on every trainer instead",
+                )
+        for rows in self.rows:
+            rows.check()
+
+    def assign(self, parameter: Any, value: Any, assign: Callable[[Dense, Any], None]) -> bool:
+        """Assign a value to a parameter by `assign`, which takes its table. Return False for any other parameter."""
+        for one, table in self._dense:
+            if one is parameter:
+                assign(table, value)
+                with torch.no_grad():
+                    parameter.copy_(table.tensor())
+                return True
+        return False
+
+
+def _are_same(value: Any, copied: Any) -> bool:
+    """Return True for equal bits. A NaN equals itself."""
+    if value.dtype != copied.dtype or value.shape != copied.shape:
+        return False
+    return bool(torch.equal(value.cpu().contiguous().view(torch.int32), copied.view(torch.int32)))
 
 
 def _gradient(parameter: Any, table: Dense) -> Any:

@@ -103,6 +103,7 @@ class Rows:
         self._module = module
         self._parameters = parameters
         self._leaves: list[_Leaf] = []
+        self._seen: Any = None
         self.ids = IdsInBatch()
         #: `_pull`, which torch.compile leaves as it is.
         self.pull = torch.compiler.disable(self._pull)
@@ -113,7 +114,8 @@ class Rows:
     def attach(self) -> None:
         """Replace the module's forward, and drop its weight."""
         module = self._module
-        module.weight.data = module.weight.new_empty(0, self.table.dim)
+        module.weight.data = module.weight.new_empty(1, self.table.dim)[:0]  # has memory, so `check` can know it
+        self._seen = _mark(module.weight)
         module.weight.grad = None
         module.rows_on_servers = self
         module.forward = types.MethodType(_FORWARD[_kind(module)], module)
@@ -170,9 +172,24 @@ class Rows:
         place = int(np.searchsorted(ids, padding))
         return place if place < len(ids) and ids[place] == padding else None
 
+    def check(self) -> None:
+        """Raise UseError if the program has changed the empty weight, which changes no row."""
+        if _mark(self._module.weight) != self._seen:
+            raise UseError(
+                f"the program changed the weight of the embedding of table {self.table.name!r}, whose rows are on the "
+                "servers",
+                remedy="leave it out, for example of load_state_dict, or use an nn.Embedding with sparse=False",
+            )
+
     def clear(self) -> None:
         """Forget all gradients."""
         self._set([])
+
+
+def _mark(weight: Any) -> tuple[int, int, int | None]:
+    """Return what changes if a program writes to a weight; its place in memory, unless it was moved to a device."""
+    place = weight.untyped_storage().data_ptr() if weight.device.type == "cpu" else None
+    return weight.numel(), weight._version, place
 
 
 def _embed(module: Any, input: Any) -> Any:

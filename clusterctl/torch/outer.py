@@ -59,7 +59,6 @@ class OuterSession(session.Session):
     def __init__(self, env: Environment, *args: Any) -> None:
         super().__init__(env, *args)
         self._wire = env.table_wire
-        self._shrinks = env.spec.failures.on_trainer_loss == "shrink"
         #: The samples of each batch of `loader` since the last push or inner step; None where the number is unknown.
         self._counts: list[int | None] = []
         self._trained_by: str | None = None  # the call that was given a model

@@ -16,7 +16,7 @@ import torch
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.safetensors import DTYPES, Entry
 from clusterctl.runtime.errors import ModelError, UseError
-from clusterctl.runtime.state.files import SavedState, entry_of
+from clusterctl.runtime.state.files import Loadable, entry_of
 
 _TENSORS = {
     torch.bool: "BOOL",
@@ -115,7 +115,7 @@ def _is_key(key: Any) -> bool:
     return key is None or type(key) in (bool, int, float, str) or (type(key) is tuple and all(map(_is_key, key)))
 
 
-def unpack(tree: Any, saved: SavedState) -> Any:
+def unpack(tree: Any, saved: Loadable) -> Any:
     """Return the value of which `tree` is the JSON; its tensors are new. Raises ModelError if the file is damaged."""
     if isinstance(tree, list):
         return [unpack(item, saved) for item in tree]
@@ -129,18 +129,18 @@ def unpack(tree: Any, saved: SavedState) -> Any:
     return _UNPACKED[kind](tree[kind], saved)
 
 
-def _unpack_tensor(name: str, saved: SavedState) -> Any:
+def _unpack_tensor(name: str, saved: Loadable) -> Any:
     dtype, array = saved.tensor(name)
     if dtype not in _BITS:
         return torch.from_numpy(array.copy())
     return torch.from_numpy(array.view(np.int16 if dtype == "BF16" else np.uint8).copy()).view(_DTYPES[dtype])
 
 
-def _pairs(items: Any, saved: SavedState) -> dict[Any, Any]:
+def _pairs(items: Any, saved: Loadable) -> dict[Any, Any]:
     return {unpack(key, saved): unpack(item, saved) for key, item in items}
 
 
-_UNPACKED: dict[str, Callable[[Any, SavedState], Any]] = {
+_UNPACKED: dict[str, Callable[[Any, Loadable], Any]] = {
     "$tensor": _unpack_tensor,
     "$array": lambda name, saved: saved.tensor(name)[1].copy(),
     "$scalar": lambda name, saved: saved.tensor(name)[1][()],

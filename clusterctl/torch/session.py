@@ -47,6 +47,7 @@ class Session(OuterSession):
         self._source: LoaderSource | None = None
         self._sender: BufferSender | None = None  # of a model that has buffers
         self._things: list[Any] = []
+        self._is_on_course = False  # from the first loop that continues
         self._lr: Mapping[Any, float] | None = None  # of the first push, empty once they changed
 
     def distribute(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
@@ -62,7 +63,8 @@ class Session(OuterSession):
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         self._check_first("ps.distribute")
-        self._distribution = Distribution(self._dense_at, self.embedding, self._push_batches, model, optimizer)
+        given = (self._dense_at, self.embedding, self._push_batches, model, optimizer)
+        self._distribution = Distribution(*given, is_sync=self.mode == "sync")
         self._trained_by = "ps.distribute"
         self._states.add(RATES, rates_of(optimizer), late=True)
         self._keep_state_of(model, optimizer)
@@ -179,6 +181,8 @@ class Session(OuterSession):
 
     def save(self, tag: str) -> None:
         self._guard.check("ps.save")
+        if self._distribution is not None and self._is_on_course:
+            self._distribution.check()
         self._end_broken_round()
         if self._sender is not None:
             self._sender.send()
@@ -199,9 +203,26 @@ class Session(OuterSession):
     def _finish_pass(self, flagged: bool) -> None:
         if self._sender is not None:
             self._sender.before_empty_pushes()
+        if self._distribution is not None and self._is_on_course:
+            self._distribution.check()
         super()._finish_pass(flagged)  # others may have pushed since our last push
         if self._distribution is not None:
             self._distribution.refresh()
+
+    def _begin_course(self) -> None:
+        if self._distribution is not None and self.step and not self._is_on_course:
+            self._distribution.refresh()  # what the program did before, an earlier attempt did, too
+        self._is_on_course = not self._states.waits
+
+    def assign(self, table: Any, value: Any) -> None:
+        """Give a parameter that was distributed, or a dense table, a value: see `Session.assign` of the runtime.
+
+        Sets `parameter` in place. In the outer mode change the parameter itself: that is part of the round.
+        """
+        if self._replica is not None:
+            raise UseError("ps.assign after ps.outer", remedy="change the parameter itself, as part of the round")
+        if self._distribution is None or not self._distribution.assign(table, value, super().assign):
+            super().assign(table, value)
 
     def _before_push(self, rates: Mapping[Any, float]) -> None:
         if self._sender is not None:

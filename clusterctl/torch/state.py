@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.state.files import SavedState, State, entry_of
+from clusterctl.runtime.state.files import Loadable, State, entry_of
 from clusterctl.torch.packing import Packer, array_of, is_plain, unpack
 
 #: Names of things that are kept without a call; `ps.keep` accepts none that begins with `_`.
@@ -37,7 +37,7 @@ class Value:
         packer = Packer(self._name)
         return State({self._name: packer.pack(value)}, packer.entries)
 
-    def load(self, saved: SavedState) -> None:
+    def load(self, saved: Loadable) -> None:
         try:
             self._put(unpack(saved.tree[self._name], saved))
         except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as exc:

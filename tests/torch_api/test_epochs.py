@@ -1,4 +1,4 @@
-"""Loops in epochs: a trainer that is killed, or a run that goes back, ends with the same bits; or is refused in words."""
+"""Loops in epochs: a killed trainer, or a run that goes back, ends with the same bits, or is refused in words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import optim
 from torch.optim import lr_scheduler as lrs
 
-from clusterctl.runtime.errors import UseError
 from tests.torch_api.programs import DATASET, SIZE, X, Y, cluster_of, mlp
 
 pytestmark = pytest.mark.engines
@@ -27,7 +26,7 @@ class Killed(BaseException):
 
 
 class Kill(NamedTuple):
-    """Where a trainer dies: `batch` of an epoch before its push, or "end" and "after", around the epoch's last lines."""
+    """Where a trainer dies: at a batch of an epoch before its push, at the "end" of its loop, or "after" it."""
 
     epoch: int
     at: Any
@@ -63,18 +62,19 @@ class Seen:
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
+        self.total = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"numbers": list(self.numbers)}
+        return {"numbers": list(self.numbers), "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.numbers = list(state["numbers"])
+        self.numbers, self.total = list(state["numbers"]), state["total"]
 
 
 def train(
     ps: Any, make: Callable[[Any], Any], kill: Kill | None = None, loops: int = 1, counts: str = "range"
 ) -> dict[str, Any]:
-    """Train in epochs; `loops` loops one after another have the epochs, or each epoch has so many (`counts="inside"`)."""
+    """Train in epochs: of so many loops one after another, or with so many loops in each (`counts="inside"`)."""
     model = mlp()
     ps.distribute(model, optimizer := optim.Adam(model.parameters(), lr=0.05))
     scheduler, seen, noise = make(optimizer), Seen(), torch.Generator()
@@ -83,7 +83,7 @@ def train(
         ps.keep(name, thing)
 
     def epoch_of(epoch: int, loader: Any) -> None:
-        total = 0.0
+        seen.total = 0.0
         for number, (x, y) in enumerate(loader):
             if kill == (epoch, number):
                 raise Killed
@@ -91,14 +91,14 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step(loss=loss)
-            total += loss.item()
+            seen.total += loss.item()
         if kill == (epoch, "end"):
             raise Killed
-        seen.numbers.append(total + float(torch.rand(())))
+        seen.numbers.append(seen.total + float(torch.rand(())))
         average.update_parameters(model)
         with torch.no_grad():
             seen.numbers.append(float(((model(X) - Y) ** 2).mean()))
-        scheduler.step(*([total] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
+        scheduler.step(*([seen.total] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
         if kill == (epoch, "after"):
             raise Killed
 
@@ -109,6 +109,7 @@ def train(
         for epoch in epochs(EPOCHS, loops):
             for _ in range(loops - 1):
                 for x, _y in ps.loader(DATA, SIZE):
+                    optimizer.zero_grad()
                     model(x).sum().backward()
                     optimizer.step()
             epoch_of(epoch, ps.loader(DATA, SIZE))
@@ -187,3 +188,89 @@ def test_the_same_after_a_run_goes_back(tmp_path: Path, step: int, loops: int, c
     with cluster_of(tmp_path / "back", 1, 1, epoch=1, recover=recover, **saves) as cluster:
         results = cluster.train(lambda ps: train(ps, make, loops=loops, counts=counts))
     assert_same(results[0], expected)
+
+
+def early(ps: Any, limit: int, counts: str, kill: Kill | None = None, then: int = 0) -> tuple[list[int], Any]:
+    """Stop when the loss of an epoch is below a limit; then train for `then` more epochs. Return the epochs."""
+    model, began = mlp(), []
+    ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.05))
+    ps.keep("seen", seen := Seen())
+    for epoch in range(EPOCHS) if counts == "range" else ps.epochs(EPOCHS):
+        began.append(epoch)
+        seen.total = 0.0
+        for number, (x, y) in enumerate(ps.loader(DATA, SIZE)):
+            if kill == (epoch, number):
+                raise Killed
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            optimizer.step(loss=loss)
+            seen.total += 1
+        if kill == (epoch, "end"):
+            raise Killed
+        seen.numbers.append(seen.total)
+        if sum(seen.numbers) < limit or len(seen.numbers) >= EPOCHS - 2:
+            break
+    for epoch in range(then):
+        for number, (x, y) in enumerate(ps.loader(DATA, SIZE)):
+            if kill == (EPOCHS + epoch, number):
+                raise Killed
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+    return began, copy.deepcopy(model.state_dict())
+
+
+@pytest.mark.parametrize("then", [0, 2])
+def test_a_break_out_of_an_empty_epoch_is_an_error_that_names_ps_epochs(tmp_path: Path, then: int) -> None:
+    with cluster_of(tmp_path, 1, 1) as cluster:
+        with pytest.raises(Killed), cluster.session(0) as ps:
+            early(ps, 1, "range", Kill(2, 1))
+        with pytest.raises(UseError, match=r"ps\.epochs\(n\)"), cluster.session(0, attempt=2) as ps:
+            early(ps, 1, "range", then=then) if then else early_on_nothing(ps)
+
+
+def early_on_nothing(ps: Any) -> None:
+    """Break out of the first epoch that has no batch."""
+    model = mlp()
+    ps.distribute(model, optim.SGD(model.parameters(), lr=0.05))
+    ps.keep("seen", Seen())
+    for _ in range(EPOCHS):
+        if not list(ps.loader(DATA, SIZE)):
+            break
+
+
+KILLS_OF_EPOCHS = [Kill(0, 1), Kill(2, 1), Kill(3, "end"), Kill(EPOCHS, 0), Kill(EPOCHS, 1), Kill(EPOCHS + 1, 1)]
+
+
+@pytest.mark.parametrize("kill", KILLS_OF_EPOCHS, ids=str)
+def test_epochs_that_end_early_are_skipped_after_a_kill(tmp_path: Path, kill: Kill) -> None:
+    with cluster_of(tmp_path / "whole", 1, 1) as cluster:
+        [(whole, expected)] = cluster.train(lambda ps: early(ps, 1, "epochs", then=2))
+    assert whole == [0, 1, 2, 3]
+    with cluster_of(tmp_path / "killed", 1, 1) as cluster:
+        with pytest.raises(Killed), cluster.session(0) as ps:
+            early(ps, 1, "epochs", kill, then=2)
+        with cluster.session(0, attempt=2) as ps:
+            began, state = early(ps, 1, "epochs", then=2)
+    assert began == [epoch for epoch in whole if epoch >= kill.epoch]
+    assert_same(state, expected)
+
+
+def test_a_loader_can_be_iterated_again(tmp_path: Path, monkeypatch: Any) -> None:
+    import clusterctl.torch as ct
+
+    monkeypatch.chdir(tmp_path)
+    with ct.connect() as ps:
+        loader = ps.loader(DATA, SIZE)
+        steps = ps.steps(lambda pass_, rng: range(pass_), 1)
+        assert [len([*loader]) for _ in range(3)] == [BATCHES] * 3
+        assert [len([*steps]), len([*loader]), len([*steps])] == [3, BATCHES, 5]
+        rest = iter(loader)
+        next(rest)
+        assert len([*rest]) == BATCHES - 1
+        for _ in loader:
+            with pytest.raises(UseError, match="began inside another one"):
+                for _ in loader:
+                    pass
+            break

@@ -177,7 +177,7 @@ class ServerCore:
                 f"trainer {rank} sent a message of epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )
         if message.kind == wire.SET and rank != 0:
-            raise RefusedError(f"trainer {rank} sent initial values, which only trainer 0 may do")
+            raise RefusedError(f"trainer {rank} sent values of a table, which only trainer 0 may do")
         if message.attempt < trainer.attempt:
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {trainer.attempt}")
         if message.attempt > trainer.attempt and message.kind not in (wire.HELLO, wire.PROBE):
@@ -253,6 +253,9 @@ class ServerCore:
         if self.policy.holds(message):
             return []
         reply = Reply(message.rank, message.answer(wire.OK))
+        if message.flags & wire.ASSIGNS:
+            self.state.assign(message)
+            return [reply]
         return [reply, *(self.policy.answer_held() if self.state.fill(message) else [])]
 
     def _pull(self, message: wire.Message) -> list[Output]:

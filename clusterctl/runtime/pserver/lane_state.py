@@ -11,6 +11,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CutSchedule
+from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.copying import Copying
@@ -74,7 +75,7 @@ class LaneState:
 
     `lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes).
     `dense` and `sparse` are the `tables` of a kind, by ascending key; `unset` are those that wait for their initial
-    values from trainer 0.
+    values from trainer 0. `has_assigned` means that tables have values which the program gave them for the next step.
     """
 
     lane: int
@@ -93,6 +94,7 @@ class LaneState:
     dense: dict[int, DenseTable] = field(default_factory=dict)
     sparse: dict[int, SparseTable] = field(default_factory=dict)
     unset: dict[int, Unset] = field(default_factory=dict)
+    has_assigned: bool = False
     buffers: BufferBook = field(default_factory=BufferBook)
     copying: Copying = field(default_factory=Copying)
 
@@ -142,6 +144,15 @@ class LaneState:
             return False
         del self.unset[key]
         return True
+
+    def assign(self, message: wire.Message) -> None:
+        """Take values that the program gives a dense table before the next step. What is late is ignored."""
+        table, number, values = self.validator.assigned(message)
+        if message.step > self.step:
+            raise RefusedError(f"trainer {message.rank} assigns values at step {message.step}, not {self.step}")
+        if message.step == self.step and len(values):
+            table.assign(table.bounds(number)[0], values)
+            self.has_assigned = True
 
     def part(self, rank: int, table: DenseTable, number: int, run: Floats, *, has_last: bool = False) -> wire.Part:
         """Return a part of `run`, the lane's run of a table: for a trainer that shares memory, only its position.

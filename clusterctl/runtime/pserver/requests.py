@@ -164,6 +164,16 @@ class RequestValidator:
         [(number, values)] = self._part(table, message.parts, is_gradient=False)
         return table.spec.key, number, values
 
+    def assigned(self, message: wire.Message) -> tuple[DenseTable, int, Floats]:
+        """Return values that a program assigns: the dense table, the number of the piece, and its values."""
+        table = self.table(message.parts[0].table if message.parts else -1)
+        if not isinstance(table, DenseTable) or table.spec.wire or not self._weighted or table.key in self._unset:
+            raise TableError(f"table {table.spec.name!r} takes no values from a program")
+        if len(message.parts) != 1:
+            raise WireError(f"the values for table {table.spec.name!r} are not one piece of them")
+        [(number, values)] = self._part(table, message.parts, is_gradient=False)
+        return table, number, values
+
     def table(self, key: int) -> Table:
         table = self._tables.get(key)
         if table is None:

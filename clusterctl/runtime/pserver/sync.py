@@ -36,6 +36,9 @@ class Step:
         for push in self.weighty:
             for key in {**push.dense, **push.later} if push.later else push.dense:
                 self.concerned.setdefault(key, []).append(push)
+        for key, table in tables.items():
+            if table.assigned is not None:
+                self.concerned.setdefault(key, [])
         self.left_over = {key: set(range(tables[key].parts)) for key in sorted(self.concerned)}
 
     def continue_with(self, pushes: list[Push]) -> None:
@@ -175,7 +178,7 @@ class SyncUpdates(UpdatePolicy):
         out: list[Output] = [*self.saver.due(force=True)] if self.saver.book.asked else []
         if self.lane.copying.holds:
             return out  # `trainers_changed` is called afterwards
-        opening = None if self.lane.sparse else pushes[0].opening
+        opening = None if self.lane.sparse or self.lane.has_assigned else pushes[0].opening
         if opening is not None and all(push.opening is opening for push in pushes):
             return out + self._apply_alike(pushes, opening)
         now = self._now = Step(pushes, self.lane.dense)
@@ -253,6 +256,7 @@ class SyncUpdates(UpdatePolicy):
         for table in tables:
             table.finish(lane.step)
         lane.step += 1
+        lane.has_assigned = False
         for push in pushes:
             lane.trainers.by_rank[push.message.rank].record(push)
         self._expect_all()

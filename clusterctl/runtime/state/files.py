@@ -15,7 +15,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from clusterctl.common.procfs import boot_id
 from clusterctl.runtime.arrays import Array
@@ -52,6 +52,30 @@ class State(NamedTuple):
     @property
     def bytes(self) -> int:
         return len(json.dumps(self.tree)) + sum(entry.read().nbytes for entry in self.entries)
+
+
+class Loadable(Protocol):
+    """A state that a thing can load. `path` is that of its file."""
+
+    path: Path
+    tree: dict[str, Any]
+
+    def tensor(self, name: str) -> tuple[str, Array]:
+        """Return the type of a tensor, such as "F32", and its values."""
+        ...
+
+
+class CopiedState:
+    """A copy of a state in memory."""
+
+    path = Path()
+
+    def __init__(self, state: State) -> None:
+        self.tree = dict(state.tree)
+        self._tensors = {entry.name: (entry.dtype, entry.read().copy()) for entry in state.entries}
+
+    def tensor(self, name: str) -> tuple[str, Array]:
+        return self._tensors[name]
 
 
 class SavedState:

@@ -1,13 +1,14 @@
 """When a trainer's own state is taken and loaded.
 
 State k is the one after k pushes, and after what the program did then: it is taken when the program asks for its first
-batch after a push, when a loop begins, and at the end of a pass after `on_pass`. A trainer that is started again finds the pservers after k
-pushes. If state k is there, it goes on. If only state k - 1 is there, in sync it goes back by one push: that batch is
-computed again from the values of then, and its push is answered as repeated. If neither is there, in sync all go back
-to the newest checkpoint. In the other modes the newest state is loaded, and the trainer goes on.
+batch after a push, when a loop begins, and at the end of a pass after `on_pass`. A trainer that is started again finds
+the pservers after k pushes. If state k is there, it goes on. If only state k - 1 is there, in sync it goes back by one
+push: that batch is computed again from the values of then, and its push is answered as repeated. If neither is there,
+in sync all go back to the newest checkpoint. In the other modes the newest state is loaded, and the trainer goes on.
 
-A state is loaded when a thing is added, and again where the first loop begins that is not empty, or at the end of the
-loop after which it was taken: the program's code between empty loops has run again by then.
+A state is loaded when a thing is added, and again where the first loop begins that is not empty: the program's code
+between empty loops has run again by then. That code finds things as the program made them, since a scheduler, for one,
+may refuse more steps than it has.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from clusterctl.runtime.cuts import CHECKPOINT, CutSchedule
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError, ProcessError, UseError
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
-from clusterctl.runtime.state.files import Place, SavedState, State, StateFiles
+from clusterctl.runtime.state.files import CopiedState, Loadable, Place, SavedState, State, StateFiles
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 
 #: A larger state is written at cuts only, unless `always` is set.
@@ -35,7 +36,7 @@ class Kept(Protocol):
         """Return its state as it is now, with one entry in the tree; None if it has none at present."""
         ...
 
-    def load(self, saved: SavedState) -> None:
+    def load(self, saved: Loadable) -> None:
         """Load the state that `take` returned. Raises UseError if it does not fit."""
         ...
 
@@ -90,6 +91,7 @@ class StateKeeper:
         self.record_loops: Callable[[], Any] = lambda: None
         self._loop_end: int | None = None
         self._is_loaded = self._found is None
+        self._made: list[tuple[Kept, CopiedState]] = []  # the states of things before they were loaded
 
     def add(self, name: str, kept: Kept, *, late: bool = False) -> None:
         """Add a thing, and load its state if there is one. One that is `late` only goes along with others, and is
@@ -100,14 +102,20 @@ class StateKeeper:
             return
         if name in self._kept:
             raise UseError(f"a second ps.keep({name!r}, ...)", remedy="use another name")
-        kept.take()  # raises
+        state = kept.take()  # raises
         found = self._found if self._client.step == self._began else None
         if found is not None and name in found.tree:
+            self._made.extend([] if state is None else [(kept, CopiedState(state))])
             kept.load(found)
         elif found is not None:
             print_line(f"warning: the saved state has no {name!r}; it starts as the program made it")
         self._kept[name] = kept
         self._client.has_state = True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no state is written."""
+        return not self._kept
 
     @property
     def known_loops(self) -> Any:
@@ -118,6 +126,12 @@ class StateKeeper:
         """Return True if the state to load is that of a loop which begins with this pass or a later one."""
         found = self._found
         return found is not None and not self._is_loaded and not found.place.is_between and found.place.pass_ >= pass_
+
+    def replay(self) -> None:
+        """Return things to what they were when they were added, at the first empty loop."""
+        while self._made:
+            kept, state = self._made.pop()
+            kept.load(state)
 
     def begin(self, pass_: int, batch: int, end: int | None, *, rejoins: bool) -> None:
         """Begin a loop, whose first batch this is, and whose passes end before `end`, None if that is not known.
@@ -192,6 +206,7 @@ class StateKeeper:
 
     def _load(self, found: SavedState) -> None:
         self._is_loaded = True
+        self._made.clear()
         for name, kept in {**self._kept, **self._late}.items():
             if name in found.tree:
                 kept.load(found)

@@ -54,6 +54,7 @@ class DenseTable:
         self.state = filled(spec.rule, self.count)
         self.changes: dict[int, Bytes] = {}
         self.changed_by = -1
+        self.assigned: Floats | None = None
         self.parts = -(-self.count // PART_ELEMENTS)
         size = min(CHUNK_ELEMENTS, self.count)
         self._merged, self._scratch = np.empty(size, np.float32), np.empty(size, np.float32)
@@ -64,7 +65,7 @@ class DenseTable:
     @property
     def values(self) -> Floats:
         """The values that rules update and models save."""
-        return self.current
+        return self.current if self.assigned is None else self.assigned
 
     @property
     def base(self) -> Floats | None:
@@ -74,6 +75,15 @@ class DenseTable:
     def fill(self, start: int, values: Floats, base: Floats | None = None) -> None:
         """Set elements of the run, before the first step. Base is that of a checkpoint, without one the values."""
         self.current[start : start + len(values)] = values
+
+    def assign(self, start: int, values: Floats) -> None:
+        """Set elements of the run that the next step is to begin with, and models to save; in sync mode.
+
+        Pulls still get the values after the last step, from which restarted trainers compute their changes again.
+        """
+        if self.assigned is None:
+            self.assigned = self.current.copy()
+        self.assigned[start : start + len(values)] = values
 
     def bounds(self, part: int) -> tuple[int, int]:
         """Return the start and stop of a part in the lane's run."""
@@ -109,11 +119,11 @@ class DenseTable:
     def keep(self, part: int) -> None:
         """Keep a part unchanged in this step."""
         start, stop = self.bounds(part)
-        self.previous[start:stop] = self.current[start:stop]
+        self.previous[start:stop] = self.values[start:stop]
 
     def finish(self, step: int) -> None:
         """Make the second buffer current, after all parts of `step` were applied to it."""
-        self.current, self.previous = self.previous, self.current
+        self.current, self.previous, self.assigned = self.previous, self.current, None
         self.changed_by = step
 
     def at(self, version: int | None) -> Floats:

@@ -129,12 +129,13 @@ class Client:
             pending.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
 
-    def set_values(self, rounds: Iterable[Mapping[int, InitialPiece]]) -> None:
-        """Send initial values to lanes, a piece at a time."""
+    def set_values(self, rounds: Iterable[Mapping[int, InitialPiece]], flags: int = 0) -> None:
+        """Send initial values to lanes, a piece at a time; with `wire.ASSIGNS` those for the next step."""
         for pieces in rounds:
             requests = {}
             for lane, (piece, count, parts) in pieces.items():
-                requests[lane] = self._message(wire.SET, piece=piece, pieces=count, parts=parts)
+                about = {"step": self.step, "piece": piece, "pieces": count, "flags": flags}
+                requests[lane] = self._message(wire.SET, **about, parts=parts)
             self.exchange(requests)
 
     def wait_for(self, pending: PendingReplies) -> None:

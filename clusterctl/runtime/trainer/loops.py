@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from clusterctl.runtime.errors import UseError
 
@@ -35,10 +35,10 @@ class Loops:
         self._is_before_state = is_before_state
         self._skipped = 0
         self._known_starts: list[int] | None = known.get("starts")
-        self._known_epochs: list[list[Optional[int]]] = known.get("epochs", [])
+        self._known_epochs: list[list[int | None]] = known.get("epochs", [])
         self._ended: dict[int, int] = dict(known.get("ended", []))
         self._starts: list[int] = list(self._known_starts or [])
-        self._epochs: list[list[Optional[int]]] = []
+        self._epochs: list[list[int | None]] = []
         self._site: Site = ()
         self._last: tuple[int, int | None] = (0, 0)
 

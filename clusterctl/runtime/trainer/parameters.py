@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from clusterctl.runtime.arrays import Floats, Ids, scatter
+from clusterctl.runtime.arrays import Floats, Ids, as_array, scatter
 from clusterctl.runtime.table.initializers import Initial
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Ask, Client, PendingReplies
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch, given_values
+from clusterctl.runtime.trainer.ids import checked_floats
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Packer, initial_pieces
 from clusterctl.runtime.wire import messages as wire
@@ -42,6 +44,9 @@ class Parameters:
         self.layout = client.layout
         self.packer = Packer(client.half, client.key_cache)
         self._ahead: dict[Embedding, list[PendingRows]] = {}
+        #: Tables whose values the program has given since the last push.
+        self.assigned: dict[str, Dense] = {}
+        self.tables: dict[str, Dense] = {}
 
     @property
     def step(self) -> int:
@@ -52,11 +57,25 @@ class Parameters:
     ) -> None:
         """Send a push, call `when_sent` (which may request rows), and wait until the mode lets the trainer continue."""
         client = self.client
+        self.send_assigned()
+        self.assigned.clear()
         sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
         client.push(self.packer.pack(sent, client.used, context.rates), context, samples)
         when_sent()
         client.settle(client.window - 1)
         self.nan_policy.check_taken(self.step)
+
+    def assign(self, table: Dense, value: Any) -> None:
+        """Let the next step begin from a value of a table. Raises UseError for another shape or dtype."""
+        table.value[...] = checked_floats(f"the value for table {table.name!r}", as_array(value), table.shape)
+        self.assigned[table.name] = table
+
+    def send_assigned(self) -> None:
+        """Send the values that the program has given: the next step and saves begin with those of trainer 0."""
+        if self.rank == 0:
+            for table in self.assigned.values():
+                lanes = {lane for lane, _, _ in table.runs}
+                self.client.set_values(initial_pieces(table, table.value, lanes), wire.ASSIGNS)
 
     def settle(self) -> None:
         """Wait until all pushes are applied, and discard prefetched rows."""
@@ -78,6 +97,7 @@ class Parameters:
         if isinstance(handle, Dense):
             self.client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
             self.pull_dense(handle)
+            self.tables[handle.name] = handle
         elif unset:
             no_ids = wire.Part(wire.IDS, np.empty(0, np.int64), spec.key)
             self._pull_all({lane: ([no_ids], None) for lane in unset}, lambda lane, reply: None)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
-from clusterctl.runtime.state.keeper import StateKeeper
-from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
+from clusterctl.runtime.state.assigned import Marker
+from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
 from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.spec import TableSpec
-from clusterctl.runtime.trainer.accumulation import Accumulator
 from clusterctl.runtime.trainer.batches import (
     BatchSource,
     OnPass,
     Reader,
-    ReaderCursor,
     Source,
     StepContext,
     check_alone,
@@ -33,124 +28,21 @@ from clusterctl.runtime.trainer.batches import (
     unpushed,
     whole_number,
 )
-from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip, checked_clip
-from clusterctl.runtime.trainer.geo import make_parameters
-from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of, given_values
-from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.loops import Batches, Loops, Site
-from clusterctl.runtime.trainer.nan_policy import NanPolicy
+from clusterctl.runtime.trainer.joined import JoinedSession
+from clusterctl.runtime.trainer.loops import Batches, Site
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
-from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
-from clusterctl.runtime.trainer.prefetch import Prefetcher
-from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.parallel import Result, Split, Work
 from clusterctl.runtime.wire import messages as wire
 
 
-class Session:
+class Session(JoinedSession):
     """The object that `connect()` returns. Has `rank`, `trainers`, `output_dir` and `step` (global steps done).
 
     It belongs to the process and the thread that called `connect()`. Any thread may call `log`; all else raises
     UseError in other threads, in forked processes, and after the end of the session.
     """
-
-    def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
-        self.rank = 0 if env.local else env.rank
-        self.trainers = env.trainers
-        self.output_dir = env.output_dir
-        self.layout = link.layout
-        self.pservers = link.layout.pservers
-        self._load = load
-        self._guard = Guard()
-        self._handles: dict[int, Handle] = {}
-        self._context: StepContext | None = None
-        self._progress = Progress(supervisor)
-        self._client = Client(env, link, self.rank, self._progress, self._refresh)
-        self._progress.joined(self._client.step)
-        self._states = StateKeeper(env, self._client, supervisor)
-        self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
-        self._parameters = make_parameters(self._client, self.trainers, self._guard, self._nan_policy)
-        self.mode, self.seed = self._client.mode.name, self._client.seed
-        self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
-        # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
-        self._pass_is_over = self._client.passes_done >= self._next_pass > 0
-        self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
-        self._open_pass = self._next_pass - 1 if self._rejoins else None
-        self._loops = Loops(self._next_pass - self._rejoins, self._states.known_loops, self._states.is_before)
-        self._states.record_loops = self._loops.record
-        self._position, others, resized = self._client.position, bool(self._client.positions), self._client.resized
-        self._cursor = ReaderCursor(self._position, has_others=others, resized=resized)
-        self._rates: Mapping[Handle, float] = {}
-        self._accumulate, self._sharded = 1, False
-        self._collected: Accumulator[Handle] = Accumulator()
-        self._clip: Clip | None = None
-        self._parts = PartPool(env.trainer_threads, self.rank)
-        self._prefetcher = Prefetcher(self._parameters, self.mode)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not self._guard.is_of_this_process:  # a fork of the program does not leave the run
-            return
-        atexit.unregister(self.leave_at_exit)
-        clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        self._leave(self._say_goodbye if clean else None)
-
-    def leave_at_exit(self) -> None:
-        """Leave the run at the end of a program that did not use `with`, unless an uncaught exception ends it.
-
-        The exit code is not known here. The supervisor waits for it and informs the pservers if it is 0.
-        """
-        if not self._guard.is_of_this_process or hasattr(sys, "last_value"):
-            return
-        self._leave(self._announce_exit)
-
-    def _leave(self, say: Callable[[], None] | None) -> None:
-        self._guard.check("leaving the run")
-        try:
-            if say is not None:
-                if not self._client.left:
-                    self._loops.check_end(waits=self._states.waits)
-                self._parameters.settle()
-                self._progress.flush(self.step)
-                self._progress.flush_log()
-                say()
-        finally:
-            self._guard.end()
-            self._client.close()
-            self._parts.close()
-
-    def _say_goodbye(self) -> None:
-        self._client.ask_all(wire.BYE)
-        self._states.leave(self._next_pass, self._batch)
-        self._progress.done(self._client.step)
-
-    def _announce_exit(self) -> None:
-        self._progress.leaving(self._client.step)
-
-    @property
-    def step(self) -> int:
-        return self._parameters.step
-
-    @property
-    def cursor(self) -> Any:
-        """The reader's place in its data: set it in the reader before `yield`, to any JSON of up to 4 kB.
-
-        It belongs to the batch yielded next. When the reader is called to continue, in a resumed run or after a
-        restart, it has the value of the last batch that counts; no batch is skipped then. None if there is none.
-        """
-        return self._cursor.value
-
-    @cursor.setter
-    def cursor(self, value: Any) -> None:
-        self._cursor.set(value)
-
-    @property
-    def cursors(self) -> list[Any]:
-        """The cursors of all trainers by rank, if the run was resumed with another number of them; else empty."""
-        return list(self._client.positions)
 
     # Tables
 
@@ -207,6 +99,31 @@ class Session:
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
             print_line(f"table {name!r} is not in {self._load}; it starts from its initial values")
         return spec, [lane for lane, reply in replies.items() if reply.json().get("unset")]
+
+    def assign(self, table: Any, value: Any) -> None:
+        """Give a dense table a value, of its shape and a float dtype: the next step begins from it.
+
+        Every trainer calls it at the same point, with equal values; those of trainer 0 count. `value` of the table has
+        them at once, models that are saved later too. The state of the rule stays. Only in sync mode. A program that
+        keeps no state calls it once before its loop, if need be with the table's own value. In a resumed run or after a
+        restart, values that are assigned before the loop have no effect.
+        """
+        self._guard.check("ps.assign")
+        if self.mode != "sync" or self._shrinks:
+            mode = f"{self.mode} mode" if self.mode != "sync" else "ON_TRAINER_LOSS = 'shrink'"
+            raise UseError(f"ps.assign does not work with {mode}", remedy='set MODE = "sync", ON_TRAINER_LOSS = "fail"')
+        if not isinstance(table, Dense) or self._handles.get(table.key) is not table or table.spec.wire:
+            raise UseError(f"ps.assign({type(table).__name__}, ...)", remedy="pass a dense table without `wire`")
+        if self._loops.open_pass is not None and self._states.is_empty:
+            raise UseError(
+                f"ps.assign of table {table.name!r} in a loop of a program that keeps no state",
+                remedy="call ps.assign(table, table.value) once before the loop, so that it survives a restart",
+            )
+        is_old = (self._client.step and not self._loops.has_continued) or self._states.waits
+        if not is_old:  # no earlier attempt has assigned it, and trained since
+            self._parameters.assign(table, value)
+        if self._states.is_empty:
+            self._states.add(Marker.name, Marker())
 
     # Steps
 
@@ -270,9 +187,11 @@ class Session:
     ) -> Iterator[Any]:
         loops = self._loops
         if loops.begin(site, passes):  # an earlier attempt died in a later loop
+            self._states.replay()
             return
         after = loops.end_of(passes)
         self._states.begin(self._next_pass, self._batch, after, rejoins=self._rejoins)
+        self._begin_course()
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
             self._states.repeat_on_pass(on_pass, self._open_pass)
@@ -296,6 +215,9 @@ class Session:
             self._save_pass()
             loops.open_pass = None
         loops.first_pass = self._next_pass = self._next_pass if after is None else after
+
+    def _begin_course(self) -> None:
+        """Do what is due when a loop begins, once the state is loaded."""
 
     def _batches(self, batches: Iterator[tuple[Any, StepContext]]) -> Iterator[Any]:
         context = None
@@ -329,6 +251,7 @@ class Session:
         pass_ = self._open_pass or 0
         self._parameters.settle()
         self._states.end_pass(pass_)
+        self._parameters.send_assigned()
         self._client.end_pass(f"pass-{pass_:05d}", repeated=repeated)
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
@@ -377,10 +300,10 @@ class Session:
             tables, batches = gradient.by_table(), self._collected.batches + 1
             if batches < self._accumulate and not context.last:
                 self._collected.add(tables, samples)
-                self._prefetcher.request(context)
+                self._prefetch(context)
                 return
             gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
-        self._parameters.push(gradient, context, samples, functools.partial(self._prefetcher.request, context))
+        self._parameters.push(gradient, context, samples, functools.partial(self._prefetch, context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Return several batches as one gradient. It is checked again, since the sum may overflow."""
@@ -392,19 +315,21 @@ class Session:
     def _clipped(self, gradient: Gradient) -> Gradient:
         return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
 
-    def _refresh(self, parts: list[wire.Part]) -> None:
-        for part in parts:
-            if isinstance(handle := self._handles.get(part.table), Dense):
-                self._parameters.refresh(handle, part)
+    def _prefetch(self, context: StepContext) -> None:
+        """Request the rows of the batches ahead. Subclasses may know others."""
+        self._prefetcher.request(context)
 
     # Saves and metrics
 
     def save(self, tag: str) -> None:
         """Save all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
         self._guard.check("ps.save")
+        if self._loops.is_replaying:  # an earlier attempt has called this, with the values of then
+            return
         if check_tag(tag).startswith(("pass-", "at-step-")):
             raise UseError(f"tag {tag!r} is reserved for models that are saved without a call", remedy="choose another")
         self._parameters.settle()
+        self._parameters.send_assigned()
         self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
 
     def log(self, weight: float = 1, **numbers: float) -> None:

@@ -23,7 +23,8 @@ The reply to a `HELLO` says `"state": true` if the trainer's newest push did: it
 
 While a lane has no values of a table, whose initial values come from trainer 0, its reply to a `CREATE` says
 `{"unset": true}`. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:
-each has one `DENSE` part, or `IDS` and `ROWS`. Once the lane has values it ignores them, but answers.
+each has one `DENSE` part, or `IDS` and `ROWS`. Once the lane has values it ignores them, but answers. With the flag
+`ASSIGNS`, in sync mode, they are values of a dense table that the next step, number `step`, begins with.
 
 A `BUFFERS` message to lane 0 has the buffers of a torch model after `step` pushes, for models that are saved then: a
 safetensors file in one or more `BYTES` parts.
@@ -84,8 +85,8 @@ INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
 # request it. REPEATED: a reply to a push that was applied before, or a save that an earlier attempt may have requested.
-# SHARDED: a push of a share of the batches that all trainers read.
-LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED = 1, 2, 4, 8
+# SHARDED: a push of a share of the batches that all trainers read. ASSIGNS: a SET of values for the next step.
+LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED, ASSIGNS = 1, 2, 4, 8, 16
 
 #: The version of a pull that takes the newest values.
 NEWEST = 2**64 - 1

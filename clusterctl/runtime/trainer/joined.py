@@ -1,0 +1,138 @@
+"""A trainer's session as a member of the run: how it joins and leaves, and where it is."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.state.assigned import AssignedValues
+from clusterctl.runtime.state.keeper import StateKeeper
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
+from clusterctl.runtime.trainer.accumulation import Accumulator
+from clusterctl.runtime.trainer.batches import ReaderCursor, StepContext
+from clusterctl.runtime.trainer.client import Client
+from clusterctl.runtime.trainer.clipping import Clip
+from clusterctl.runtime.trainer.geo import make_parameters
+from clusterctl.runtime.trainer.guard import Guard
+from clusterctl.runtime.trainer.handles import Dense
+from clusterctl.runtime.trainer.link import Link
+from clusterctl.runtime.trainer.loops import Loops
+from clusterctl.runtime.trainer.nan_policy import NanPolicy
+from clusterctl.runtime.trainer.packing import Handle
+from clusterctl.runtime.trainer.parallel import PartPool
+from clusterctl.runtime.trainer.prefetch import Prefetcher
+from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.wire import messages as wire
+
+
+class JoinedSession:
+    """The state of a session, and its beginning and end."""
+
+    def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
+        self.rank = 0 if env.local else env.rank
+        self.trainers = env.trainers
+        self.output_dir = env.output_dir
+        self.layout = link.layout
+        self.pservers = link.layout.pservers
+        self._load = load
+        self._guard = Guard()
+        self._handles: dict[int, Handle] = {}
+        self._context: StepContext | None = None
+        self._progress = Progress(supervisor)
+        self._client = Client(env, link, self.rank, self._progress, self._refresh)
+        self._progress.joined(self._client.step)
+        self._states = StateKeeper(env, self._client, supervisor)
+        self._shrinks = env.spec.failures.on_trainer_loss == "shrink"
+        self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
+        self._parameters = make_parameters(self._client, self.trainers, self._guard, self._nan_policy)
+        assigned = AssignedValues(self._parameters.assigned, self._parameters.tables)
+        self._states.add(assigned.name, assigned, late=True)
+        self.mode, self.seed = self._client.mode.name, self._client.seed
+        self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
+        # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
+        self._pass_is_over = self._client.passes_done >= self._next_pass > 0
+        self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
+        self._open_pass = self._next_pass - 1 if self._rejoins else None
+        self._loops = Loops(self._next_pass - self._rejoins, self._states.known_loops, self._states.is_before)
+        self._states.record_loops = self._loops.record
+        self._position, others, resized = self._client.position, bool(self._client.positions), self._client.resized
+        self._cursor = ReaderCursor(self._position, has_others=others, resized=resized)
+        self._rates: Mapping[Handle, float] = {}
+        self._accumulate, self._sharded = 1, False
+        self._collected: Accumulator[Handle] = Accumulator()
+        self._clip: Clip | None = None
+        self._parts = PartPool(env.trainer_threads, self.rank)
+        self._prefetcher = Prefetcher(self._parameters, self.mode)
+
+    def __enter__(self) -> JoinedSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self._guard.is_of_this_process:  # a fork of the program does not leave the run
+            return
+        atexit.unregister(self.leave_at_exit)
+        clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self._leave(self._say_goodbye if clean else None)
+
+    def leave_at_exit(self) -> None:
+        """Leave the run at the end of a program that did not use `with`, unless an uncaught exception ends it.
+
+        The exit code is not known here. The supervisor waits for it and informs the pservers if it is 0.
+        """
+        if not self._guard.is_of_this_process or hasattr(sys, "last_value"):
+            return
+        self._leave(self._announce_exit)
+
+    def _leave(self, say: Callable[[], None] | None) -> None:
+        self._guard.check("leaving the run")
+        try:
+            if say is not None:
+                if not self._client.left:
+                    self._loops.check_end(waits=self._states.waits)
+                self._parameters.settle()
+                self._parameters.send_assigned()
+                self._progress.flush(self.step)
+                self._progress.flush_log()
+                say()
+        finally:
+            self._guard.end()
+            self._client.close()
+            self._parts.close()
+
+    def _say_goodbye(self) -> None:
+        self._client.ask_all(wire.BYE)
+        self._states.leave(self._next_pass, self._batch)
+        self._progress.done(self._client.step)
+
+    def _announce_exit(self) -> None:
+        self._progress.leaving(self._client.step)
+
+    @property
+    def step(self) -> int:
+        return self._parameters.step
+
+    @property
+    def cursor(self) -> Any:
+        """The reader's place in its data: set it in the reader before `yield`, to any JSON of up to 4 kB.
+
+        It belongs to the batch yielded next. When the reader is called to continue, in a resumed run or after a
+        restart, it has the value of the last batch that counts; no batch is skipped then. None if there is none.
+        """
+        return self._cursor.value
+
+    @cursor.setter
+    def cursor(self, value: Any) -> None:
+        self._cursor.set(value)
+
+    @property
+    def cursors(self) -> list[Any]:
+        """The cursors of all trainers by rank, if the run was resumed with another number of them; else empty."""
+        return list(self._client.positions)
+
+    def _refresh(self, parts: list[wire.Part]) -> None:
+        for part in parts:
+            if isinstance(handle := self._handles.get(part.table), Dense):
+                self._parameters.refresh(handle, part)
