@@ -86,7 +86,8 @@ class ServerCore:
             self._require_same_tables()
             return outputs
         except RuntimeFailure as failure:
-            return [Reply(rank, error_reply(message, failure))]
+            reply = error_reply(message, failure, differ=failure is self.state.declarations.failure)
+            return [Reply(rank, reply)]
 
     def _require_same_tables(self) -> None:
         """Raise TableError once trainers are found to have declared different tables: no request is answered then."""
@@ -124,8 +125,10 @@ class ServerCore:
 
         Raises TableError if one of them is found to lack tables of others: no trainer may be left to report it.
         """
-        here, known = self._here(ranks), self.state.declarations.failure
-        if known is None and any(self._lacks_tables(rank) for rank in here):
+        here = self._here(ranks)
+        if self.state.declarations.failure is not None:
+            return []  # the run is failing: nothing is saved any more
+        if any(self._lacks_tables(rank) for rank in here):
             self._require_same_tables()
         return [output for rank in here for output in self._leave(self.trainers[rank])]
 
@@ -362,7 +365,8 @@ def _others(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return list(named.items())
 
 
-def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:
+def error_reply(message: wire.Message, failure: RuntimeFailure, *, differ: bool = False) -> wire.Message:
     name = type(failure).__name__
     known = name if name in BY_NAME else "RefusedError"
-    return message.answer(wire.ERROR, parts=[wire.json_part({"error": known, "message": str(failure)})])
+    facts = {"error": known, "message": str(failure), **({"differ": True} if differ else {})}
+    return message.answer(wire.ERROR, parts=[wire.json_part(facts)])

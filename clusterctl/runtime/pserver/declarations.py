@@ -71,7 +71,7 @@ class Declarations:
         """Compare what trainers had declared, by rank, when they ended a step of sync."""
         known = {rank: declared for rank, declared in of_all.items() if declared is not None}
         if len({declared.sum for declared in known.values()}) > 1:
-            self._fail(_lacking(known, known), f"all of them have ended step {step}")
+            self._fail(_lacking(known, known), f" before the end of step {step}")
 
     def check_progress(self, of_all: Mapping[int, Reached], ranks: Collection[int]) -> None:
         """Compare what these `ranks` have declared outside sync with what all others have.
@@ -87,7 +87,7 @@ class Declarations:
             beyond = [rank for rank in lacks if any(of_all[rank].is_beyond(place) for place in first.values())]
             if beyond:
                 found[name] = (list(first), beyond)
-        self._fail(found, "all of them have pushed since")
+        self._fail(found, ", though both have trained since")
 
     def _fail(self, found: Mapping[str, Differ], since: str) -> None:
         if not found or self.failure is not None:
@@ -95,7 +95,7 @@ class Declarations:
         (name, (has, lacks)), *others = found.items()
         more = f" (others that differ: {first_of([repr(other) for other, _ in others], _MOST_NAMED)})" if others else ""
         self.failure = TableError(
-            f"table {name!r} was declared by {_names(has)} and not by {_names(lacks)}, and {since}{more}",
+            f"table {name!r} was declared by {_names(has)} and not by {_names(lacks)}{since}{more}",
             remedy="declare the same tables, with the same names, in every trainer",
         )
 
