@@ -60,4 +60,5 @@ def _make_link(env: Environment, supervisor: SupervisorSocket) -> Link:
         env,
         on_wait=lambda facts: supervisor.send("waiting", **facts),
         on_unanswered=lambda pserver: supervisor.send("unanswered", pserver=pserver),
+        on_difference=lambda message: supervisor.send("tables_differ", message=message),
     )

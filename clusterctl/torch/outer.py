@@ -91,6 +91,7 @@ class OuterSession(session.Session):
             raise UseError("ps.outer in a loop over ps.loader", remedy="call it before the loop")
         if type(rule) not in (SGD, Momentum):
             raise UseError(f"the outer rule is {type(rule).__name__}", remedy="use SGD or Momentum")
+        self._add_buffers(model)
         batches, parameters = whole_number("every", every, 1), trainable(model, optimizer)
         self._every = batches
         can_undo = self._nan_policy.policy == "skip"
@@ -107,12 +108,16 @@ class OuterSession(session.Session):
         self, name: str, shape: tuple[int, ...], rule: Rule, init: Initial, *, place: int, wire: str | None = None
     ) -> Dense:
         """Make a table as `dense` does, whose first block has this place."""
-        spec, unset = self._spec(name, "dense", tuple(shape), rule, init, wire=wire, place=place)
-        return self._begun(Dense(self._parameters, spec), unset)
+        spec = self._spec(name, "dense", tuple(shape), rule, init, wire=wire, place=place)
+        return self._begun(Dense(self._parameters, spec))
 
-    def _spec(self, *given: Any, **more: Any) -> tuple[TableSpec, list[int]]:
+    def _spec(self, *given: Any, **more: Any) -> TableSpec:
         """Give tables the length of rounds, so that pservers refuse a trainer with another one."""
         return super()._spec(*given, **more, every=self._every or None)
+
+    def _add_buffers(self, model: Any) -> None:
+        """Check the names of the buffers of a model."""
+        raise NotImplementedError
 
     def _keep_state_of(self, model: Any, optimizer: Any) -> None:
         """Make the buffers of a model, and gradients that are not used yet, part of this trainer's state."""

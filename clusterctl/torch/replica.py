@@ -52,7 +52,7 @@ class Replica:
         for (name, parameter), place in zip(parameters.items(), places):
             value = parameter.detach().cpu().numpy()
             table = dense(name, value.shape, rule, from_rank0(value), place=place)
-            self._placed.append(_Placed(parameter, table, torch.empty_like(table.tensor())))
+            self._placed.append(_Placed(parameter, table, torch.empty(table.shape, dtype=torch.float32)))
         self.refresh()
 
     def state(self) -> list[tuple[str, Value, bool]]:

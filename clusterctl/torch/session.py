@@ -26,6 +26,7 @@ from clusterctl.torch.state import (
     entries_of,
     gradients_of,
     rates_of,
+    saved_buffers,
     unkept_scheduler,
 )
 
@@ -63,12 +64,18 @@ class Session(OuterSession):
         if self.mode == "geo":
             raise UseError("ps.distribute does not work in geo mode", remedy="set MODE to sync, async or ssp")
         self._check_first("ps.distribute")
+        self._add_buffers(model)
         given = (self._dense_at, self.embedding, self._push_batches, model, optimizer)
         self._distribution = Distribution(*given, is_sync=self.mode == "sync")
         self._trained_by = "ps.distribute"
         self._states.add(RATES, rates_of(optimizer), late=True)
         self._keep_state_of(model, optimizer)
         return model, optimizer
+
+    def _add_buffers(self, model: Any) -> None:
+        """Raise TableError if a buffer of a model and a table would be saved under the same name."""
+        for name in saved_buffers(model) if hasattr(model, "named_buffers") else ():
+            self._names.add_buffer(name)
 
     def _keep_state_of(self, model: Any, optimizer: Any) -> None:
         self._optimizer, buffers = optimizer, buffers_of(model)
@@ -169,9 +176,7 @@ class Session(OuterSession):
 
     def _buffers_of(self, model: Any) -> list[Entry]:
         entries = entries_of(model)
-        taken = {handle.name for handle in self._handles.values()}.intersection(entry.name for entry in entries)
-        if taken:
-            raise UseError(f"{min(taken)!r} is a table and a buffer of the model", remedy="rename one of them")
+        self._add_buffers(model)
         return entries
 
     def _save_pass(self, *, repeated: bool = False) -> None:

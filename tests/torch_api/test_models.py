@@ -13,7 +13,7 @@ from torch import nn, optim
 
 import clusterctl.torch as ct
 from clusterctl.runtime import SGD, load_model, merge_model, save_model, torch_state_dict
-from clusterctl.runtime.errors import ModelError, UseError
+from clusterctl.runtime.errors import ModelError, TableError, UseError
 from torch_api.programs import DATASET, PASSES, SIZE, cluster_of, fit
 
 pytestmark = pytest.mark.engines
@@ -214,7 +214,20 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, tables: dict[str, 
 def test_a_table_with_the_name_of_a_buffer_is_refused() -> None:
     with ct.connect() as ps:
         distributed(ps)
-        table = ps.dense("mask", 3, SGD(0.1))
-        with pytest.raises(UseError, match="'mask' is a table and a buffer"):
-            ps.save("mine")
-        del ps._handles[table.spec.key]
+        for make in (lambda: ps.dense("mask", 3, SGD(0.1)), lambda: ps.embedding("mask", 3, SGD(0.1))):
+            with pytest.raises(TableError, match="table 'mask' and buffer 'mask' of the model would both be saved as"):
+                make()
+
+
+def test_a_buffer_with_the_name_of_a_tensor_of_a_table_is_refused() -> None:
+    class Buffered(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 1)
+            self.register_buffer("user/rows", torch.zeros(2))
+
+    model = Buffered()
+    with ct.connect() as ps:
+        ps.embedding("user", 2, SGD(0.1))
+        with pytest.raises(TableError, match="table 'user' and buffer 'user/rows' of the model"):
+            ps.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -81,8 +81,8 @@ class ExitClassifier:
         context.loop.every(LOOK_S, self._kills.look)
 
     def receive(self, child: Child, message: Mapping[str, Any]) -> None:
-        """Note a message that explains a later exit: NaNs, which a restart would repeat, or a pserver's silence."""
-        if message["event"] == "nan" and message.get("action") == "failed":
+        """Note a message that explains a later exit: a failure that a restart would repeat, or a pserver's silence."""
+        if (message["event"], message.get("action")) in (("nan", "failed"), ("tables_differ", None)):
             child.hopeless = str(message.get("message"))
         elif message["event"] == "unanswered" and is_whole(message.get("pserver")) and message["pserver"] >= 0:
             child.peers = [*child.peers, f"pserver{message['pserver']}"][-MOST_PEERS:]

@@ -23,7 +23,7 @@ from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, aligned
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, block_count, owners_of
-from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.table.spec import TableSpec, TensorNames
 
 Value = Union[Array, "tuple[Ids, Floats]"]
 PathLike = Union[str, "os.PathLike[str]"]
@@ -53,16 +53,19 @@ def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
     `tables` maps names to arrays, for dense tables, or to `(ids, rows)`, for embeddings: distinct int64 ids of shape
     (n,) and rows of shape (n, dim). torch tensors are accepted. Values become float32. `load_model`, `connect(load=)`
     and `torch_state_dict` read the result, `directory/model.safetensors`; it is written atomically. Raises ModelError
-    if a table has another form or a value is not finite.
+    if a table has another form, a value is not finite, or the names of two tensors would be the same.
     """
     entries: list[Entry] = []
     described: dict[str, Any] = {}
+    names = TensorNames(ModelError)
     for name, table in tables.items():
+        if not isinstance(name, str):
+            raise ModelError(f"the name of a table is {name!r}", remedy="use a string")
+        names.add(name, "sparse" if isinstance(table, tuple) else "dense")
         if isinstance(table, tuple):
             ids, rows = _checked_rows(name, table)
             described[name] = {"kind": "sparse", "shape": [rows.shape[1]], "rows": None, "held": len(ids)}
-            entries.append(Entry(f"{name}/ids", "I64", ids.shape, functools.partial(np.asarray, ids)))
-            entries.append(Entry(f"{name}/rows", "F32", rows.shape, functools.partial(np.asarray, rows)))
+            entries += _row_entries(name, ids, rows)
         else:
             values = _checked_values(name, table)
             described[name] = {"kind": "dense", "shape": list(values.shape), "rows": None, "held": values.size}
@@ -70,6 +73,13 @@ def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
     out_file = Path(directory) / MERGED_NAME
     write_tensors(out_file, aligned(entries), {"format": MERGED_FORMAT, "tables": json.dumps(described)})
     return out_file
+
+
+def _row_entries(name: str, ids: Ids, rows: Floats) -> list[Entry]:
+    return [
+        Entry(f"{name}/ids", "I64", ids.shape, functools.partial(np.asarray, ids)),
+        Entry(f"{name}/rows", "F32", rows.shape, functools.partial(np.asarray, rows)),
+    ]
 
 
 def _checked_rows(name: str, table: tuple[Any, ...]) -> tuple[Ids, Floats]:
@@ -118,8 +128,7 @@ def merge_pieces(sources: Sequence[PathLike], out_file: PathLike, marks: Mapping
             entries.append(Entry(name, "F32", shape, functools.partial(model.dense_table, name)))
         else:
             ids, rows = model.sparse_table(name)
-            entries.append(Entry(f"{name}/ids", "I64", ids.shape, functools.partial(np.asarray, ids)))
-            entries.append(Entry(f"{name}/rows", "F32", rows.shape, functools.partial(np.asarray, rows)))
+            entries += _row_entries(name, ids, rows)
     entries += (buffers := model.buffers.entries())
     if buffers:
         marks = {**marks, "buffers": json.dumps([entry.name for entry in buffers])}

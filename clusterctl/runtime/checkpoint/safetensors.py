@@ -73,10 +73,12 @@ def write_tensors(
 
 
 def write_to(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]) -> str:
-    """Write the contents of a file; return their sha256."""
+    """Write the contents of a file; return their sha256. Raises ModelError if two tensors have the same name."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for entry in entries:
+        if entry.name in header:
+            raise ModelError(f"two tensors have the name {entry.name!r}", remedy="rename one of them")
         size = int(np.prod(entry.shape, dtype=np.int64)) * DTYPES[entry.dtype].itemsize
         span = [offset, offset + size]
         header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": span}

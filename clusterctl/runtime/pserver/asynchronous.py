@@ -131,6 +131,8 @@ class AsyncUpdates(UpdatePolicy):
         cut = self.cut
         if cut is None or cut.moment is None or cut.missing():
             return []
+        if self.lane.lane == 0 and self.check_declarations():
+            return []
         cut.copying = True
         saves = self.saver.copies(cut.moment.step, cut.moment.passes, cut.moment.purpose)
         self.copied_cut = cut.number
@@ -138,6 +140,16 @@ class AsyncUpdates(UpdatePolicy):
             self.cuts = self.lane.cut_schedule.encode(cut.moment.step, CHECKPOINT)
         copied = Copied(cut.number, tuple(saves), sum(self.lane.set_tables()) % 2**63)
         return [copied, *self.drop_cut()]
+
+    def check_declarations(self, rank: int | None = None) -> bool:
+        """Compare the tables that trainers have declared; if one leaves, only it and those that have left can lack any.
+
+        Return True if they differ.
+        """
+        trainers, reached = self.lane.trainers, self.lane.trainers.reached()
+        ranks = [one for one in reached if rank is None or one == rank or trainers[one].left]
+        self.lane.declarations.check_progress(reached, ranks)
+        return self.lane.declarations.failure is not None
 
     def _due(self) -> list[Output]:
         """Return the cuts that are due by steps or passes. Steps are all trainers' pushes, divided by their number."""
@@ -169,7 +181,7 @@ class AsyncUpdates(UpdatePolicy):
             self._apply_opening(push)
         else:  # applied pieces stay applied; a successor announces which others will come
             push.applied = {piece for piece in trainer.push.applied if piece[0] in push.later}
-        push.sparse, push.dense = {}, {}
+        push.sparse, push.dense, push.declared = {}, {}, trainer.tables
         trainer.push = push
         return []
 

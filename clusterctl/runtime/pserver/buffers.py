@@ -15,13 +15,14 @@ class BufferBook:
     def __bool__(self) -> bool:
         return bool(self._by_step)
 
-    def take(self, message: wire.Message) -> None:
-        """Take buffers from a trainer. Raises ModelError if they are malformed."""
+    def take(self, message: wire.Message) -> Buffers:
+        """Take buffers from a trainer, and return them. Raises ModelError if they are malformed."""
         data = b"".join(part.array.tobytes() for part in message.parts if part.kind == wire.BYTES)
         newest = Buffers(data, f"the buffers of trainer {message.rank}")
         older = [step for step in self._by_step if step < message.step]
         self._by_step = {step: self._by_step[step] for step in older[-1:]}
         self._by_step[message.step] = newest
+        return newest
 
     def at(self, step: int) -> Buffers | None:
         """Return the newest buffers that are not of a later step, or None."""

@@ -17,13 +17,14 @@ from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
+from clusterctl.runtime.pserver.declarations import Declared, Place
 from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import TrainerState
 from clusterctl.runtime.pserver.updates import UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable
-from clusterctl.runtime.store.factory import CheckpointSource, ModelSource, TableMaker
+from clusterctl.runtime.store.factory import CheckpointSource, ModelSource, TableMaker, Tables
 from clusterctl.runtime.table.spec import TableSpec, spec_from_json
 from clusterctl.runtime.wire import messages as wire
 
@@ -51,7 +52,7 @@ class ServerCore:
         self._is_first = restored is None and state.epoch == 0
         self._maker = TableMaker(state.lane, state.layout, state.seed, state.mode, open_model, restored, state.lender)
         self._copying = state.copying
-        self._made: list[Output] = []
+        self._unsent: list[Output] = []
         self._saver = Saver(state)
         self._book = self._saver.book
         policy_class = SyncUpdates if state.mode.name == "sync" else AsyncUpdates
@@ -83,11 +84,20 @@ class ServerCore:
             self._admit(rank, message)
             if message.kind == wire.PULL:
                 self._drop_stale_positions(message)
+            self._require_same_tables()
             if self._copying.keeps(message):
                 return []
-            return self._sendable(self._handlers[message.kind](message))
+            outputs = self._sendable(self._handlers[message.kind](message))
+            self._require_same_tables()
+            return outputs
         except RuntimeFailure as failure:
-            return [Reply(rank, error_reply(message, failure))]
+            reply = error_reply(message, failure, differ=failure is self.state.declarations.failure)
+            return [Reply(rank, reply)]
+
+    def _require_same_tables(self) -> None:
+        """Raise TableError once trainers are found to have declared different tables: no request is answered then."""
+        if self.state.declarations.failure is not None:
+            raise self.state.declarations.failure
 
     def do(self, task: Callable[[ServerCore], list[Output]]) -> list[Output]:
         """Return what a task returns, like a message not before copies are made that it began."""
@@ -97,7 +107,7 @@ class ServerCore:
         """Copy a slice of the tables. After the last one, return the saves; then `go_on` has to be called."""
         if not self._copying.advance():
             return []
-        made, self._made = self._made, []
+        made, self._unsent = self._unsent, []
         return [_after_a_pause(output, self._copying.took_s) for output in made]
 
     def go_on(self) -> list[Output]:
@@ -115,7 +125,7 @@ class ServerCore:
         """Return outputs without those that have to wait until copies are made."""
         if not self._copying.is_under_way:
             return outputs
-        self._made += [output for output in outputs if not isinstance(output, Reply)]
+        self._unsent += [output for output in outputs if not isinstance(output, Reply)]
         return [output for output in outputs if isinstance(output, Reply)]
 
     def _handle_again(self, message: wire.Message) -> list[Output]:
@@ -147,8 +157,19 @@ class ServerCore:
         return [*held, *self.leave(here)]
 
     def leave(self, ranks: Iterable[int]) -> list[Output]:
-        """Record that these trainers have left the run; usually their own message says so."""
-        return [output for rank in self._here(ranks) for output in self._leave(self.trainers[rank])]
+        """Record that these trainers have left the run; usually their own message says so.
+
+        Raises TableError if one of them is found to lack tables of others: no trainer may be left to report it.
+        """
+        here = self._here(ranks)
+        if self.state.declarations.failure is not None:
+            return []  # the run is failing: nothing is saved any more
+        if any(self._lacks_tables(rank) for rank in here):
+            self._require_same_tables()
+        return [output for rank in here for output in self._leave(self.trainers[rank])]
+
+    def _lacks_tables(self, rank: int) -> bool:
+        return self.state.lane == 0 and self.policy.check_declarations(rank)
 
     def _here(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if rank in self.trainers.by_rank and not self.trainers[rank].left]
@@ -194,6 +215,8 @@ class ServerCore:
         state, trainer, counted = self.state, self.trainers[message.rank], message.json().get("trainers")
         if counted != state.trainer_count:
             raise RefusedError(f"trainer {message.rank} counts {counted} trainers, this pserver {state.trainer_count}")
+        if message.attempt != trainer.attempt:
+            trainer.tables = Declared() if message.json().get("declares") is True else None
         trainer.attempt = message.attempt
         used, step = self.policy.progress_of(message.rank)
         facts: dict[str, Any] = {
@@ -217,6 +240,7 @@ class ServerCore:
             "batch": trainer.cursor[1],
             "cut": self.policy.cuts,
             "resized": self.trainers.resized,
+            "rounds": True,
         }
         if trainer.position is not None:
             facts["position"] = trainer.position
@@ -226,27 +250,51 @@ class ServerCore:
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=parts))]
 
     def _create(self, message: wire.Message) -> list[Output]:
-        """Make a table; without one, only learn where the trainer is."""
+        """Make tables, a round of them or one as older trainers declare it; without any, learn where the trainer is."""
         if self.policy.holds(message):
             return []
         facts = message.json() if message.parts else {}
-        position = facts.pop("cursor", None)
-        spec = spec_from_json(facts) if facts else None
+        position, is_round = facts.pop("cursor", None), facts.get("round") is True
+        described = [wire.json_of(part) for part in message.parts[1:]] if is_round else [facts] if facts else []
+        specs = [spec_from_json(one) for one in described]
+        if self.state.lane == 0:
+            self._record(message, [(spec.name, spec.kind) for spec in specs] + _others(facts))
         self.policy.join(message, position)
-        if spec is None:
-            return [Reply(message.rank, message.answer(wire.OK)), *self.policy.trainers_changed()]
-        declared = self._declared.get(spec.key)
-        if declared is None:
-            self.state.add(spec.key, self._maker.make(spec))
-            declared = self._declared[spec.key] = spec
-            if spec.init.is_from_rank0 and spec.key in self._maker.initial:
-                self.state.unset[spec.key] = Unset()
-        declared.require_same(spec, message.rank)
-        answer: dict[str, Any] = {"initial": spec.load is not None and spec.key in self._maker.initial}
-        if spec.key in self.state.unset:
-            answer["unset"] = True
-        reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(answer)]))
-        return [reply, *self.policy.trainers_changed()]
+        answers = self._made(specs, message.rank)
+        if is_round:
+            marks = {mark: [n for n, one in enumerate(answers) if one.get(mark)] for mark in ("initial", "unset")}
+            parts = [wire.json_part(marks)]
+        else:
+            parts = [wire.json_part(answer) for answer in answers]
+        return [Reply(message.rank, message.answer(wire.OK, parts=parts)), *self.policy.trainers_changed()]
+
+    def _record(self, message: wire.Message, tables: list[tuple[str, str]]) -> None:
+        """Record all tables that a trainer declares, also those that other lanes have."""
+        trainer, place = self.trainers[message.rank], Place(message.step, (message.pass_, message.batch))
+        declared = Declared() if trainer.tables is None else trainer.tables
+        self.state.declarations.take(message.rank, declared, tables, place)
+
+    def _made(self, specs: Iterable[TableSpec], rank: int) -> list[dict[str, bool]]:
+        """Make tables unless they are there; return an answer for each of them."""
+        made: Tables = {}
+        try:
+            for spec in specs:
+                known = self._declared.get(spec.key)
+                if known is not None:
+                    known.require_same(spec, rank)
+                    continue
+                made[spec.key] = self._maker.make(spec)
+                self._declared[spec.key] = spec
+                if spec.init.is_from_rank0 and spec.key in self._maker.initial:
+                    self.state.unset[spec.key] = Unset()
+        finally:
+            if made:
+                self.state.add(made)
+        return [self._answer_made(spec) for spec in specs]
+
+    def _answer_made(self, spec: TableSpec) -> dict[str, bool]:
+        answer = {"initial": spec.load is not None and spec.key in self._maker.initial}
+        return {**answer, "unset": True} if spec.key in self.state.unset else answer
 
     def _set(self, message: wire.Message) -> list[Output]:
         """Take initial values; those that others wait for may be complete then."""
@@ -298,6 +346,9 @@ class ServerCore:
             return [done]  # the pserver before this one may have saved it
         if self._book.ask(tag, message, at_pass_end):
             return [done]
+        if at_pass_end and self.state.lane == 0 and self.trainers.active() <= self._book.asked.get(tag, set()):
+            self.policy.check_declarations()
+            self._require_same_tables()
         out: list[Output] = [*self._saver.due(force=False)]
         if at_pass_end:
             return [*out, done]
@@ -305,13 +356,16 @@ class ServerCore:
         return out
 
     def _buffers(self, message: wire.Message) -> list[Output]:
-        self.state.buffers.take(message)
+        for name in self.state.buffers.take(message).names:
+            self.state.declarations.names.add_buffer(name)
         return [Reply(message.rank, message.answer(wire.OK))]
 
     def _gone(self) -> list[tuple[int, int]]:
         return sorted(self.trainers.gone_from.items())
 
     def _bye(self, message: wire.Message) -> list[Output]:
+        if self._lacks_tables(message.rank):
+            return []
         return self._leave(self.trainers[message.rank], message)
 
     def _farewell(self, message: wire.Message) -> Reply:
@@ -364,7 +418,16 @@ def _after_a_pause(output: Output, pause_s: float) -> Output:
     return output
 
 
-def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:
+def _others(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the tables of a round that the first lane does not have, as (name, kind)."""
+    named = facts.get("others", {})
+    if not isinstance(named, dict) or not all(kind in ("dense", "sparse") for kind in named.values()):
+        raise WireError("the names of declared tables are malformed")
+    return list(named.items())
+
+
+def error_reply(message: wire.Message, failure: RuntimeFailure, *, differ: bool = False) -> wire.Message:
     name = type(failure).__name__
     known = name if name in BY_NAME else "RefusedError"
-    return message.answer(wire.ERROR, parts=[wire.json_part({"error": known, "message": str(failure)})])
+    facts = {"error": known, "message": str(failure), **({"differ": True} if differ else {})}
+    return message.answer(wire.ERROR, parts=[wire.json_part(facts)])

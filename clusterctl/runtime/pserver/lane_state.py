@@ -15,11 +15,12 @@ from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.copying import Copying
+from clusterctl.runtime.pserver.declarations import Declarations
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.store.dense import DenseTable
-from clusterctl.runtime.store.factory import Lender, Table, Tables
+from clusterctl.runtime.store.factory import Lender, Tables
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.wire import messages as wire
@@ -76,6 +77,7 @@ class LaneState:
     `lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes).
     `dense` and `sparse` are the `tables` of a kind, by ascending key; `unset` are those that wait for their initial
     values from trainer 0. `has_assigned` means that tables have values which the program gave them for the next step.
+    `declarations` are those of all tables, on the first lane of the run.
     """
 
     lane: int
@@ -97,6 +99,7 @@ class LaneState:
     has_assigned: bool = False
     buffers: BufferBook = field(default_factory=BufferBook)
     copying: Copying = field(default_factory=Copying)
+    declarations: Declarations = field(default_factory=Declarations)
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
@@ -112,9 +115,9 @@ class LaneState:
         """True if the lane has something to save."""
         return bool(self.tables) or bool(self.buffers)
 
-    def add(self, key: int, table: Table) -> None:
-        """Add a new table."""
-        self.tables[key] = table
+    def add(self, tables: Tables) -> None:
+        """Add new tables."""
+        self.tables.update(tables)
         self.dense = {key: one for key, one in sorted(self.tables.items()) if isinstance(one, DenseTable)}
         self.sparse = {key: one for key, one in sorted(self.tables.items()) if isinstance(one, SparseTable)}
 

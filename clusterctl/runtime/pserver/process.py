@@ -21,6 +21,7 @@ from clusterctl.common.run_spec import SaveEvery
 from clusterctl.runtime.checkpoint.remote import open_saved_checkpoint, open_saved_model, run_peers
 from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import TableError
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
@@ -53,6 +54,9 @@ def serve(env: Environment) -> None:
         supervisor[0].send("ready", ports=pserver.ports)
         print_line(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
         pserver.run()
+    except TableError as error:  # found when the last trainer had ended
+        supervisor[0].send("tables_differ", message=str(error))
+        raise
     finally:
         pserver.report()
         pserver.close()

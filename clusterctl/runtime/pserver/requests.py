@@ -12,6 +12,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.errors import TableError, WireError
+from clusterctl.runtime.pserver.declarations import Declared
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Table, Tables
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
@@ -48,7 +49,7 @@ class Push:
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
     are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
     rates that replace those of rules, by table; `state` means that the trainer has a state of its own. `opening` is set
-    if the push is nothing else, and has all of `dense`.
+    if the push is nothing else, and has all of `dense`. `declared` are the tables of the attempt that has sent it.
     """
 
     message: wire.Message
@@ -62,6 +63,7 @@ class Push:
     rates: dict[int, float] = field(default_factory=dict)
     state: bool = False
     opening: Opening | None = field(default=None, repr=False)
+    declared: Declared | None = None
 
     @property
     def samples(self) -> int:

@@ -134,7 +134,7 @@ class SyncUpdates(UpdatePolicy):
         if trainer.push is not None and not self._replaces(trainer.push, push):
             trainer.push.message.request = message.request  # the first push counts, the newest request is answered
             return []
-        trainer.push = push
+        trainer.push, push.declared = push, trainer.tables
         self._opened_s = time.monotonic()
         if message.cut:
             at, purpose = self.lane.cut_schedule.decode(message.cut)
@@ -173,7 +173,7 @@ class SyncUpdates(UpdatePolicy):
     def _advance(self) -> list[Output]:
         """Begin the step once all trainers' pushes have opened."""
         pushes = [] if self._is_incomplete() else self._pushes()
-        if not pushes:
+        if not pushes or (self.lane.lane == 0 and self._differ(pushes)):
             return []
         out: list[Output] = [*self.saver.due(force=True)] if self.saver.book.asked else []
         if self.lane.copying.holds:
@@ -190,6 +190,15 @@ class SyncUpdates(UpdatePolicy):
             for number in range(self.lane.dense[key].parts):
                 out += self._apply(now, key, number)
         return out + self._finish_if_done(now)
+
+    def _differ(self, pushes: list[Push]) -> bool:
+        """Return True if trainers have declared different tables by the end of the step; then it is not made."""
+        first = pushes[0].declared
+        declared = None if first is None else first.sum
+        if any(push.declared is not None and push.declared.sum != declared for push in pushes):
+            of_all = {push.message.rank: push.declared for push in pushes}
+            self.lane.declarations.check_step(self.lane.step + 1, of_all)
+        return self.lane.declarations.failure is not None
 
     def _apply_alike(self, pushes: list[Push], opening: Opening) -> list[Output]:
         """Make the step of pushes that have the same short tables and nothing else: what `Step` would come to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.runtime.pserver.declarations import Declared, Reached
 from clusterctl.runtime.pserver.requests import NOT_TOLD, Push
 from clusterctl.runtime.wire import messages as wire
 
@@ -16,7 +17,9 @@ class TrainerState:
     `declared` means that it made a table on this lane, and so pushes to it. `samples` are those of the open pass,
     `pass_samples` those of the last complete one; `sharded` means that it takes its share of the batches
     that all trainers read. `position` is the value of `ps.cursor` that came with its last push; `state` means that it
-    had a state of its own then, which it writes for the cuts that have this push.
+    had a state of its own then, which it writes for the cuts that have this push. `tables` are those that its newest
+    attempt has declared, `pushed_with` those of the attempt that made its last push, as the first lane of the run knows
+    them; None if it does not say.
     """
 
     attempt: int = 0
@@ -32,6 +35,8 @@ class TrainerState:
     sharded: bool = False
     position: Any = None
     state: bool = False
+    tables: Declared | None = None
+    pushed_with: Declared | None = None
 
     @property
     def begun(self) -> int:
@@ -50,6 +55,7 @@ class TrainerState:
         if applied.position is not NOT_TOLD:
             self.position = applied.position
         self.state = applied.state
+        self.pushed_with = applied.declared
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
         self.samples += push.samples
@@ -96,6 +102,11 @@ class TrainerStates:
 
     def active(self) -> set[int]:
         return {rank for rank, trainer in self.by_rank.items() if not trainer.left}
+
+    def reached(self) -> dict[int, Reached]:
+        """Return what each trainer that has pushed, and says what it declares, has declared, and how far it is."""
+        by_rank = self.by_rank.items()
+        return {r: Reached(m.pushed_with, m.pushed, m.cursor) for r, m in by_rank if m.pushed_with is not None}
 
     @property
     def passes(self) -> int:

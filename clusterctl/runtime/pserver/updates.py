@@ -88,6 +88,10 @@ class UpdatePolicy:
         """Handle a cut that is due by the clock."""
         raise NotImplementedError
 
+    def check_declarations(self, rank: int | None = None) -> bool:
+        """Compare the tables that trainers have declared, on the first lane; in sync each step does so."""
+        return False
+
     # Cuts outside sync, ordered by the lead.
 
     def hold_cut(self, number: int) -> list[Output]:

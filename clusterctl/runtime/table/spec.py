@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.runtime.errors import TableError, UseError
+from clusterctl.runtime.errors import RuntimeFailure, TableError, UseError
 from clusterctl.runtime.table.initializers import Initial, initial_from_json
 from clusterctl.runtime.table.quantization import QUANTIZERS, Quantizer
 from clusterctl.runtime.table.retention import Retention, retention_from_json
@@ -132,6 +132,49 @@ class TableSpec:
                 f"table {self.name!r} differs from what trainer {rank} declares ({'; '.join(differing)})",
                 remedy="declare it the same way in every trainer",
             )
+
+
+def merged_tensors(name: str, kind: str) -> tuple[str, ...]:
+    """Return the names of the tensors of a table in a merged model."""
+    return (name,) if kind == "dense" else (f"{name}/ids", f"{name}/rows")
+
+
+class TensorNames:
+    """The names of the tensors of a model when it is merged. Raises `error` if two of them would be the same."""
+
+    def __init__(self, error: type[RuntimeFailure] = TableError) -> None:
+        self._error = error
+        self._kinds: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
+        self._buffers: set[str] = set()
+
+    def add(self, name: str, kind: str) -> None:
+        """Add a table, "dense" or "sparse". One that is there already is not added again."""
+        known = self._kinds.get(name)
+        if known == kind:
+            return
+        if known is not None:
+            what = f"table {name!r} is declared as {known} and as {kind}"
+            raise self._error(what, remedy="give the two tables different names")
+        tensors = merged_tensors(name, kind)
+        for tensor in tensors:
+            if tensor in self._owners:
+                self._refuse(f"table {name!r} and table {self._owners[tensor]!r}", tensor)
+        for saved in (name, *tensors):
+            if saved in self._buffers:
+                self._refuse(f"table {name!r} and buffer {saved!r} of the model", saved)
+        self._kinds[name] = kind
+        self._owners.update(dict.fromkeys(tensors, name))
+
+    def add_buffer(self, name: str) -> None:
+        """Add a buffer of a torch model, which is saved under its own name."""
+        owner = name if name in self._kinds else self._owners.get(name)
+        if owner is not None:
+            self._refuse(f"table {owner!r} and buffer {name!r} of the model", name)
+        self._buffers.add(name)
+
+    def _refuse(self, both: str, saved: str) -> None:
+        raise self._error(f"{both} would both be saved as {saved!r}", remedy="rename one of them")
 
 
 def spec_from_json(data: dict[str, Any]) -> TableSpec:

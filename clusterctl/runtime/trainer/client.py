@@ -32,6 +32,9 @@ MakePush = Callable[[int, int, int, list[wire.Part]], wire.Message]
 #: enough to stay in the processor's cache until they come back.
 _PIECES_OUT = 64
 _PIECES_SHARED = 8
+#: Initial values that may be in flight: bytes, and messages.
+_SET_BYTES = 4 * 2**20
+_SETS_OUT = 256
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Client:
         self, env: Environment, link: Link, rank: int, progress: Progress, refresh: Callable[[list[wire.Part]], None]
     ) -> None:
         self.rank = rank
+        self.is_local = env.local
         self.layout = link.layout
         self.used: list[int] = []
         self._link = link
@@ -129,14 +133,24 @@ class Client:
             pending.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
 
+    def create(self, tables: Mapping[int, list[wire.Part]], place: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+        """Declare tables to lanes, at the pass and batch of `place`; return what the lanes reply."""
+        at = {**place, "step": self.step}
+        replies = self.exchange({lane: self._message(wire.CREATE, **at, parts=parts) for lane, parts in tables.items()})
+        return {lane: reply.json() if reply.parts else {} for lane, reply in replies.items()}
+
     def set_values(self, rounds: Iterable[Mapping[int, InitialPiece]], flags: int = 0) -> None:
-        """Send initial values to lanes, a piece at a time; with `wire.ASSIGNS` those for the next step."""
+        """Send initial values to lanes, some pieces at a time; with `wire.ASSIGNS` those for the next step."""
+        pending, size = PendingReplies(), 0
         for pieces in rounds:
-            requests = {}
             for lane, (piece, count, parts) in pieces.items():
                 about = {"step": self.step, "piece": piece, "pieces": count, "flags": flags}
-                requests[lane] = self._message(wire.SET, **about, parts=parts)
-            self.exchange(requests)
+                self._post(pending, lane, self._message(wire.SET, **about, parts=parts))
+                size += sum(part.array.nbytes for part in parts)
+            if size >= _SET_BYTES or pending.unanswered >= _SETS_OUT:
+                self.wait_for(pending)
+                pending, size = PendingReplies(), 0
+        self.wait_for(pending)
 
     def wait_for(self, pending: PendingReplies) -> None:
         if pending.unanswered:
@@ -240,7 +254,7 @@ class Client:
 
     def _hello(self) -> None:
         first = [pserver * self.layout.per_pserver for pserver in range(self.layout.pservers)]
-        about = {"parts": [wire.json_part({"trainers": self._trainers})]}
+        about = {"parts": [wire.json_part({"trainers": self._trainers, "declares": True})]}
         replies = self.ask(wire.HELLO, first, **about)
         facts = {lane: reply.json() for lane, reply in replies.items()}
         self.positions = [wire.parsed(part)["position"] for part in replies[0].parts[1:]]
@@ -270,6 +284,7 @@ class Client:
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
         self._passes = {lane: int(own["passes"]) for lane, own in known.items()}
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
+        self.takes_rounds = all(own.get("rounds") is True for own in facts.values())
         self.cut = max(int(own["cut"]) for own in facts.values())
         self.position = earliest.get("position")
         self.had_state = any(own.get("state") for own in facts.values())

@@ -8,7 +8,7 @@ the local value when G arrives, and local becomes G. Rules and their state are o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
-from clusterctl.runtime.trainer.packing import Gradient
+from clusterctl.runtime.trainer.packing import Gradient, Handle
 from clusterctl.runtime.trainer.parameters import Parameters, nothing
 
 _ONE = np.float32(1)
@@ -89,14 +89,21 @@ class GeoParameters(Parameters):
         when_sent()
 
     def settle(self) -> None:
+        if self.is_behind:
+            self.make_tables()
         if self._since:
             self._exchange()
         super().settle()
 
     def pull_dense(self, handle: Dense) -> None:
-        if handle not in self._dense:
-            super().pull_dense(handle)
-            self._dense[handle] = LocalDense(handle.flat.copy(), filled(handle.spec.rule, handle.flat.size))
+        if self.is_behind:
+            self.make_tables()
+
+    def _pull_tables(self, handles: Collection[Handle], unset: Mapping[Handle, list[int]]) -> None:
+        super()._pull_tables(handles, unset)
+        for handle in handles:
+            if isinstance(handle, Dense):
+                self._dense[handle] = LocalDense(handle.flat.copy(), filled(handle.spec.rule, handle.flat.size))
 
     def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
         self._fetch(handle, batch.groups.distinct)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
-from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.errors import TableError, UseError
 from clusterctl.runtime.table.initializers import FromRank0
 from clusterctl.runtime.table.quantization import Bytes, cuts
 from clusterctl.runtime.table.sharding import Layout, owned_elements
@@ -30,6 +30,10 @@ class TableOwner(Protocol):
     layout: Layout
     guard: Guard
 
+    def make_tables(self) -> None:
+        """Make the tables that are declared and not made yet."""
+        ...
+
     def pull_dense(self, handle: Dense) -> None:
         """Pull the values of the current step into the handle."""
         ...
@@ -40,7 +44,7 @@ class TableOwner(Protocol):
 
 
 class Dense:
-    """A dense table. `value` is this trainer's current copy, float32 of the table's shape, refreshed in place."""
+    """A dense table of the pservers, which is made before its first use."""
 
     def __init__(self, owner: TableOwner, spec: TableSpec) -> None:
         self._owner = owner
@@ -49,7 +53,8 @@ class Dense:
         self.name = spec.name
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
-        self.value: Floats = self.flat.reshape(spec.shape)
+        self._value: Floats = self.flat.reshape(spec.shape)
+        self.is_made = False
         self._error = np.zeros(spec.elements if spec.wire else 0, np.float32)
         self.lanes = owner.layout.places("dense")
         #: `(lane, start, stop)` of each run of the flattened table that has elements.
@@ -60,6 +65,15 @@ class Dense:
             start, stop = owned_elements(self.spec.elements, self.spec.first_place, place, len(lanes))
             if stop > start:
                 yield lane, start, stop
+
+    @property
+    def value(self) -> Floats:
+        """This trainer's current copy, float32 of the table's shape, refreshed in place. Thread-safe."""
+        if not self.is_made:
+            self._owner.make_tables()
+            if not self.is_made:
+                raise TableError(f"table {self.name!r} could not be made: an error that was caught says why")
+        return self._value
 
     def pull(self) -> Floats:
         """Pull the values of the current step into `value` and return it."""
@@ -129,6 +143,7 @@ class Embedding:
         self.name = spec.name
         self.dim = spec.dim
         self.rows = spec.rows
+        self.is_made = False
         self.lanes = owner.layout.places("sparse")
         self._recent: deque[IdBatch] = deque(maxlen=_REMEMBERED)
 

@@ -11,6 +11,7 @@ from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.state.assigned import AssignedValues
 from clusterctl.runtime.state.keeper import StateKeeper
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
+from clusterctl.runtime.table.spec import TensorNames
 from clusterctl.runtime.trainer.accumulation import Accumulator
 from clusterctl.runtime.trainer.batches import ReaderCursor, StepContext
 from clusterctl.runtime.trainer.client import Client
@@ -40,6 +41,7 @@ class JoinedSession:
         self._load = load
         self._guard = Guard()
         self._handles: dict[int, Handle] = {}
+        self._names = TensorNames()
         self._context: StepContext | None = None
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)

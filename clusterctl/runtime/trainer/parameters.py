@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, as_array, scatter
+from clusterctl.runtime.shm.region import LEAST_BYTES
+from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.initializers import Initial
+from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Ask, Client, PendingReplies
 from clusterctl.runtime.trainer.guard import Guard
@@ -18,6 +22,16 @@ from clusterctl.runtime.trainer.ids import checked_floats
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Packer, initial_pieces
 from clusterctl.runtime.wire import messages as wire
+
+#: The tables of a request that declares them: their names, of up to 200 characters, fit into `MAX_JSON_BYTES`.
+_ROUND = 400
+_COPIED_BYTES = 2**20
+_PULL_BYTES = 4 * 2**20
+#: What a lane says of a table: it is not in the loaded model, or has no values yet; the lane; the table's number there.
+Mark = tuple[str, int, int]
+_MARKS = ("initial", "unset")
+_NO_VALUES = np.empty(0, np.float32)
+_NO_IDS = np.empty(0, np.int64)
 
 
 def nothing() -> None:
@@ -47,6 +61,10 @@ class Parameters:
         #: Tables whose values the program has given since the last push.
         self.assigned: dict[str, Dense] = {}
         self.tables: dict[str, Dense] = {}
+        self.is_behind = False  # tables are declared and not made yet
+        self._declared: list[tuple[Handle, Floats | None]] = []
+        self._place: dict[str, int] = {}
+        self._lock = threading.RLock()
 
     @property
     def step(self) -> int:
@@ -56,6 +74,8 @@ class Parameters:
         self, gradient: Gradient, context: StepContext, samples: int, when_sent: Callable[[], None] = nothing
     ) -> None:
         """Send a push, call `when_sent` (which may request rows), and wait until the mode lets the trainer continue."""
+        if self.is_behind:
+            self.make_tables()
         client = self.client
         self.send_assigned()
         self.assigned.clear()
@@ -78,29 +98,130 @@ class Parameters:
                 self.client.set_values(initial_pieces(table, table.value, lanes), wire.ASSIGNS)
 
     def settle(self) -> None:
-        """Wait until all pushes are applied, and discard prefetched rows."""
+        """Make the tables that are declared, wait until all pushes are applied, and discard prefetched rows."""
+        if self.is_behind:
+            self.make_tables()
         self.client.settle()
         self.nan_policy.check_taken(self.step)
         self._ahead.clear()
 
-    def begin(self, handle: Handle, unset: Collection[int]) -> None:
-        """Begin to use a table; the lanes in `unset` have no values yet. A dense table is pulled.
+    def declare(self, handle: Handle, pass_: int, batch: int) -> None:
+        """Declare a table at a place of the program. It is made before its first use, with all that are declared then.
 
-        Trainer 0 sends them its values, and the others wait until they have them. The handle does not keep the array
-        that the program has given.
+        The handle does not keep the array that the program has given for initial values: it is copied, or sent at once.
         """
+        if not self._declared:
+            self.settle()
         values, spec = given_values(handle.spec, self.rank), handle.spec
         if spec.init.is_from_rank0:
             handle.spec = replace(spec, init=Initial(spec.init.kind))
-        if values is not None and unset and self.rank == 0:
-            self.client.set_values(initial_pieces(handle, values, unset))
-        if isinstance(handle, Dense):
-            self.client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
-            self.pull_dense(handle)
-            self.tables[handle.name] = handle
-        elif unset:
-            no_ids = wire.Part(wire.IDS, np.empty(0, np.int64), spec.key)
-            self._pull_all({lane: ([no_ids], None) for lane in unset}, lambda lane, reply: None)
+        at_once = self.client.is_local or (values is not None and values.nbytes > _COPIED_BYTES)
+        self._declared.append((handle, values if values is None or at_once else values.copy()))
+        self._place = {"pass_": pass_, "batch": batch}
+        self.is_behind = True
+        if at_once:
+            self.make_tables()
+
+    def make_tables(self) -> None:
+        """Make the tables that are declared. Thread-safe; raises UseError in a forked process."""
+        if not self.guard.is_of_this_process:
+            self.guard.check("the first use of a table")
+        with self._lock:
+            declared, self._declared = self._declared, []
+            try:
+                for first in range(0, len(declared), _ROUND):
+                    self._make(dict(declared[first : first + _ROUND]))
+            finally:
+                self.is_behind = bool(self._declared)
+
+    def _make(self, declared: Mapping[Handle, Floats | None]) -> None:
+        """Make a round of tables; wait until all have their initial values, and pull the dense ones.
+
+        Trainer 0 sends its values of those that have none yet.
+        """
+        unset = self._create(declared)
+        for handle in declared:
+            self.client.use(handle.lanes, 4 * handle.spec.elements if isinstance(handle, Dense) else 0)
+        given = {handle: values for handle, values in declared.items() if values is not None and handle in unset}
+        if self.rank == 0:
+            self.client.set_values(p for h, values in given.items() for p in initial_pieces(h, values, unset[h]))
+        for handle in declared:
+            if isinstance(handle, Dense):
+                lanes = [lane for lane, start, stop in handle.runs if 4 * (stop - start) >= LEAST_BYTES]
+                self.client.memory.map_table(lanes, handle.key)
+        self._pull_tables(declared, unset)
+        for handle in declared:
+            handle.is_made = True
+            if isinstance(handle, Dense):
+                self.tables[handle.name] = handle
+
+    def _create(self, handles: Collection[Handle]) -> dict[Handle, list[int]]:
+        """Declare tables to their lanes, and all of them to lane 0. Return the lanes that have no values of a table."""
+        own: dict[int, list[Handle]] = {0: []}
+        for handle in handles:
+            for lane in handle.lanes:
+                own.setdefault(lane, []).append(handle)
+        others = {handle.name: handle.spec.kind for handle in handles if 0 not in handle.lanes}
+        first = {0: own.pop(0)} if others else {}  # lane 0 gets all pushes, and knows all tables
+        unset: dict[Handle, list[int]] = {}
+        initial: dict[str, TableSpec] = {}
+        declare = self._declare_round if self.client.takes_rounds else self._declare_singly
+        for tables in filter(None, (first, own)):
+            for mark, lane, number in declare(tables, others):
+                handle = tables[lane][number]
+                if mark == "unset":
+                    unset.setdefault(handle, []).append(lane)
+                else:
+                    initial[handle.name] = handle.spec
+        for name, spec in initial.items() if self.rank == 0 else ():
+            print_line(f"table {name!r} is not in {spec.load}; it starts from its initial values")
+        return unset
+
+    def _declare_round(self, tables: Mapping[int, list[Handle]], others: Mapping[str, str]) -> Iterator[Mark]:
+        """Declare tables to lanes, and to lane 0 also the kind of the `others`. Yield what lanes say of a table."""
+        facts = {"round": True, "cursor": self.client.position}
+        heads = {lane: {**facts, "others": dict(others)} if lane == 0 and others else facts for lane in tables}
+        parts = {lane: [heads[lane], *(handle.spec.to_json() for handle in own)] for lane, own in tables.items()}
+        encoded = {lane: [wire.json_part(one) for one in own] for lane, own in parts.items()}
+        for lane, marks in self.client.create(encoded, self._place).items():
+            yield from ((mark, lane, number) for mark in _MARKS for number in marks[mark])
+
+    def _declare_singly(self, tables: Mapping[int, list[Handle]], others: Mapping[str, str]) -> Iterator[Mark]:
+        """Declare tables to pservers of which some have an older version, in the way of that."""
+        at = {"cursor": self.client.position}
+        if others and 0 in tables and self.client.mode.name != "sync":
+            self.client.create({0: [wire.json_part(at)]}, self._place)
+        for number in range(max(map(len, tables.values()))):
+            own = {lane: handles[number].spec.to_json() for lane, handles in tables.items() if number < len(handles)}
+            parts = {lane: [wire.json_part({**spec, **at})] for lane, spec in own.items()}
+            for lane, marks in self.client.create(parts, self._place).items():
+                yield from ((mark, lane, number) for mark in _MARKS if marks.get(mark))
+
+    def _pull_tables(self, handles: Collection[Handle], unset: Mapping[Handle, list[int]]) -> None:
+        """Pull dense tables, many at a time, and wait until rows have initial values."""
+        known = {handle.spec.key: handle for handle in handles if isinstance(handle, Dense)}
+        asks: dict[int, list[wire.Part]] = {}
+        size = 0
+
+        def take(lane: int, reply: wire.Message) -> None:
+            for part in reply.parts:
+                if part.table in known:
+                    self.refresh(known[part.table], part)
+
+        for handle in handles:
+            if isinstance(handle, Dense):
+                empty = wire.Part(wire.DENSE, _NO_VALUES, handle.key)
+                lanes, bytes_ = [lane for lane, _, _ in handle.runs], handle.flat.nbytes
+            else:
+                empty, lanes, bytes_ = wire.Part(wire.IDS, _NO_IDS, handle.spec.key), unset.get(handle, []), 0
+            for lane in lanes:
+                asks.setdefault(lane, []).append(empty)
+            size += bytes_
+            if size >= _PULL_BYTES:
+                self._pull_all({lane: (parts, None) for lane, parts in asks.items()}, take)
+                asks, size = {}, 0
+        self._pull_all({lane: (parts, None) for lane, parts in asks.items()}, take)
+        self.nan_policy.check_taken(self.step)
 
     def _pull_all(self, asks: Mapping[int, Ask], take: Callable[[int, wire.Message], None]) -> None:
         pending = PendingReplies()
@@ -108,15 +229,9 @@ class Parameters:
         self.client.wait_for(pending)
 
     def pull_dense(self, handle: Dense) -> None:
-        empty = np.empty(0, np.float32)
-        asks = {lane: ([wire.Part(wire.DENSE, empty, handle.spec.key)], None) for lane, _, _ in handle.runs}
-
-        def take(lane: int, reply: wire.Message) -> None:
-            for part in reply.parts:
-                self.refresh(handle, part)
-
-        self._pull_all(asks, take)
-        self.nan_policy.check_taken(self.step)
+        if self.is_behind:
+            self.make_tables()
+        self._pull_tables([handle], {})
 
     def refresh(self, handle: Dense, part: wire.Part) -> None:
         """Store a part of a dense table from a reply."""
@@ -146,6 +261,8 @@ class Parameters:
         return None
 
     def _request(self, handle: Embedding, batch: IdBatch) -> PendingRows:
+        if self.is_behind:
+            self.make_tables()
         ids = batch.groups.distinct
         pending = PendingRows(ids, np.empty((len(ids), handle.dim), np.float32))
         asks, held = {}, {}

@@ -9,7 +9,6 @@ from typing import Any, Callable
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.state.assigned import Marker
-from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
 from clusterctl.runtime.table.rules import Rule
@@ -29,7 +28,7 @@ from clusterctl.runtime.trainer.batches import (
     whole_number,
 )
 from clusterctl.runtime.trainer.clipping import Clip, checked_clip
-from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of, given_values
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of
 from clusterctl.runtime.trainer.joined import JoinedSession
 from clusterctl.runtime.trainer.loops import Batches, Site
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
@@ -55,8 +54,8 @@ class Session(JoinedSession):
         Only in sync mode. Do not write to `value` then: a push adds to it.
         """
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        spec, unset = self._spec(name, "dense", sizes, rule, init or zeros(), wire=wire)
-        return self._begun(Dense(self._parameters, spec), unset)
+        spec = self._spec(name, "dense", sizes, rule, init or zeros(), wire=wire)
+        return self._begun(Dense(self._parameters, spec))
 
     def embedding(
         self,
@@ -72,33 +71,25 @@ class Session(JoinedSession):
         `retention` decides which ids get a row and which rows are removed; without it every pushed id has a row.
         """
         initial = init or uniform(0.1)
-        spec, unset = self._spec(name, "sparse", (int(dim),), rule, initial, rows=rows, retention=retention)
-        return self._begun(Embedding(self._parameters, spec), unset)
+        spec = self._spec(name, "sparse", (int(dim),), rule, initial, rows=rows, retention=retention)
+        return self._begun(Embedding(self._parameters, spec))
 
-    def _begun(self, handle: Made, unset: list[int]) -> Made:
+    def _begun(self, handle: Made) -> Made:
+        pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
+        self._parameters.declare(handle, pass_, self._batch)
         self._handles[handle.spec.key] = handle
-        self._parameters.begin(handle, unset)
         return handle
 
-    def _spec(
-        self, name: str, kind: str, shape: tuple[int, ...], rule: Rule, init: Initial, **more: Any
-    ) -> tuple[TableSpec, list[int]]:
-        """Return a table that all its lanes have, and the lanes that have no initial values of it."""
+    def _spec(self, name: str, kind: str, shape: tuple[int, ...], rule: Rule, init: Initial, **more: Any) -> TableSpec:
+        """Return the definition of a table, whose name is free for it."""
         self._guard.check(f"ps.{'dense' if kind == 'dense' else 'embedding'}")
         spec = TableSpec(name, kind, shape, rule, init, load=self._load, **more)
-        given_values(spec, self.rank)  # raises
-        lanes = self.layout.places(kind)
-        self._parameters.settle()
-        pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
-        at = {"pass_": pass_, "batch": self._batch, "step": self._client.step}
-        place = {"cursor": self._client.position}
-        if 0 not in lanes and self.mode != "sync":  # it gets all pushes, and may be new
-            self._client.ask(wire.CREATE, [0], **at, parts=[wire.json_part(place)])
-        replies = self._client.ask(wire.CREATE, lanes, **at, parts=[wire.json_part({**spec.to_json(), **place})])
-        self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
-        if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
-            print_line(f"table {name!r} is not in {self._load}; it starts from its initial values")
-        return spec, [lane for lane, reply in replies.items() if reply.json().get("unset")]
+        self._names.add(name, kind)
+        return spec
+
+    def _make_tables(self) -> None:
+        if self._parameters.is_behind:
+            self._parameters.make_tables()
 
     def assign(self, table: Any, value: Any) -> None:
         """Give a dense table a value, of its shape and a float dtype: the next step begins from it.
@@ -190,6 +181,7 @@ class Session(JoinedSession):
             self._states.replay()
             return
         after = loops.end_of(passes)
+        self._make_tables()
         self._states.begin(self._next_pass, self._batch, after, rejoins=self._rejoins)
         self._begin_course()
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
@@ -273,6 +265,7 @@ class Session(JoinedSession):
         the lowest rank with samples count; with `accumulate`, those of the last batch. Not in geo mode.
         """
         self._guard.check("ps.push")
+        self._make_tables()
         context = unpushed(self._context)
         step, context.rates = self._parameters.step, checked_rates(rates, self._handles, self.mode)
         count, value = checked_samples(samples, self.rank, step), checked_loss(loss)
@@ -293,6 +286,7 @@ class Session(JoinedSession):
         by `split(batch, parts)`. `f` may call nothing of the session but `log`.
         """
         self._guard.check("ps.parallel")
+        self._make_tables()
         return self._parts.run(f, batch, parts, split, self.step)
 
     def _send(self, gradient: Gradient, context: StepContext, samples: int) -> None:

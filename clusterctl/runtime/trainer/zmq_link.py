@@ -70,7 +70,8 @@ class RemoteLink:
 
     `on_wait(facts)` is called about once a second during a wait: `trainers` that are waited for, the `pserver` that was
     silent for longest, and `for_s`, the seconds since the wait began or a reply came.
-    `on_unanswered(pserver)` is called before UnreachableError.
+    `on_unanswered(pserver)` is called before UnreachableError, and `on_difference(message)` before the TableError that
+    says that trainers have declared different tables.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RemoteLink:
         probe_every_s: float = 1.0,
         on_wait: Callable[[dict[str, Any]], None] = lambda facts: None,
         on_unanswered: Callable[[int], None] = lambda pserver: None,
+        on_difference: Callable[[str], None] = lambda message: None,
     ) -> None:
         if not env.pservers:
             raise ProcessError("this run has no pservers (PSERVERS = 0 in conf.py, or CLUSTERCTL_PSERVERS is empty)")
@@ -93,6 +95,7 @@ class RemoteLink:
         self._notices = 0
         self._on_wait = on_wait
         self._on_unanswered = on_unanswered
+        self._on_difference = on_difference
         self._notified_s = self._answered_s = clock()
         self._probes = _FIRST_PROBE
         for pserver, address in enumerate(env.pservers):
@@ -164,6 +167,7 @@ class RemoteLink:
             self._handle_reply(connection, request, reply)
 
     def _handle_reply(self, connection: LaneConnection, request: Request, reply: wire.Message) -> None:
+        self._look_for_difference(reply)
         try:
             raise_for_error(reply)
         except ForgottenError:
@@ -181,6 +185,7 @@ class RemoteLink:
 
         The reply of a busy lane may come after later probes were sent; it is as good.
         """
+        self._look_for_difference(reply)
         raise_for_error(reply)
         state = reply.json()
         connection.heard_s, newest = self._clock(), connection.probes[reply.request]
@@ -191,6 +196,10 @@ class RemoteLink:
         for number, request in connection.requests.items():
             if number <= newest and number not in held:
                 connection.carrier.send(request.frames)
+
+    def _look_for_difference(self, reply: wire.Message) -> None:
+        if reply.kind == wire.ERROR and (error := reply.json()).get("differ") is True:
+            self._on_difference(str(error.get("message")))
 
     def _probe_or_reopen(self, connection: LaneConnection, now: float, reply_bytes: int) -> None:
         silent_s = now - connection.heard_s

@@ -18,11 +18,19 @@ version of the values, samples, cut, held microseconds, parts, pieces. A request
 `attempt` is the number of starts of the trainer. Piece 0 opens a push: it has the cursor (pass, batch), the samples,
 `LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1, and last, if the reader has set
 `ps.cursor`, the push has learning rates or the trainer has a state of its own, a `JSON` part `{"cursor": VALUE,
-"rates": {"TABLE KEY": RATE}, "state": true}`, each only if there is one. The JSON part of a `CREATE` has a cursor, too.
+"rates": {"TABLE KEY": RATE}, "state": true}`, each only if there is one.
 The reply to a `HELLO` says `"state": true` if the trainer's newest push did: it goes on from that state.
 
-While a lane has no values of a table, whose initial values come from trainer 0, its reply to a `CREATE` says
-`{"unset": true}`. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:
+A `CREATE` declares a round of tables: a JSON part `{"round": true, "cursor": VALUE, "others": {NAME: KIND}}`, and one
+for each table that the lane has (`TableSpec.to_json`). `others`, for lane 0, are the tables of the round that it does
+not have: it knows what each trainer has declared. The reply has the numbers of the tables in the round that are not in
+the loaded model, `initial`, and of those that have no values yet, `unset`. A trainer that says `"declares": true` in
+its `HELLO` does so for all its tables; a pserver that takes rounds says `"rounds": true` in the reply. Older versions
+have one JSON part, with a cursor and the table itself, and booleans in the reply. Once trainers have declared different
+tables, every request is answered with an error that says `"differ": true`.
+
+While a lane has no values of a table, whose initial values come from trainer 0, its reply to a `CREATE` says that it is
+unset. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:
 each has one `DENSE` part, or `IDS` and `ROWS`. Once the lane has values it ignores them, but answers. With the flag
 `ASSIGNS`, in sync mode, they are values of a dense table that the next step, number `step`, begins with.
 
@@ -176,9 +184,7 @@ class Message:
         """Return the object in the message's JSON part. Raises WireError if there is none."""
         for part in self.parts:
             if part.kind == JSON:
-                value = parsed(part)
-                if isinstance(value, dict):
-                    return value
+                return json_of(part)
         raise WireError("a message lacks its JSON object")
 
     def answer(self, kind: int, **fields: Any) -> Message:
@@ -193,6 +199,14 @@ def parsed(part: Part) -> Any:
         return parse(part.array.tobytes())
     except ValueError as exc:
         raise WireError("a message's JSON does not parse") from exc
+
+
+def json_of(part: Part) -> dict[str, Any]:
+    """Return the object in a JSON part. Raises WireError if there is none."""
+    value = parsed(part) if part.kind == JSON else None
+    if not isinstance(value, dict):
+        raise WireError("a message lacks its JSON object")
+    return value
 
 
 def json_part(value: dict[str, Any]) -> Part:

@@ -163,3 +163,10 @@ def test_the_process_a_trainer_waited_for_in_vain_is_reported_until_the_trainer_
     classifier.receive(child, {"event": "step", "step": 1})
     classifier.receive(child, {"event": "unanswered", "pserver": 2})
     assert classifier.explain(child, [])["peers"] == ["pserver2"]
+
+
+def test_a_process_whose_run_has_different_tables_is_not_restarted() -> None:
+    classifier = ExitClassifier(make_context())
+    child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
+    classifier.receive(child, {"event": "tables_differ", "message": "table 'w' was declared by trainer 0"})
+    assert classifier.explain(child, []).get("hopeless") is True

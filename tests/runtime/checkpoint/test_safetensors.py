@@ -85,3 +85,11 @@ def test_only_a_durable_file_waits_for_the_disk(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "a.safetensors"
     write_tensors(path, [entry("t", "U8", some("U8"))], {}, durable=durable)
     assert (len(synced), list(tmp_path.iterdir())) == (2 if durable else 0, [path])
+
+
+@pytest.mark.parametrize("name", ["t", "__metadata__"])
+def test_two_tensors_of_one_name_are_not_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(ModelError, match=f"two tensors have the name '{name}'"):
+        write_tensors(path, [entry(one, "F32", some("F32")) for one in ("t", name)], {"a": "b"})
+    assert not list(tmp_path.iterdir())

@@ -310,3 +310,13 @@ def test_a_model_of_another_form_is_not_written(tmp_path: Path, table: Any, word
     with pytest.raises(ModelError, match=words):
         save_model(tmp_path / "made", {"good": np.zeros(3), "bad": table})
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("names", [("user", "user/rows"), ("user/ids", "user")])
+def test_a_model_whose_tables_would_have_the_same_tensor_is_not_written(tmp_path: Path, names: tuple[str, str]) -> None:
+    tables = {name: (np.arange(3), np.zeros((3, 2))) if name == "user" else np.zeros(3) for name in names}
+    with pytest.raises(ModelError, match=r"table .* and table .* would both be saved as 'user/\w+'; rename"):
+        save_model(tmp_path / "made", tables)
+    with pytest.raises(ModelError, match="the name of a table is 1"):
+        save_model(tmp_path / "made", {1: np.zeros(3)})  # type: ignore[dict-item]
+    assert not (tmp_path / "made").exists()

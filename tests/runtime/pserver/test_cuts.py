@@ -347,6 +347,7 @@ def test_a_cut_without_a_push_that_one_pserver_has_is_dropped_by_name_and_the_ne
             pserver.cuts._patience_s = 0.2
         dying, other = cluster.session(0), cluster.session(1)
         tables = [ps.dense("w", 3, SGD(1.0)) for ps in (dying, other)]
+        assert [table.value.any() for table in tables] == [False, False]  # they are made
         push = dying._client._push_maker(StepContext(0, 0, False), 1)(0, 0, 1, [])
         dying._client._link.post(0, push, lambda reply: None)
         assert wait_until(lambda: cluster.cores[0].trainers[0].pushed == 1)
