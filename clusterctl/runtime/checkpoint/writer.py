@@ -87,7 +87,7 @@ class Save(NamedTuple):
     """A request to write `tables`, copies of one moment, under `tag`, and to call `ServerCore.saved(tag)` afterwards.
 
     A checkpoint has the trainers' cursors. `at_cut` means that the next save of this kind replaces it if other lanes
-    have not made it. `pause_s` is the time it took to make the copies while the lane paused.
+    have not made it. `pause_s` is the time it took to make the copies, while pushes waited.
     """
 
     tag: str

@@ -69,7 +69,7 @@ class Copying:
         """
         if not self.holds or message.kind in _HARMLESS:
             return False
-        if message.kind == wire.PULL and not self.messages(message.rank):
+        if message.kind == wire.PULL and not self.messages(message.rank, message.attempt):
             return False
         number = message.piece if message.kind == wire.PUSH else message.request
         key = message.rank, message.kind, message.step, number
@@ -81,9 +81,10 @@ class Copying:
         """Keep work for later."""
         self._kept[work] = work
 
-    def messages(self, rank: int) -> list[wire.Message]:
-        """Return the kept messages of a trainer."""
-        return [one for one in self._kept.values() if isinstance(one, wire.Message) and one.rank == rank]
+    def messages(self, rank: int, attempt: int) -> list[wire.Message]:
+        """Return the kept messages of an attempt of a trainer."""
+        kept = [one for one in self._kept.values() if isinstance(one, wire.Message)]
+        return [one for one in kept if (one.rank, one.attempt) == (rank, attempt)]
 
     def next(self) -> wire.Message | Work | None:
         """Return what was kept first and has not been returned, None if there is nothing."""

@@ -401,7 +401,7 @@ class ServerCore:
 
     def _probe(self, message: wire.Message) -> list[Output]:
         held = [m for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank]
-        held += self._copying.messages(message.rank)
+        held += self._copying.messages(message.rank, message.attempt)
         needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
         waiting = [0] if needs_values else self.policy.waited_for()
         facts: dict[str, Any] = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}

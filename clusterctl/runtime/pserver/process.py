@@ -262,7 +262,7 @@ class PServer:
     def _write(self, save: Save) -> None:
         receipt = write_save(self._env, self.layout, self._env.rank, save)
         receipt["pause_s"] = round(save.pause_s, 6)
-        paused = f"training paused for {1e3 * save.pause_s:.0f} ms"
+        paused = f"pushes waited for {1e3 * save.pause_s:.0f} ms"
         line = f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}"
         self._send("saved", {**receipt, "line": line})
         print_line(line)

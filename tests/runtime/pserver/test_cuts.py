@@ -14,6 +14,7 @@ import pytest
 
 from clusterctl.runtime import SGD
 from clusterctl.runtime.modes import Mode
+from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output, Reply
@@ -33,8 +34,9 @@ MODES = ["async", "half-async", "ssp(99)", "geo(2)"]
 class LaneOfTwo:
     """One lane and two trainers, which have made `w` there unless it is new."""
 
-    def __init__(self, mode: str = "async", *, new: bool = False, number: int = 0) -> None:
-        self.core = ServerCore(LaneState(number, Layout(1 + number), 2, mode=Mode.parse(mode)))
+    def __init__(self, mode: str = "async", *, new: bool = False, number: int = 0, slices: bool = False) -> None:
+        copying = Copying(in_slices=slices)
+        self.core = ServerCore(LaneState(number, Layout(1 + number), 2, mode=Mode.parse(mode), copying=copying))
         self.attempts = [0, 0]
         for rank in range(2):
             self.begin(rank)
