@@ -113,7 +113,8 @@ INSIDE_RUNTIME: Table = {
     ),
     "trainer": ("environment", "modes", "shm", "state", "store", "stream", "supervisor_socket", "table", "wire"),
     "local": ("checkpoint", "environment", "pserver", "store", "table", "trainer", "wire"),
-    "connector": ("environment", "local", "supervisor_socket", "trainer"),
+    "main_guard": ("environment",),
+    "connector": ("environment", "local", "main_guard", "supervisor_socket", "trainer"),
 }
 
 # What shows a run reads its record, and streams of events that records are made of.

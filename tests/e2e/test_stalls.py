@@ -105,6 +105,20 @@ def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site
 
 
 @pytest.mark.slow
+def test_a_trainer_that_hangs_before_it_connects_is_stalled_once_others_wait_for_it(site: Site) -> None:
+    site.conf(**QUICK, ON_STALL="fail", RESTARTS=0)
+    hangs = "import os, time\nwhile os.environ['CLUSTERCTL_RANK'] == '1':\n    time.sleep(1)\n"
+    job = site.dispatch(hangs + TRAIN)
+    done = site.run("start", "--job_workspace", job)
+    assert done.code == 1
+    assert "has not connected for 2 s, and others wait for it: stalled" in done.out
+    explanation = site.run("why", job, "--json").json()
+    assert [explanation["cause"][name] for name in ("reason", "role", "rank")] == ["stalled", "trainer", 1]
+    assert "before connect()" in explanation["advice"]
+    site.assert_nothing_left(job)
+
+
+@pytest.mark.slow
 def test_a_deadlock_of_responsive_trainers_is_reported_with_all_stacks_and_fails_with_on_stall_fail(
     site: Site,
 ) -> None:

@@ -42,6 +42,16 @@ KILLER = """
 """
 
 
+WITHOUT_GUARD = """
+import multiprocessing as mp
+from clusterctl.runtime import connect
+def square(x): return x * x
+with connect() as ps:
+    with mp.get_context("spawn").Pool(2) as pool:
+        print(pool.map(square, [3]))
+"""
+
+
 def why(site: Site, job: str, code: int = 0) -> Any:
     done = site.run("why", job, "--json")
     assert done.code == code, done.out + done.err
@@ -109,6 +119,30 @@ def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> N
     assert wait_until(lambda: site.status(job)["state"] in ("failed", "lost"))
     cause = why(site, job)["cause"]
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_a_signal_from_outside_ended_is_not_a_stop_by_the_user(site: Site) -> None:
+    job = site.start(SLEEP)
+    os.kill(site.supervisor(job, 1), signal.SIGTERM)
+    assert wait_until(lambda: site.has_ended(job))
+    report = why(site, job)
+    cause = report["cause"]
+    assert (report["state"], cause["reason"], cause["node"]) == ("stopped", "supervisor_ended", 1)
+    assert "the supervisor of node1 was ended by SIGTERM" in site.ok("why", job).out
+
+
+@pytest.mark.slow
+def test_a_program_that_its_own_processes_import_again_ends_with_that_cause(site: Site) -> None:
+    site.conf(PSERVERS=1, TRAINERS=1, RESTARTS=3)
+    job = site.dispatch(WITHOUT_GUARD)
+    done = site.run("start", "--job_workspace", job)
+    assert done.code == 1
+    report = why(site, job)
+    assert "MainGuardError" in report["cause"]["error"]
+    assert "__main__" in report["advice"]
+    assert "is not an open socket" not in site.ok("logs", job).out
+    site.assert_nothing_left(job)
 
 
 @pytest.mark.slow

@@ -130,8 +130,8 @@ TRANSLATED = re.compile(
     rf"(?:^|[:\uff1a]\s?)({'|'.join(sorted(map(re.escape, NAMES_BY_TRANSLATION), key=len, reverse=True))})"
     r"(?=$|[\s.,:;!()\u3002\uff1a\uff0c])"
 )
-#: A tool's message about a path: `cat: data/x: TEXT`, `ls: cannot access 'x': TEXT`.
-ABOUT_PATH = re.compile(r"(?:[\w./+-]+: )(?:\S+ )*?([^\s:'\"\u2018\u201c]*[/.][^\s:'\"\u2019\u201d]*)[:\uff1a]\s?$")
+#: The end of a tool's message about a path, before the system's: `cat: data/x: TEXT`.
+ABOUT_PATH = re.compile(r"(?:^|: )([^\s:'\"]*[/.][^\s:'\"]*)[:\uff1a] ?$")
 #: The address of a process, as gRPC, Go and others name it.
 ENDPOINT = re.compile(r"(?<![\w.])(?:ipv4:)?((?:\d{1,3}\.){3}\d{1,3}:\d{1,5})(?!\d)")
 LOCKING = re.compile(r"\b(?:un)?lock(?:s|ed|ing)?\b|\bflock\b|/LOCK\b", re.IGNORECASE)
@@ -258,7 +258,9 @@ def of_errno(text: str) -> Diagnosis | None:
     if named is None:
         return None
     name, error = named
-    subject = _path_in(text, max(0, text.lower().find(error.text.lower()))) or _endpoint_in(text, error)
+    translated = TRANSLATED.search(text)
+    at = max(text.lower().find(error.text.lower()), translated.start(1) if translated else 0)
+    subject = _endpoint_in(text, at) if error.about_peer else _path_in(text, at)
     if name == "EAGAIN" and LOCKING.search(text):
         return locked(subject)
     return of_name(name, None if subject == name else subject)
@@ -270,10 +272,10 @@ def locked(subject: str | None) -> Diagnosis:
     return Diagnosis("busy", words, LOCKED, errno="EAGAIN", subject=subject)
 
 
-def _endpoint_in(text: str, error: Errno) -> str | None:
-    """Return the address of the process that an error about another process names."""
-    match = ENDPOINT.search(text) if error.about_peer else None
-    return match[1] if match else None
+def _endpoint_in(text: str, at: int) -> str | None:
+    """Return the address or the name of the process that an error about another process names."""
+    match, quoted = ENDPOINT.search(text), _path_in(text, at)
+    return match[1] if match else quoted if quoted and re.search("[.:/]", quoted) else None
 
 
 def of_name(name: str | None, subject: str | None) -> Diagnosis | None:
@@ -287,9 +289,9 @@ def of_name(name: str | None, subject: str | None) -> Diagnosis | None:
 
 
 def _path_in(text: str, at: int) -> str | None:
-    """Return the quoted text after position `at`, or else before it."""
+    """Return the quoted text after position `at`, or else before it, or a path right before it."""
     after = QUOTED.search(text, at)
-    before = [match[1] for match in QUOTED.finditer(text, 0, at)]
+    before = [match[1] for match in QUOTED.finditer(text, 0, at)] or ABOUT_PATH.findall(text[:at])
     return after[1] if after else before[-1] if before else None
 
 

@@ -21,9 +21,9 @@ class Incident:
 
     `onset` is when it began, `t` when it was recorded, both by our clock; `until` is the latest time at which it may
     have begun, if `onset` is only the last sign of life. `peers` are the processes (`pserver1`) and nodes (`node2`)
-    that it complains about. `forgiven`: the run survived it. `explained`: `message` already gives the reason. `awaited`: the
-    run is waiting for a rejoin. `latent`: the process had failed, and was stopped before it had exited. `times` counts
-    consecutive failures of the same kind, the first of them at `since`.
+    that it complains about. `forgiven`: the run survived it. `explained`: `message` already gives the reason.
+    `awaited`: the run is waiting for a rejoin. `latent`: the process had failed, and was stopped before it had exited.
+    `times` counts consecutive failures of the same kind, the first of them at `since`.
     """
 
     kind: str

@@ -39,6 +39,9 @@ NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "ne
 HOST = re.compile(r"\b(?:[Ff]ailed to resolve |host=)'([^'\n]+)'")  # as urllib3 names it
 FIX = "fix {}, or the data it was reading there"
 FIX_UNKNOWN = "fix the program's call of that library, or the data that it gives it"
+#: What multiprocessing, concurrent.futures and torch report of a process whose end they cannot explain.
+ENDED_CHILD = re.compile(r"\bterminated abruptly\b|\bDataLoader worker .* exited unexpectedly\b")
+LOST_CHILD = "see the output of that process, and dmesg on {node}: the kernel kills processes if memory runs out"
 STARTS_PROGRAMS = "/subprocess.py"
 STARTS_PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/torch/multiprocessing/")
 LOCKS = re.compile(r"\b(?:flock|lockf|fcntl|[Ll]ock)\b")
@@ -73,7 +76,7 @@ def of_chain(chain: Sequence[Raised]) -> Diagnosis:
     if root.kind == "name_not_found":
         root = _with_host(root, chain)
     own = next((one.where for one in chain[first:] if one.has_own), None)
-    if root.kind == "exception" and own:
+    if root.kind == "exception" and own and root.advice not in (MAIN_GUARD, LOST_CHILD):
         root = replace(root, advice=FIX.format(own))
     own = own or root.where
     if root.kind != "exception" or root.error == diagnoses[-1].error:
@@ -95,6 +98,7 @@ def of_exception(one: Raised) -> Diagnosis:
     error = f"{short}: {one.message}" if one.message else short
     words = error if one.message or not one.where else f"{short} at {one.where}"
     fix = FIX.format(one.where or "the program") if not one.frames or one.has_own else FIX_UNKNOWN
+    fix = LOST_CHILD if ENDED_CHILD.search(one.message) else fix
     plain = Diagnosis("exception", words, fix, error, one.where)
     named = [word.lower() for word in CLASS_WORDS.findall(short)]
     noun = next((word for word in reversed(named) if word not in GENERIC_NOUNS), "")
@@ -116,7 +120,7 @@ def of_exception(one: Raised) -> Diagnosis:
         diagnosis = replace(plain, kind=told[0], advice=told[1], about_peer=told[0].startswith("peer_"))
     elif issubclass(kind, MemoryError) or noun == "memory" or (speaks and NO_MEMORY.search(said)):
         diagnosis = replace(plain, kind="out_of_memory", words="out of memory", advice=MEMORY)
-    elif issubclass(kind, ImportError) or LIBRARY.search(said):
+    elif issubclass(kind, ImportError) or LIBRARY.search(said) or (speaks and LOADER.search(one.message)):
         diagnosis = of_import(plain, one.message)
     elif issubclass(kind, SyntaxError):
         too_old = ", unless the Python on {node} is too old for it (PYTHON)" if one.frames else ""

@@ -62,7 +62,7 @@ FURTHER = re.compile(
 WORD = re.compile(r"\w+")
 #: Words that say no more than that a program ends.
 ENDING = re.compile(
-    r"a|abort|aborted|aborting|an|and|at|bye|cleaning|closing|code|critical|died|down|due|dying|end|ended|"
+    r"a|abort|info|warn|warning|debug|root|aborted|aborting|an|and|at|bye|cleaning|closing|code|critical|died|down|due|dying|end|ended|"
     r"ending|error|errors|exception|exit|exited|exiting|failed|failure|fatal|for|giving|had|has|in|is|it|"
     r"job|leaving|main|now|of|on|program|quitting|run|script|see|shutting|status|stopped|stopping|"
     r"terminated|terminating|the|this|to|traceback|trainer|training|unrecoverable|up|will|with|worker|\d+"

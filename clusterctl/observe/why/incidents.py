@@ -9,7 +9,7 @@ from typing import Any
 from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_name
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exceptions import of_chain
-from clusterctl.observe.why.exits import MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
+from clusterctl.observe.why.exits import FURTHER, MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
 from clusterctl.observe.why.node_report import NodeReport, Output
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
@@ -62,7 +62,7 @@ def _had_failed(evidence: Evidence, report: NodeReport, event: dict[str, Any]) -
     stop_t = evidence.ended_t or report.at(event["t"])
     if not chain or not chain[-1].frames or lines[chain[-1].end][0] > stop_t:
         return
-    if any(line.strip() for line in own[chain[-1].end + 1 + len(chain[-1].rest) :]):
+    if any(line[:1].strip() and not FURTHER.match(line) for line in own[chain[-1].end + 1 :]):
         return  # it went on
     t = lines[chain[-1].end][0]
     diagnosis = of_chain(chain)

@@ -60,7 +60,8 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
     (re.compile(pattern), diagnosis)
     for pattern, diagnosis in (
         (
-            r"(?<!\S)(\S+): (?:wrong ELF class|invalid ELF header|file too short|ELF load command|ELF file.s|"
+            r"(?<!\S)(\S+): (?:wrong ELF class|cannot open shared object file: Exec format|"
+            r"invalid ELF header|file too short|ELF load command|ELF file.s|"
             r"ELF file (?:version|OS ABI|ABI version)|only ET_DYN|cannot read file data|file in wrong format)|"
             r"\bmach-o file, but is an incompatible architecture\b",
             Diagnosis("wrong_library", "the library {} is of another machine, or damaged", NOT_AN_OBJECT),
@@ -73,8 +74,10 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         (
             r"(?i)\bcould not set lock on file|\bfile lock \S+ could not be acquired|\blmdb\.LockError\b|"
             r"\bwhile lock file: |\bIO error: lock |\bcould not (?:get|acquire|obtain) lock\b|"
-            r"\bunable to (?:acquire|obtain) (?:\S+ )?lock\b|\block is (?:already )?held by\b|"
-            r"\b(?:is|was) already locked\b|\block hold by current process\b",
+            r"\b(?:unable|failed|could not|cannot) (?:to )?(?:acquire |obtain |get )?"
+            r"(?:(?:the|a|file) )*lock\b|\block is (?:already )?held by\b|"
+            r"\b(?:is|was) already locked\b|\block hold by current process\b|"
+            r"\blocked by another process\b",
             Diagnosis("busy", "another process has the lock", LOCKED),
         ),
         (
@@ -88,6 +91,14 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         (
             r"\bNo \S+ host key is known for (\S+)|\bServer '?([\w.:-]+)'? not found in known_hosts",
             Diagnosis("host_key", "the SSH host key of {} is not known", NEW_HOST),
+        ),
+        (
+            r"\b[Cc]ould not resolve (?:host(?:name)?):? ([\w.-]+)",
+            replace(unresolved(None), words="the host name {} could not be resolved"),
+        ),
+        (
+            r"\bmonitoredBarrier\b.*\brank\b|\bBarrier timed out\b",
+            Diagnosis("peer_silent", "another process did not reach a barrier", LOOK_AT_PEER, about_peer=True),
         ),
         (
             r"REMOTE HOST IDENTIFICATION HAS CHANGED|\bHost key verification failed\b|\bHostKeyNotVerifiable\b|"
@@ -273,7 +284,10 @@ FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bcannot identify image file\b|\bNot a JPEG file\b|\bNot a PNG file\b|\bunrecognized image\b", "image"),
         (r"\bimage file is truncated\b|\bbroken PNG file\b|\bNot a TIFF or MDI file\b", "image"),
         (r"\bfile is not a database\b|\bdatabase disk image is malformed\b", "SQLite"),
-        (r"\binvalid load key\b|\bpickle data was truncated\b|\bunpickling stack underflow\b", "pickle"),
+        (
+            r"\binvalid load key\b|^Ran out of input$|\bpickle data was truncated\b|\bunpickling stack underflow\b",
+            "pickle",
+        ),
         (
             r"\bdeserializing header\b|\bHeaderTooLarge\b|\bInvalidHeaderDeserial|\bMetadataIncompleteBuffer\b",
             "safetensors",
@@ -285,7 +299,7 @@ FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"\binvalid magic number\b|\bbad magic number\b(?! in ')|\bwrong magic number\b|\bmagic number mismatch\b",
             "such",
         ),
-        (r"\bGGUF magic\b|\binvalid model file\b|\bbad magic\b", "model"),
+        (r"\bGGUF magic\b|\binvalid model file\b|\bcould not parse ModelProto\b|\bbad magic\b", "model"),
     )
 )
 DAMAGED = (
@@ -332,14 +346,15 @@ def of_status(text: str) -> Diagnosis | None:
     """Return the diagnosis of a failed call of gRPC, or of a status of absl, by the system error in its details."""
     match = STATUS.search(text)
     status = next(filter(None, match.groups())).replace("_", "").lower() if match else ""
-    if status not in STATUSES:
+    if match is None or (status not in STATUSES and "StatusCode." not in match[0]):
         return None
     details = DETAILS.search(text)
     said = (details[1] if details else text).replace('"', "").replace("\\", "")
     system = of_errno(said)
     if system is not None:
         return system
-    kind, words = STATUSES[status]
+    answer = f"the server answered {match[0].removeprefix('StatusCode.')}: {said.partition(' debug_error_string')[0]}"
+    kind, words = STATUSES.get(status, ("exception", answer))
     endpoint, peer = ENDPOINT.search(said), kind.startswith("peer_")
     words = f"{words}: {endpoint[1]}" if endpoint else words
     advice = LOOK_AT_PEER if peer else "see its message for the limit or the permission that the server names"

@@ -26,6 +26,22 @@ def pace(play: Play, pace: str, role: str, rank: int, attempt: int = 1) -> None:
     play.says(node, "pace", pace=pace, role=role, rank=rank, attempt=attempt, **more)
 
 
+def test_the_supervisor_of_a_trainer_that_others_wait_for_is_ordered_once_for_each_attempt_to_watch_it() -> None:
+    play = go(restarts={"trainer": 3})
+    play.says(0, "pace", pace="waits", role="trainer", rank=0, attempt=1, for_s=605.0, message="x", awaits=["trainer1"])
+
+    def watched() -> list[tuple[int, int | None]]:
+        orders = [action for action in play.actions if isinstance(action, SendOrder)]
+        return [(o.message["attempt"], o.node) for o in orders if o.message["do"] == "awaited"]
+
+    play.pass_time(SOON_S, alive=(0, 1))
+    assert watched() == [(1, 1)]
+    play.exits("trainer", 1, -9)
+    play.running(1)
+    play.pass_time(SOON_S, alive=(0, 1))
+    assert watched() == [(1, 1), (2, 1)]
+
+
 def all_wait(play: Play) -> None:
     for rank in (0, 1):
         pace(play, "waits", "trainer", rank)

@@ -42,6 +42,9 @@ class Fake:
         self.signals: list[int] = []
         self.send, self.remark, self.signal = self.sent.append, self.remarks.append, self.signals.append
 
+    def lived_s(self, t: float) -> float:
+        return 30.0
+
 
 class Play:
     def __init__(self, *children: Fake, on_stall: str = "warn") -> None:
@@ -113,6 +116,24 @@ def test_a_program_that_never_reports_is_never_stalled() -> None:
     play = Play(trainer, server)
     play.passes(10 * STALL_S)
     assert (play.events, server.sent) == ([], [])
+
+
+def test_a_trainer_that_never_reports_is_stalled_once_others_wait_for_it_counted_from_its_start() -> None:
+    trainer = Fake("trainer")
+    play = Play(trainer, on_stall="fail")
+    play.passes(10 * STALL_S)
+    play.watchdog.carry_out({"do": "awaited", "role": "trainer", "rank": 0, "attempt": 2})
+    play.passes(STALL_S)
+    assert play.events == [], "that attempt is not here"
+    play.watchdog.carry_out({"do": "awaited", "role": "trainer", "rank": 0, "attempt": 1})
+    play.passes(STALL_S - 30)
+    assert trainer.state == "running"
+    play.passes(10)
+    assert (trainer.state, play.events[0]["unconnected"]) == ("stalled", True)
+    play.timers()
+    assert trainer.signals == [signal.SIGKILL]
+    play.says(trainer, "stacks")
+    assert trainer.state == "running"
 
 
 def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_does_not() -> None:

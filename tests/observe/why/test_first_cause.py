@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from clusterctl.agent.lead.messages import cause_of_stop
 from clusterctl.observe.why.first_cause import Explanation
 from observe.histories import START_T, History, traceback
 
@@ -331,6 +332,45 @@ def test_an_error_in_the_program_that_fails_every_trainer_is_reported_as_common_
     assert not explanation.then
 
 
+def test_a_process_that_was_stopped_as_it_exited_is_the_cause_if_the_first_one_complains_about_it() -> None:
+    """The lines of a process that was stopped count up to the order to stop, and only if it did not go on."""
+    mine, complaint = traceback("OSError: corrupt jpeg: 7.jpg"), "RuntimeError: connection to rank 2 closed by peer"
+
+    def play(lines: list[str], complaint: str, at: float = 3.0) -> Explanation:
+        history = History()
+        history.step(2.5, 1)
+        shown = [[START_T + at, line] for line in lines]
+        history.answers[2]["outputs"] = [{"role": "trainer", "rank": 2, "attempt": 1, "lines": shown}]
+        return history.fail(3.31, history.exit(3.3, "trainer0", 1, traceback(complaint))).explain()
+
+    assert_cause(play(mine, complaint), "trainer2", "exception", node=2)
+    assert_cause(play([*mine, "using another picture"], complaint), "trainer0", "peer_gone")
+    assert_cause(play(mine, complaint, at=3.4), "trainer0", "peer_gone")
+    assert_cause(play(mine, complaint, at=2.0), "trainer0", "peer_gone")
+    assert_cause(play(mine, "ValueError: x"), "trainer0", "exception")
+
+
+def test_an_exception_after_a_stall_that_was_only_reported_is_the_cause_and_a_kill_is_not() -> None:
+    for code, expected in ((1, "peer_silent"), (-9, "stalled")):
+        history = History()
+        history.step(2.5, 1)
+        about = {"role": "trainer", "rank": 1, "attempt": 1}
+        history.note(6.5, 1, "stalled", stalled_s=4.0, message="has made no step for 3 s: stalled", **about)
+        lines = traceback("TimeoutError: feature store did not answer for 9 s") if code > 0 else []
+        explanation = history.fail(12.1, history.exit(12.0, "trainer1", code, lines)).explain()
+        assert_cause(explanation, "trainer1", expected)
+
+
+def test_a_supervisor_that_a_signal_from_outside_ended_is_named() -> None:
+    history = History()
+    cause = cause_of_stop({"do": "stop_wanted", "signal": "SIGTERM"}, 1)
+    assert cause_of_stop({"do": "stop_wanted"}, 1)["message"] == "stopped by the user"
+    explanation = history.fail(5.0, dict(cause), "stopped").explain(reword=False)
+    assert_cause(explanation, None, "supervisor_ended", node=1)
+    assert explanation.cause is not None
+    assert explanation.cause.message == "the supervisor of node1 was ended by SIGTERM, sent from outside clusterctl"
+
+
 # Nodes.
 
 
@@ -345,6 +385,18 @@ def test_a_killed_supervisor_is_reported() -> None:
     assert explanation.not_heard_of == (2,)
     assert explanation.cause is not None
     assert explanation.cause.onset == START_T + 10.0
+
+
+@pytest.mark.parametrize("error", ["ValueError: labels must be 0 or 1", "ConnectionRefusedError: [Errno 111] refused"])
+def test_a_supervisor_killed_right_after_another_failure_is_not_its_cause(error: str) -> None:
+    """Its last sign of life is up to a heartbeat older than its end."""
+    history = History()
+    history.step(5.0, 1)
+    exited = history.exit(10.6, "trainer1", 1, traceback(error))
+    history.killed(2, 10.1 if error.startswith("ValueError") else 10.7)
+    history.note(10.9, 0, "lost", message="its supervisor is gone")["node"] = 2
+    explanation = history.fail(10.61, exited, silent=[2]).explain()
+    assert_cause(explanation, "trainer1", "exception" if error.startswith("ValueError") else "peer_refused", node=1)
 
 
 def test_a_rebooted_node_is_reported() -> None:
