@@ -130,8 +130,8 @@ def no_login_shell(label: str, where: str) -> NodeError:
     return NodeError(
         f"the login shell on {where} did not run the command that it was given",
         node=label,
-        hint="see its start-up files (~/.bashrc, ~/.profile, ~/.zshenv): let `exec zsh`, `exit` and the like run only on "
-        "a terminal, such as: [ -t 1 ] && exec zsh; see also ForceCommand in sshd_config",
+        hint="see its start-up files (~/.bashrc, ~/.profile, ~/.zshenv): let `exec zsh`, `exit` and the like run only "
+        "on a terminal, such as: [ -t 1 ] && exec zsh; see also ForceCommand in sshd_config",
         details={"reason": "login_shell"},
     )
 
