@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from clusterctl.api.operations.caches import cache_directory
+from clusterctl.api.operations.caches import private_cache
 from clusterctl.api.operations.chosen_settings import choose
 from clusterctl.api.operations.opening import Opening
 from clusterctl.api.progress import Progress
@@ -51,7 +51,7 @@ class Session:
 
     @property
     def cache(self) -> Path:
-        return Path(cache_directory(self._environ))
+        return Path(private_cache(self._environ))
 
     def settings(self, chosen: Mapping[str, str]) -> Settings:
         """Return the settings of conf.py with `chosen` ones, as text, over those of the session."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.api.operations.caches import cache_directory
+from clusterctl.api.operations.caches import private_cache
 from clusterctl.api.operations.opening import Opening
 from clusterctl.api.operations.scheduled import job_of, need_nodes, run_of
 from clusterctl.cli.arguments import GlobalOptions
@@ -40,8 +40,8 @@ class Invocation:
 
     @property
     def cache_dir(self) -> Path:
-        """This user's cache directory; it may not exist yet."""
-        return Path(cache_directory(os.environ))
+        """This user's cache directory, private to the account."""
+        return Path(private_cache(os.environ))
 
     @property
     def environ(self) -> Mapping[str, str]:

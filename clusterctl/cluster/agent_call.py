@@ -19,6 +19,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageErr
 from clusterctl.inventory import Node
 
 ANSWER_S = 60.0
+DOUBT_S = 10.0  # an agent has usually answered long before; else the login shell is tested
 AGAIN_S = 20.0  # for the sign that an idle agent is there; then another one is started
 MAX_LINE = 32 << 20
 MOST_LINES = 100_000  # before the last one
@@ -39,7 +40,8 @@ class AgentCall:
 
     `untouched`: the directory of the expected job, if the node still has it unchanged. The agent then sends no further
     answers, and has ended unless it stays. `on_alive` is called with each sign of life, which may say how far the agent
-    is. `on_close` gets the agent's input, and what the agent does next.
+    is. `on_close` gets the agent's input, and what the agent does next. `need_login_shell` is called if no agent seems
+    to start, and raises if the reason is that the node's login shell runs nothing.
     """
 
     def __init__(
@@ -48,16 +50,19 @@ class AgentCall:
         agent: AgentInput,
         bundle: Bundle,
         on_close: Callable[[AgentInput, Plan], None] = lambda agent, plan: agent.process.close(),
+        need_login_shell: Callable[[Node], None] = lambda node: None,
     ) -> None:
         self.node = node
         self._bundle = bundle
         self._agent = agent
         self._process = agent.process
         self._on_close = on_close
+        self._need_login_shell = need_login_shell
         self._plan: Plan = "ends"
         self._is_closed = False
         self._is_greeted = True
         self._left: float = math.inf
+        self._has_answered = False
         self.untouched: str | None = None
         self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
@@ -66,13 +71,38 @@ class AgentCall:
         """Start the agent with its request and the bulk data that this announces. Install it first if it is missing."""
         self.op = request["op"]
         with self.bulk():
-            self.write(boot_program() + _line(request))
-            greeting = self.receive(min(answer_s, ANSWER_S))
+            greeting = self._greeting(boot_program() + _line(request), min(answer_s, ANSWER_S))
             self.untouched = greeting.get("untouched")
             if "need" in greeting:
                 self.write(self._bundle.parcel(str(greeting.get("magic"))))
             if data:
                 self.write(data)
+
+    def _greeting(self, program: bytes, answer_s: float) -> Any:
+        """Return the first message of an agent that gets its program.
+
+        If there is none, another program may have taken its place, and have read that of the agent.
+        """
+        doubt_s = min(answer_s, DOUBT_S)
+        try:
+            self.write(program)
+            return self.receive(doubt_s)
+        except NodeError as exc:
+            reason = exc.details.get("reason")
+            if self._has_answered or reason not in (AGENT_ENDED, NO_AGENT, "deadline"):
+                raise
+            self._explain_silence(exc)
+            if reason != "deadline" or answer_s <= doubt_s:
+                raise
+        return self.receive(answer_s - doubt_s)
+
+    def _explain_silence(self, silence: NodeError) -> None:
+        """Raise the error of the login shell, if it has one. One that does not end may just be slow."""
+        try:
+            self._need_login_shell(self.node)
+        except NodeError as exc:
+            if exc.details.get("reason") != "deadline" or silence.details.get("reason") != "deadline":
+                raise exc from silence
 
     def begin_again(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:
         """Send another request to an agent that stayed. If this raises, the agent has not begun to serve it."""
@@ -127,6 +157,7 @@ class AgentCall:
                 raise self._broken(line) from None
             if not isinstance(value, dict):
                 raise self._broken(line)
+            self._has_answered = True
             if "error" in value:
                 raise self._error(value["error"])
             if value.get("alive") is not True:
@@ -169,7 +200,9 @@ class AgentCall:
         if not self._is_greeted:
             message = "the idle agent has ended"
             return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
-        if code == 0:  # an agent that ends well says so in its last line
+        if code == 0 and (
+            self._has_answered or self.node.via != "ssh"
+        ):  # an agent that ends well says so in its last line
             return self._process.lost()
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:

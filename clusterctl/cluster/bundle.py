@@ -17,6 +17,9 @@ PARTS = ("common", "transfer", "agent", "runtime", "torch")
 COMPILED = [
     f"clusterctl{below}" for below in ("", "/common", "/agent", "/agent/dispatch", "/agent/node", "/agent/relay")
 ]
+#: The first bytes for FIRST_LINE. If a start-up file replaces the agent by a shell that reads commands from its input,
+#: the shell ends here, and runs nothing of the program.
+STOP_SHELL = b"exit 97;"
 DIGEST_CHARS = 16
 HEADER = struct.Struct("<III")  # of a compiled file, after the magic number: flags, and its source's time and size
 SOURCE_TIME_S = 946_684_800  # that of the sources on a node, and in the header of the files compiled from them
@@ -69,7 +72,7 @@ def boot_program(source: bytes | None = None) -> bytes:
     compiled = b"" if source is not None or sys.flags.optimize else _bytecode(path)
     magic = MAGIC_NUMBER.hex().encode() if compiled else b"-"
     text = path.read_bytes() if source is None else source
-    return b"%s %d %d\n" % (magic, len(compiled), len(text)) + compiled + text
+    return STOP_SHELL + b"%s %d %d\n" % (magic, len(compiled), len(text)) + compiled + text
 
 
 def _bytecode(path: Path) -> bytes:

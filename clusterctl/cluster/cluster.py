@@ -16,7 +16,7 @@ from clusterctl.cluster import answers
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
 from clusterctl.cluster.beats import AgentInput, Beats
-from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.bundle import STOP_SHELL, Bundle
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome
 from clusterctl.config import Settings
@@ -32,7 +32,7 @@ T = TypeVar("T")
 # compiled and as it is: a Python of the same version saves the 2 ms of compiling it.
 FIRST_LINE = (
     "import sys,_signal,marshal,_frozen_importlib_external as f;_signal.alarm(30);i=sys.stdin.buffer;"
-    "m,c,s=i.readline().split();c,s=i.read(int(c)),i.read(int(s));"
+    f"m,c,s=i.readline()[{len(STOP_SHELL)}:].split();c,s=i.read(int(c)),i.read(int(s));"
     "exec(marshal.loads(c)if m==f.MAGIC_NUMBER.hex().encode()else s)"
 )
 AT_ONCE = 64
@@ -148,7 +148,7 @@ class Cluster:
             if agent is None:
                 process = (self.transport.resume if outlives else self.transport.open)(node, command)
                 agent, is_idle = AgentInput(process), outlives and process.resumed
-            call = AgentCall(node, agent, self._bundle, partial(self._on_close, node))
+            call = AgentCall(node, agent, self._bundle, partial(self._on_close, node), self.transport.need_login_shell)
             try:
                 if is_idle:
                     call.begin_again(request, answer_s, data)

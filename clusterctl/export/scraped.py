@@ -127,15 +127,18 @@ def serve(address: Address, reader: Reader) -> Address:
 
     Raises RefusedError if the port is in use, and UsageError if this machine does not have the address.
     """
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app
+
+    from clusterctl.export.metrics_server import MetricsServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector(reader))
     try:
-        server, _ = start_http_server(address.port, address.host, registry)
+        server = MetricsServer(address.host, address.port, make_wsgi_app(registry))
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             hint = "stop the program that uses it, or name another port with --listen"
             raise RefusedError(f"cannot listen on {address}: the port is in use", hint=hint) from exc
         raise UsageError(f"cannot listen on {address}: {exc.strerror or exc}") from exc
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return Address(address.host, server.server_port)

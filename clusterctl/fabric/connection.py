@@ -100,8 +100,9 @@ class Connection(fabric.Connection):  # type: ignore[misc]
             self._set(link=None)
 
     def create_session(self) -> Any:
-        """Return a channel for a command, within 15 s."""
+        """Return a channel for a command, within 15 s. Raises NodeError if the node's login shell runs none."""
         self.open()
+        self._transport.need_login_shell(self.node)
         assert self.link is not None
         return self.link.session()
 

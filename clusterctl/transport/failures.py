@@ -125,6 +125,17 @@ def overdue(label: str, where: str, what: str, deadline_s: float) -> NodeError:
     )
 
 
+def no_login_shell(label: str, where: str) -> NodeError:
+    """Return the error for an account whose login shell does not run the command that it is given."""
+    return NodeError(
+        f"the login shell on {where} did not run the command that it was given",
+        node=label,
+        hint="see its start-up files (~/.bashrc, ~/.profile, ~/.zshenv): let `exec zsh`, `exit` and the like run only "
+        "on a terminal, such as: [ -t 1 ] && exec zsh; see also ForceCommand in sshd_config",
+        details={"reason": "login_shell"},
+    )
+
+
 def input_closed(label: str, where: str, what: str) -> NodeError:
     """Return the error for a command that exited before it read all its input."""
     return NodeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
 MAX_CONNECTIONS = 256
+LOGIN_SHELL_S = 15.0
 WHOLE_STDERR_BYTES = 64 * 1024 * 1024
 
 
@@ -70,6 +72,7 @@ class Transport:
         self._keep_s, self._keep_in = keep_s, keep_in
         self._cancellation = Cancellation()
         self._stop_warming = threading.Event()
+        self._with_login_shell: set[str] = set()  # the labels of nodes that have shown it
 
     def run(self, node: Node, command: Command, stdin: bytes = b"", *, deadline_s: float | None = 30) -> Completed:
         """Run a command to its end. Returns its exit code, output and standard error (the last 64 MiB).
@@ -100,6 +103,20 @@ class Transport:
         """
         with self._start(node, command) as process:
             return process.stream(take)
+
+    def need_login_shell(self, node: Node) -> None:
+        """Raise NodeError if the login shell of a node that SSH reaches ends, but does not run what it is given.
+
+        A start-up file may replace it by another shell, which reads commands from its input and exits with 0. Raises as
+        `run` does. One that has passed is not asked again.
+        """
+        if node.via != "ssh" or node.label in self._with_login_shell:
+            return
+        mark = f"clusterctl: {secrets.token_hex(8)}"
+        done = self.run(node, Command(("echo", mark), title="a test of the login shell"), deadline_s=LOGIN_SHELL_S)
+        if mark.encode() not in done.stdout:
+            raise failures.no_login_shell(node.label, self._resolver.resolve(node).where)
+        self._with_login_shell.add(node.label)
 
     def link(self, node: Node) -> Link:
         """Borrow the open connection to a node, for a library that works on paramiko's objects.

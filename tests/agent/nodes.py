@@ -150,6 +150,9 @@ class LocalTransport:
     def open(self, node: Node, command: Command) -> Pipes:
         return Pipes(["sh", "-c", quote(command)], self.home(node))
 
+    def need_login_shell(self, node: Node) -> None:
+        """Raise nothing: `sh` runs what it is given."""
+
     def map(self, nodes: Sequence[Node], work: Callable[[Node], T], **_: Any) -> list[NodeOutcome[T]]:
         outcomes: list[NodeOutcome[T]] = []
         for node in nodes:

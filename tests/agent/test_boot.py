@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import pytest
 from agent.nodes import BUNDLE, PYTHONS, PipeCluster, agent, ask, needs
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
-from clusterctl.cluster.bundle import boot_program
+from clusterctl.cluster.bundle import STOP_SHELL, boot_program
 from clusterctl.cluster.cluster import BEATS
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError
@@ -60,7 +61,9 @@ def test_a_python_that_reads_another_bytecode_gets_sources(tmp_path: Path) -> No
     assert BUNDLE.parcel("00000000") == b"%d 0\n%s" % (len(BUNDLE.data), BUNDLE.data)
     process = agent(tmp_path / "home")
     header, _, rest = boot_program().partition(b"\n")
-    process.write(b"00000000 %s\n%s" % (header.partition(b" ")[2], rest) + json.dumps(JOBS).encode() + b"\n")
+    process.write(
+        b"%s00000000 %s\n%s" % (STOP_SHELL, header.split(b" ", 2)[2], rest) + json.dumps(JOBS).encode() + b"\n"
+    )
     assert json.loads(process.readline(1000))["need"] == BUNDLE.digest
     process.close()
 
@@ -311,3 +314,14 @@ def test_a_supervisor_killed_with_its_processes_leaves_nothing_and_is_reported_l
     assert status(cluster, job).state == "lost"
     assert [outcome.get()["survivors"] for outcome in cluster.ask({"op": "stop", "ref": job})] == [0, 0]
     assert status(cluster, job).state == "stopped"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "ksh", "zsh", "fish", "csh", "tcsh"])
+def test_a_shell_in_the_place_of_python_runs_nothing_of_the_program(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    program = boot_program() + b"\ntouch ran\n"
+    done = subprocess.run([shell], input=program, cwd=tmp_path, capture_output=True, timeout=180, check=False)
+    assert done.returncode == 97 or (shell == "fish" and done.returncode)  # fish does not take it for a program
+    assert done.stdout == b""
+    assert not list(tmp_path.iterdir())

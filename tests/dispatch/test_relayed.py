@@ -78,6 +78,7 @@ class Threads:
 
     def __init__(self, cluster: PipeCluster) -> None:
         self.open, self.close, self.home = cluster.local.open, cluster.local.close, cluster.local.home
+        self.need_login_shell = cluster.local.need_login_shell
         self._map = cluster.local.map
 
     def map(self, nodes: Sequence[Node], work: Callable[[Node], T], **_: Any) -> list[NodeOutcome[T]]:

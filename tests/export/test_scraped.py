@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
 import urllib.request
@@ -11,6 +13,7 @@ import pytest
 
 from clusterctl.cluster import NodeOutcome
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UnreachableError, UsageError
+from clusterctl.export import metrics_server
 from clusterctl.export.patient_cluster import RETRY_S
 from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
 from export.made_up import JOB, NODES
@@ -194,3 +197,57 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
         need_prometheus_client()
     assert caught.value.hint == "pip install 'clusterctl[metrics]'"
+
+
+def raw(address: Address, request: bytes) -> bytes:
+    with socket.create_connection((address.host, address.port), timeout=60) as sock:
+        sock.sendall(request)
+        return b"".join(iter(lambda: sock.recv(4096), b""))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"127.0.0.1:9464", 200),
+        (b"localhost", 200),
+        (b"[::1]:1", 200),
+        (b"evil.example:9464", 403),
+        (b"127.0.0.1.evil.example", 403),
+        (b"localhost,evil.example", 403),
+        (b"10.0.0.1", 403),
+        (b"", 403),
+    ],
+)
+def test_a_request_under_a_foreign_name_is_refused_where_only_this_machine_can_connect(
+    nodes: Nodes, host: bytes, status: int
+) -> None:
+    address = serve(Address("127.0.0.1", 0), reader(nodes))
+    answer = raw(address, b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+    assert answer.startswith(b"HTTP/1.0 %d " % status)
+    assert (JOB.encode() in answer) == (status == 200)
+
+
+def test_any_name_is_allowed_where_other_machines_can_connect(nodes: Nodes) -> None:
+    port = serve(Address("0.0.0.0", 0), reader(nodes)).port
+    answer = raw(Address("127.0.0.1", port), b"GET /metrics HTTP/1.1\r\nHost: control.example\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 200 ")
+
+
+def test_silent_and_endless_clients_are_left_and_those_beyond_the_limit_get_an_answer(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(metrics_server, "EXCHANGE_S", 3.0)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 3.0)
+    address = serve(Address("127.0.0.1", 0), reader(nodes))
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with (
+        socket.create_connection((address.host, address.port), timeout=60) as silent,
+        socket.create_connection((address.host, address.port), timeout=60) as endless,
+    ):
+        endless.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert raw(address, b"").startswith(b"HTTP/1.0 503 ")
+        assert silent.recv(1) == b""
+        with contextlib.suppress(ConnectionError):
+            assert endless.recv(1) == b""
+    assert wait_until(lambda: raw(address, request).startswith(b"HTTP/1.0 200 "))

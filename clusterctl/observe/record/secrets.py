@@ -10,8 +10,15 @@ HIDDEN = "[hidden]"
 WORDS = ("token", "key", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials", "apikey")
 JOINED = ("token", "secret", "password", "passwd", "apikey")  # the ends of names such as `dbpassword`
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-#: The beginning of `name=value`, `'name': value`, `--name value` and `Bearer value`.
-GIVEN = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]\s*|(?<!\S)--([A-Za-z][\w.-]*)\s+(?!-)|\bBearer\s+""")
+MOST_CHARS = 1 << 20  # of a text; the rest of a longer one is left out
+#: A run of the characters of names. What follows decides whether it names a value: `name=value`, `'name': value`,
+#: `--name value` and `Bearer value`. Each run is looked at once, so that long ones take linear time.
+RUN = re.compile(r"[\w.-]+")
+NAME = re.compile(r"[A-Za-z_][\w.-]*")
+SIGN = re.compile(r"""["']?\s*[=:]\s*""")
+OPTION = re.compile(r"--[A-Za-z][\w.-]*")
+GAP = re.compile(r"\s+")
+BEARER = re.compile(r"\bBearer\Z")
 VALUE = re.compile(r""""[^"]*"|'[^']*'|Bearer\s+\S+|[^\s,;)\]}&]+""")
 SHORTEST = 6  # characters of a value of ENV that is looked for in texts: shorter ones are in every log
 
@@ -25,13 +32,28 @@ def is_secret(name: str) -> bool:
 def _hide_given(text: str) -> str:
     parts: list[str] = []
     at = 0
-    for match in GIVEN.finditer(text):
-        name = match[1] or match[2]
-        value = VALUE.match(text, match.end()) if name is None or is_secret(name) else None
-        if value is not None and match.start() >= at:
-            parts += (text[at : match.end()], HIDDEN)
+    for run in RUN.finditer(text):
+        begin = _value_after(run, text) if run.start() >= at else None
+        value = VALUE.match(text, begin) if begin is not None else None
+        if value is not None:
+            parts += (text[at : value.start()], HIDDEN)
             at = value.end()
     return "".join([*parts, text[at:]])
+
+
+def _value_after(run: re.Match[str], text: str) -> int | None:
+    """Return where the secret value begins that a run of characters names, if it names one."""
+    word, end = run[0], run.end()
+    if sign := SIGN.match(text, end):
+        name = NAME.search(word)
+        return sign.end() if name is not None and is_secret(name[0]) else None
+    gap = GAP.match(text, end)
+    if gap is None:
+        return None
+    if word.endswith("Bearer") and BEARER.search(word, max(0, len(word) - 8)):
+        return gap.end()
+    is_option = OPTION.fullmatch(word) and not text[run.start() - 1 : run.start()].strip()
+    return gap.end() if is_option and text[gap.end() : gap.end() + 1] != "-" and is_secret(word) else None
 
 
 class Secrets:
@@ -53,6 +75,8 @@ class Secrets:
 
     def hide(self, text: str) -> str:
         """Return the text with `$NAME` in place of each value of ENV, and without values that are named as secrets."""
+        if len(text) > MOST_CHARS:
+            text = f"{text[:MOST_CHARS]}... ({len(text) - MOST_CHARS:,} more characters)"
         if self._pattern is not None:
             text = self._pattern.sub(lambda match: f"${self._values[match[0]]}", text)
         return _hide_given(text)

@@ -309,7 +309,8 @@ def too_slow(ending: Ending, label: str, limit_s: float, noise: bytes) -> Unreac
     return UnreachableError(
         f"{ending.carrier} did not start a command within {limit_s:g} s{_words(ending, noise)}",
         node=label,
-        hint="check that the host answers, and that the carrier does not wait for a password or for resources",
+        hint="check that the host answers, that the carrier does not wait for a password or for resources, and that no "
+        "start-up file of the account (~/.bashrc, ~/.profile) starts another shell without a terminal",
         details={"reason": "carrier", "carrier": ending.carrier},
     )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from clusterctl.observe.record.secrets import HIDDEN, Secrets, is_secret
+from clusterctl.observe.record.secrets import HIDDEN, MOST_CHARS, Secrets, is_secret
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,23 @@ def test_arguments_keep_their_names_and_lose_their_secrets() -> None:
         "--next",
     )
     assert Secrets({}).arguments(words) == shown
+
+
+def test_a_line_of_a_megabyte_takes_linear_time() -> None:
+    """Within a limit of CPU time that a search that begins anew at each character would exceed a hundred times."""
+    program = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
+        "from clusterctl.observe.record.secrets import Secrets\n"
+        "secrets = Secrets({'NAME': 'a value of a variable'})\n"
+        "for unit in ('a', '_', 'a.', ' ', 'a=', 'key=', 'key=\"', '[', '--a'):\n"
+        "    secrets.hide(unit * ((1 << 20) // len(unit)))\n"
+        "    secrets.arguments([unit * 100] * 1500)\n"
+        "print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_what_is_beyond_a_megabyte_is_left_out_since_it_is_not_looked_at() -> None:
+    text = "x" * MOST_CHARS + " token=abc"
+    assert Secrets({}).hide(text) == "x" * MOST_CHARS + "... (10 more characters)"

@@ -165,6 +165,8 @@ def test_the_staleness_of_every_push_is_counted(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 2, mode="ssp(99)") as cluster, contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(cluster.session(rank)) for rank in range(2)]
         tables: list[Any] = [ps.dense("w", 3, SGD(1.0)) for ps in sessions]
+        for table in tables:
+            table.pull()  # both know of no push
         batches = [iter(ps.steps(lambda pass_, rng: range(99), passes=1)) for ps in sessions]
         for rank in order:
             next(batches[rank])
