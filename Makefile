@@ -10,10 +10,12 @@
 # make mpi      run jobs under the real mpirun of Open MPI, on four nodes on this machine
 # make kubernetes  run jobs by the real kubectl in a stand-in for a cluster; downloads packages
 # make upgrade  upgrade a machine on which jobs of the version before run; needs the git history
+# make lowest   the tests of `make test` with the lowest versions that pyproject.toml allows, installed into .venv-lowest
 # make engines  run the examples of other engines and everything that needs torch; downloads packages
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
 
 # On a terminal pip shows what it downloads, which may take minutes; a log has no use for progress bars.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $$(test -t 2 || echo --quiet)
@@ -31,7 +33,7 @@ IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/
 # Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint slow site docker engines faults kubernetes mpi slurm upgrade soak clean
+.PHONY: demo test check lint slow lowest site docker engines faults kubernetes mpi slurm upgrade soak clean
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -62,6 +64,13 @@ $(VENV)/engines.stamp: $(VENV)/dev.stamp
 	$(PIP_INSTALL) --editable '.[engines]'
 	touch $@
 
+# numpy and pyzmq are compiled for each version of Python: the lowest ones that this Python can install as they are.
+$(LOWEST)/dev.stamp: $(VENV)/dev.stamp
+	test -x $(LOWEST)/bin/python || $(BIN)/python -m venv $(LOWEST)
+	$(BIN)/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct \
+		--only-binary numpy --only-binary pyzmq --editable '.[dev]'
+	touch $@
+
 demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
@@ -71,6 +80,9 @@ test: $(VENV)/dev.stamp
 slow: $(VENV)/site.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not docker and not engines and not upgrade"
 	$(IN_MEMORY) CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q -n 2 tests/runtime/test_hostile.py
+
+lowest: $(LOWEST)/dev.stamp
+	$(IN_MEMORY) $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not ($(SEPARATE))"
 
 site: $(VENV)/site.stamp
 	$(BIN)/python docs/make_site.py
@@ -108,4 +120,4 @@ lint: $(VENV)/dev.stamp
 check: lint test
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -143,12 +143,12 @@ class Meeting:
         try:
             with open_shared(self.shared) as shared, shared.open(OF_RANKS) as home:
                 home.names()
-                ranks = home.open("ranks")
-            ranks.names()
-            ranks.open(self.dir.name).close()
+                with home.open("ranks") as ranks:
+                    if self.dir.name not in ranks.names():
+                        return False
+            self._open().close()
         except OSError:
             return False
-        self._ranks = ranks
         return True
 
     def is_gone(self) -> bool:
@@ -160,6 +160,7 @@ class Meeting:
         return False
 
     def _open(self) -> Directory:
+        """Open the directory, below one that stays open from the first time on."""
         return self._above().open(self.dir.name)
 
     def _above(self) -> Directory:

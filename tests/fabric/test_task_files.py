@@ -140,7 +140,7 @@ def test_a_directory_needs_exactly_one_file(tmp_path: Path) -> None:
         ("def f():\n    return missing\nf()\n", ":2: NameError: name 'missing' is not defined"),
         ("x = (\n", ":1: SyntaxError: '(' was never closed"),
         ("raise SystemExit(3)\n", ":1: SystemExit: 3"),
-        ("from fabric import task\n@task\ndef f(): pass\n", ":2: TypeError: Tasks must have an initial Context"),
+        ("from fabric import task\ntask(lambda: None)\n", ":2: TypeError: Tasks must have an initial Context"),
         ("from fabric import task\n@task(help={'x': ''})\ndef f(c): pass\n", ": Help field was set for param"),
     ],
 )

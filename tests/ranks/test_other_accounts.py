@@ -142,6 +142,11 @@ open("{shared}/conf.py", "w").write("open('{ran}', 'w')")
     )
     assert not ran.exists()
     assert [path.name for path in shared.iterdir()] == ["conf.py"]
+    shared.chmod(0o755)  # but the file is still theirs
+    done = ends([ranks.begin(0, 1, 0, 1, "--shared", str(shared))])
+    assert done[0][0] == 1
+    assert f"{shared}/conf.py can be written by its owner, uid {MALLORY}, and would run as you" in done[0][2]
+    assert not ran.exists()
 
 
 def test_a_directory_that_was_swapped_is_not_read(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def test_commands_reach_a_node_of_another_machine_through_its_rank(ranks: Ranks)
     started = ranks.one_on_each_node()
     ranks.wait_for_output(2)
     conf = ranks.home / "conf.py"
+    assert [line for line in conf.read_text().splitlines() if "--reach" in line and "mpi-" in line] == []
+    assert [process.command for process in ranks.processes() if "mpi-" in process.command] == []
     conf.write_text(conf.read_text().replace("gethostname()", "'elsewhere'"))
     assert wait_until(lambda: json.loads(ranks.cluster("status", "--json"))["state"] == "running")
     assert "up 1" in ranks.cluster("logs")

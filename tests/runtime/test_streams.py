@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -249,9 +250,10 @@ def test_a_new_pass_begins_without_the_cursor_of_the_one_before(tmp_path: Path) 
         ((1, 2), "is not the same after JSON; use numbers, strings, lists"),
         ({1: 2}, "is not the same after JSON"),
         (float("nan"), "is not the same after JSON"),
+        (json.loads("[" * 45 + "]" * 45), "is not JSON (it is nested too deeply)"),
         ("x" * 4_096, "has 4,098 bytes as JSON, at most 4,096 are allowed"),
     ],
-    ids=["object", "tuple", "key", "nan", "long"],
+    ids=["object", "tuple", "key", "nan", "deep", "long"],
 )
 def test_a_cursor_that_cannot_be_kept_is_an_error_in_the_reader(tmp_path: Path, value: Any, words: str) -> None:
     def program(ps: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import subprocess
@@ -21,13 +22,14 @@ from clusterctl.common import fastjson
 from clusterctl.common.manifest import read_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import parse, parse_event
+from clusterctl.launch.adopt import Comparison
 from clusterctl.runtime.checkpoint.model import read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.wire.messages import JSON, Message, Part, WireError, parsed
 from clusterctl.transfer.protocol import TransferError, answer_of, request_of
-from security.liars import EVIL, is_harmless
+from security.liars import EVIL, Liars, is_harmless, lines
 from support.site import Site
 
 MOST_MB = 400  # of which Python, paramiko and so on take 60
@@ -155,6 +157,19 @@ def test_deep_nesting_in_a_message_with_a_descriptor_is_an_error(tmp_path: Path)
         with pytest.raises(ValueError, match="nested too deeply"):
             region.receive(theirs)
     assert piece_header(header_of(tmp_path / "piece", b'{"__metadata__": ' + DEEP.encode())) == {}
+
+
+def test_messages_that_are_collected_have_a_bound_in_bytes(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt = sys.modules[Comparison.__module__]
+    monkeypatch.setattr(adopt, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(adopt, "MOST_ROWS", 10_000)
+    rows = [[f"{number:0500}", "x"] for number in range(1000)]
+    liars.answers["node0"] = lambda request: lines(*[{"rows": rows}] * 2, {"rows": [["y" * 1_100_000, ""]]})
+    liars.answers["node1"] = lambda request: (line for _ in itertools.count() for line in lines({"rows": []}))
+    code, _, err = liars.run("start", "--job_workspace", "model", "--adopt", "--detach")
+    assert code == 3
+    assert "its list of files and those of other nodes take over 1 MB of memory" in err
+    assert "it lists more than 10,000 files" in err
 
 
 # A pattern that retried every position from every position took minutes of CPU for one such line.
