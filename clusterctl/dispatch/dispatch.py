@@ -291,6 +291,7 @@ class _Dispatch:
             for id_, answer in answers.items()
             if "go" in instructions[id_] and answer["missing"]
         }
+        lacking = {id_: rows for id_, rows in relay_plan.common(lacking).items() if rows}
         total = sum(entry.size for rows in lacking.values() for entry in rows)
         if not relay_plan.worth_it(len(lacking), total, self._cluster.settings.relay):
             return
@@ -323,8 +324,8 @@ class _Dispatch:
         relayed = self._relayed if "relay" in instruction else None
         if "go" in instruction:
             with contextlib.suppress(*NONSENSE):  # a malformed answer is reported by `_transfer`
-                direct = 0 if relayed else self._trees[node.id].bytes_of(answer["missing"], answer["torn"])
-                self._progress.expect(node, relayed.total if relayed else direct)
+                direct = self._trees[node.id].bytes_of(answer["missing"], answer["torn"])
+                self._progress.expect(node, max(relayed.total if relayed else 0, direct))
 
     def _transfer(self, node: Node, instruction: Instruction, answer: Answer) -> NodeDispatch:
         started = time.monotonic()
@@ -368,14 +369,14 @@ class _Dispatch:
             blobs = self._shelf.blobs(rows, last["torn"])
             with call.bulk():
                 call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": last["torn"]})
-                count += self._write(call, blobs) if rows else 0
+                count += self._write(call, blobs, self._progress.sent) if rows else 0
             last, instruction = call.receive(SILENCE_S), {}
         done: dict[str, Any] = last["done"]
         return count, done
 
-    def _write(self, call: AgentCall, blobs: Blobs) -> int:
+    def _write(self, call: AgentCall, blobs: Blobs, report: Callable[[Node, int, int], None]) -> int:
         try:
-            return blobs.write(call.write, partial(self._progress.sent, call.node))
+            return blobs.write(call.write, partial(report, call.node))
         except NodeError as exc:
             if "changed" in exc.details:
                 self._changed[exc.details["changed"]] = exc
@@ -386,7 +387,7 @@ class _Dispatch:
         try:
             with call.bulk():
                 call.send({"stream": True})
-                return self._write(call, blobs)
+                return self._write(call, blobs, self._progress.sent_to_head)
         except ClusterctlError:
             call.close()
             raise

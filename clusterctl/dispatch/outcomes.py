@@ -28,6 +28,10 @@ class Progress:
         total = max(of, self._expected.get(node.id, 0))
         self.report(node, total - of + done, total)
 
+    def sent_to_head(self, node: Node, done: int, of: int) -> None:
+        """Report bytes of the relay's stream of `of` bytes, the first ones that the head gets."""
+        self.relayed(node, {"bytes": done})
+
     def relayed(self, node: Node, message: Mapping[str, object]) -> None:
         """Report the bytes that have reached a node through the relay, by its own word."""
         count, total = message.get("bytes"), self._expected.get(node.id, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -69,6 +70,18 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
     if mode == "auto":
         return nodes >= FEWEST_NODES and total >= FEWEST_BYTES
     return mode == "always" and nodes >= FEWEST
+
+
+def common(lacking: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
+    """Return what each node lacks of the files that more than half of the nodes lack: the stream reaches every node.
+
+    The others, such as shards, are sent to the nodes that lack them.
+    """
+    counts = Counter(digest for entries in lacking.values() for digest in {entry.digest for entry in entries})
+    return {
+        node: [entry for entry in entries if 2 * counts[entry.digest] > len(lacking)]
+        for node, entries in lacking.items()
+    }
 
 
 def shared(

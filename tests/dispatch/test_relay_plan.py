@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from cryptography import x509
 
-from clusterctl.dispatch.relay_plan import Hop, make_keys, plan, worth_it
+from clusterctl.common.tree import Entry
+from clusterctl.dispatch.relay_plan import Hop, common, make_keys, plan, worth_it
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 40, 256])
@@ -56,6 +57,14 @@ def reached(hops: dict[int, Hop], node: int) -> set[int]:
 )
 def test_relaying_is_chosen_by_nodes_bytes_and_setting(nodes: int, total: int, mode: str, relayed: bool) -> None:
     assert worth_it(nodes, total, mode) is relayed
+
+
+def test_only_files_that_most_nodes_lack_are_relayed() -> None:
+    both, own, half = (Entry(name, "f", 0o644, 0, 5, name * 32) for name in ("aa", "bb", "cc"))
+    lacking = {0: [both, own], 1: [both, half], 2: [both, half], 3: [half, half]}
+    assert common({0: [own], 1: [half]}) == {0: [], 1: []}
+    assert common(lacking) == {0: [both], 1: [both, half], 2: [both, half], 3: [half, half]}
+    assert common({**lacking, 3: []}) == {0: [both], 1: [both], 2: [both], 3: []}
 
 
 def test_each_node_has_a_certificate_in_its_own_name_from_one_common_authority() -> None:

@@ -97,7 +97,7 @@ class Place:
         chance = random.Random(1)
         for number in range(12):
             (self.workspace / f"data-{number}").write_bytes(chance.randbytes(200_000 + number))
-        self.cluster = PipeCluster(directory, sys.executable, NODES, RELAY="always", NIC=nic)
+        self.cluster = PipeCluster(directory, sys.executable, NODES, RELAY="always", NIC=nic, SHARDS=["train.txt-*"])
         self.cluster.transport = Threads(self.cluster)  # type: ignore[assignment]
         self.cluster.ask({"op": "jobs"})
 
@@ -180,6 +180,23 @@ def test_a_wrong_count_of_a_node_only_misleads(count: object) -> None:
     progress.expect(node, 100)
     progress.relayed(node, {"alive": True, "bytes": count})
     assert all(0 <= done <= total == 100 for done, total in reports)
+
+
+def test_a_shard_goes_to_its_own_node_only(place: Place) -> None:
+    shared = scan(place.workspace).bytes
+    for number in range(NODES):
+        (place.workspace / f"train.txt-{number:05d}").write_bytes(random.Random(number).randbytes(1_000_000))
+    reports: dict[int, list[tuple[int, int]]] = {node: [] for node in range(NODES)}
+    progress = Progress(lambda node, done, total: reports[node.id].append((done, total)))
+    done = dispatch(place.cluster, scan(place.workspace), progress, "JOB20261121-000001")
+    assert done.relayed
+    for node, outcome in enumerate(done.outcomes):
+        names = {path.name for path in Path(outcome.get().dir).glob("train.txt-*")}
+        assert names == {f"train.txt-{node:05d}"}
+        from_here = outcome.get().bytes_sent - (shared if node == 0 else 0)
+        assert 1_000_000 < from_here < 1_010_000
+        assert {total for _, total in reports[node]} == {shared + 1_000_000}
+        assert reports[node][-1][0] >= shared + 1_000_000
 
 
 def test_nodes_that_lost_their_files_get_them_through_the_relay_again(place: Place, tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ class CopyTracker:
         self._behind.add(checkpoint)
         kind, newest = KINDS[checkpoint], self.newest.get(checkpoint)
         setting = "SAVE_EVERY" if checkpoint else "SAVE_MODEL_EVERY"
-        last = f"the last {count} {kind}s are not copied yet, " + (f"{newest} is" if newest else "nor is any before")
+        last = f"when {[*since][-1]} was saved, the last {count} {kind}s were not copied"
+        last += f"; the newest copied one was {newest}" if newest else ", and none was before"
         hint = self._reason(checkpoint) or f"; to save less often, set {setting}"
         return [run_warning("copies_lag", f"copies lag behind: {last}{hint}")]
 
@@ -227,10 +228,10 @@ class CopyTracker:
         return [RecordEvent(event)]
 
     def _settle(self, save: Written) -> None:
-        """Note that a save is copied, so that those before it need not stay, unless a node was lost meanwhile."""
+        """Note that a save is copied, so that those before it need not stay. A newer one may have its tag."""
         kind, tag = save["checkpoint"], save["tag"]
         is_replaced = kind in self._waiting and self._waiting[kind]["tag"] == tag
-        if self._wanted <= set(self._places) and not is_replaced:
+        if not is_replaced:
             self.newest[kind] = tag
             self._failures.pop(kind, None)
             while tag in self._since[kind]:  # and all before it
