@@ -145,7 +145,10 @@ def _are_same(value: Any, copied: Any) -> bool:
     """Return True for equal bits. A NaN equals itself."""
     if value.dtype != copied.dtype or value.shape != copied.shape:
         return False
-    return bool(torch.equal(value.cpu().contiguous().view(torch.int32), copied.view(torch.int32)))
+    value, copied = value.cpu().contiguous().reshape(-1), copied.reshape(-1)
+    in_pairs = value.numel() % 2 == 0 and value.storage_offset() % 2 == 0  # twice as fast
+    bits = torch.int64 if in_pairs else torch.int32
+    return bool(torch.equal(value.view(bits), copied.view(bits)))
 
 
 def _gradient(parameter: Any, table: Dense) -> Any:

@@ -127,9 +127,8 @@ def test_a_run_that_goes_back_assigns_once(tmp_path: Path) -> None:
     saves = {"checkpoints": True, "save_every": {"unit": "step", "n": 6}}
     with cluster_of(tmp_path / "whole", 2, 1) as cluster:
         [expected] = cluster.train(lambda ps: train(ps, normalize_data))
-    with cluster_of(tmp_path / "back", 2, 1, **saves) as cluster:
-        with pytest.raises(Killed), cluster.session(0) as ps:
-            train(ps, normalize_data, kill=8)
+    with cluster_of(tmp_path / "back", 2, 1, **saves) as cluster, pytest.raises(Killed), cluster.session(0) as ps:
+        train(ps, normalize_data, kill=8)
     recover = {"tag": "step-000000006", "step": 6}
     with cluster_of(tmp_path / "back", 1, 1, epoch=1, recover=recover, **saves) as cluster:
         [model] = cluster.train(lambda ps: train(ps, normalize_data))
