@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
+from clusterctl.runtime.checkpoint.origin import origin_of
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
@@ -42,7 +43,7 @@ from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import PartPool, Result, Split, Work
-from clusterctl.runtime.trainer.prefetch import Prefetcher
+from clusterctl.runtime.trainer.parameters import Prefetcher
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -54,22 +55,27 @@ class Session:
     UseError in other threads, in forked processes, and after the end of the session.
     """
 
-    def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
+    def __init__(
+        self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None, ignore: Sequence[str] = ()
+    ) -> None:
         self.rank = 0 if env.local else env.rank
         self.trainers = env.trainers
         self.output_dir = env.output_dir
         self.layout = link.layout
         self.pservers = link.layout.pservers
-        self._load = load
-        self._guard = Guard()
+        self._load, self._guard = load, Guard()
         self._handles: dict[int, Handle] = {}
         self._context: StepContext | None = None
         self._progress = Progress(supervisor)
-        self._client = Client(env, link, self.rank, self._progress, self._refresh)
+        self._client = Client(env, link, self.rank, self._progress, self._refresh, load)
         self._progress.joined(self._client.step)
         self._states = StateKeeper(env, self._client, supervisor)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self._parameters = make_parameters(self._client, self.trainers, self._guard, self._nan_policy)
+        declared, saved = lambda: {handle.name for handle in self._handles.values()}, self._client.saved
+        warn = self._progress.warn_of_run if self._client.is_lowest else None
+        self._origin = origin_of(env, saved, load, ignore, declared, warn)
+        self._parameters.before_push = self._origin.before_push
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
         # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
@@ -109,6 +115,7 @@ class Session:
         try:
             if say is not None:
                 self._parameters.settle()
+                self._origin.report()
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 say()
@@ -274,6 +281,7 @@ class Session:
             if on_pass is not None:
                 on_pass(pass_)
             check_alone(self._open_pass == pass_)
+            self._origin.report()
             self._save_pass()
         self._first_pass = self._next_pass = self._next_pass if after is None else after
 
