@@ -111,7 +111,20 @@ INSIDE_RUNTIME: Table = {
     "pserver": (
         *("checkpoint", "cuts", "environment", "modes", "shm", "store", "stream", "supervisor_socket", "table", "wire"),
     ),
-    "trainer": ("environment", "modes", "shm", "state", "store", "stream", "supervisor_socket", "table", "wire"),
+    "trainer": (
+        *(
+            "checkpoint",
+            "environment",
+            "modes",
+            "shm",
+            "state",
+            "store",
+            "stream",
+            "supervisor_socket",
+            "table",
+            "wire",
+        ),
+    ),
     "local": ("checkpoint", "environment", "pserver", "store", "table", "trainer", "wire"),
     "main_guard": ("environment",),
     "connector": ("environment", "local", "main_guard", "supervisor_socket", "trainer"),

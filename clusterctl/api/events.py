@@ -88,7 +88,7 @@ class Log(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Nan(Event):
-    """A loss, a gradient or a value received as float16 is not finite: `what` it was, and the `action` that ON_NAN says."""
+    """A loss, a gradient or a value received as float16 is not finite: `what`, and the `action` that ON_NAN says."""
 
     message: str
     what: str | None = None

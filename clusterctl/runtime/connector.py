@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Sequence
 from typing import TypeVar
 
 from clusterctl.runtime import main_guard
@@ -15,7 +16,7 @@ from clusterctl.runtime.trainer.session import Session
 Kind = TypeVar("Kind", bound=Session)
 
 
-def connect(load: str | None = None) -> Session:
+def connect(load: str | None = None, *, ignore: Sequence[str] = ()) -> Session:
     """Join the run named by the environment, or run a pserver in this process if the environment names no run.
 
     Use it as a context manager. A clean exit reports to the pservers that this trainer is done; an exception does not,
@@ -23,12 +24,16 @@ def connect(load: str | None = None) -> Session:
     exits with code 0 in any other way has failed.
 
     `load` is the directory (or file) of a saved model that tables start from, relative to the job directory, or to the
-    current directory in local mode. Not thread-safe.
+    current directory in local mode.
+
+    If a run starts from a checkpoint or a model, tables that it has and nobody declares, and declared ones that it
+    lacks, are warnings of the run; if no table matches, the first push raises ModelError. `ignore` has the names of
+    tables for which that is meant; `*` and `?` stand for any characters and any one. Not thread-safe.
     """
-    return join(Session, load)
+    return join(Session, load, ignore)
 
 
-def join(kind: type[Kind], load: str | None) -> Kind:
+def join(kind: type[Kind], load: str | None, ignore: Sequence[str]) -> Kind:
     """Return a session of this class; see `connect`."""
     env = read_environment()
     main_guard.check(local=env.local)
@@ -39,7 +44,7 @@ def join(kind: type[Kind], load: str | None) -> Kind:
     supervisor.register_stack_dump()
     link = _make_link(env, supervisor)
     try:
-        session = kind(env, link, supervisor, load if load is not None else env.spec.saving.load)
+        session = kind(env, link, supervisor, load if load is not None else env.spec.saving.load, ignore)
     except BaseException:
         link.close()
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, TypeVar
 
 from clusterctl.runtime import connector
@@ -34,9 +34,9 @@ Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
 
 
-def connect(load: str | None = None) -> Session:
+def connect(load: str | None = None, *, ignore: Sequence[str] = ()) -> Session:
     """Join the run as `clusterctl.runtime.connect` does; the session also has `distribute`, `outer` and `loader`."""
-    return connector.join(Session, load)
+    return connector.join(Session, load, ignore)
 
 
 class Session(OuterSession):

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,7 @@ class ThreadCluster:
         self.trainers = trainers
         self.probe_every_s = 1.0
         self.kind: type[Session] = Session
+        self.ignore: Sequence[str] = ()  # of `connect`
         self.receipts: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.pservers: list[PServer] = []
@@ -177,7 +178,9 @@ class ThreadCluster:
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
         link = RemoteLink(env, probe_every_s=self.probe_every_s)
-        return self.kind(env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load)
+        return self.kind(
+            env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load, self.ignore
+        )
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
         """Run `program(ps)` as every trainer at once; return the results by rank, or raise the first error."""

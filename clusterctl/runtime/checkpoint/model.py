@@ -262,6 +262,11 @@ class ModelView:
         self._model = model
         self._path = path
 
+    @property
+    def names(self) -> list[str]:
+        """The names of its tables."""
+        return list(self._model.tables)
+
     def dense(self, spec: TableSpec, start: int, stop: int) -> Floats | None:
         if not self._has(spec):
             return None

@@ -88,6 +88,11 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{piece.file.path} is not a piece of a checkpoint ({exc!r})") from exc
 
+    @property
+    def names(self) -> list[str]:
+        """The names of its tables."""
+        return list(self._tables)
+
     def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None:
         """Return elements start to stop of the flattened table, and of each array of its rule's state: new arrays.
 

@@ -7,6 +7,7 @@ pushes of a step at once (sync), or each on arrival (async, ssp, geo).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
@@ -247,6 +248,9 @@ class ServerCore:
         if trainer.state:
             facts["state"] = True
         parts = [wire.json_part(facts), *(wire.json_part({"position": at}) for at in self.trainers.positions)]
+        if state.lane == 0 and (load := message.json().get("origin")) is not None:
+            saved = self._maker.saved_tables(str(load))
+            parts += wire.bytes_parts(json.dumps(saved).encode()) if saved is not None else []
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=parts))]
 
     def _create(self, message: wire.Message) -> list[Output]:

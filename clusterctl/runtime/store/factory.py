@@ -27,6 +27,9 @@ Tables = dict[int, Table]
 class ModelSource(Protocol):
     """A saved model that tables start from."""
 
+    @property
+    def names(self) -> list[str]: ...
+
     def dense(self, spec: TableSpec, start: int, stop: int) -> Floats | None: ...
 
     def sparse(self, spec: TableSpec, pserver: int, pservers: int) -> tuple[Ids, Floats] | None: ...
@@ -38,6 +41,9 @@ class CheckpointSource(Protocol):
     step: int
     mode: str
     cursors: list[dict[str, Any]]
+
+    @property
+    def names(self) -> list[str]: ...
 
     def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None: ...
 
@@ -155,12 +161,25 @@ class TableMaker:
         table.restore_candidates(candidates, counts)
         return True
 
-    def _load(self, table: Table, path: str) -> bool:
-        """Fill a table from the saved model at `path`; return False if the model lacks it."""
+    def saved_tables(self, load: str) -> dict[str, Any] | None:
+        """Return `{"checkpoint": bool, "names": [...]}`: the tables of the checkpoint, or else of the model `load`.
+
+        None if there is neither. Raises ModelError.
+        """
+        if self._restored is None and (not load or self._open_model is None):
+            return None
+        source = self._restored or self._model(load)
+        return {"checkpoint": self._restored is not None, "names": source.names}
+
+    def _model(self, path: str) -> ModelSource:
         if self._open_model is None:
             raise ModelError(f"pserver {self._pserver} cannot load {path}")
+        return self._models.get(path) or self._models.setdefault(path, self._open_model(path))
+
+    def _load(self, table: Table, path: str) -> bool:
+        """Fill a table from the saved model at `path`; return False if the model lacks it."""
         try:
-            source = self._models.get(path) or self._models.setdefault(path, self._open_model(path))
+            source = self._model(path)
             if isinstance(table, DenseTable):
                 values = source.dense(table.spec, table.start, table.stop)
                 if values is not None:

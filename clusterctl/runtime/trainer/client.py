@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Optional
 
+from clusterctl.common.safe_json import parse
+from clusterctl.runtime.checkpoint.origin import SavedTables
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS, Mode
@@ -59,12 +61,19 @@ class Client:
     `position` is the value of `ps.cursor` that belongs to its last push, None if there is none; `positions` are those
     of the trainers of an earlier run that had another number of them. `has_state` means that the trainer has state of
     its own, which pushes say, and `had_state` that its newest push before a restart said so; `cut` is the number of the
-    newest cut that a reply announced. `window` pushes may be in flight. `refresh(parts)` is called with the new values
+    newest cut that a reply announced. `saved` are the tables of the checkpoint or the model `load` that pservers start
+    from. `window` pushes may be in flight. `refresh(parts)` is called with the new values
     in replies to pushes.
     """
 
     def __init__(
-        self, env: Environment, link: Link, rank: int, progress: Progress, refresh: Callable[[list[wire.Part]], None]
+        self,
+        env: Environment,
+        link: Link,
+        rank: int,
+        progress: Progress,
+        refresh: Callable[[list[wire.Part]], None],
+        load: str | None = None,
     ) -> None:
         self.rank = rank
         self.is_local = env.local
@@ -86,6 +95,8 @@ class Client:
         self._pieces_out: dict[int, int] = {}
         self._reply_bytes = 0
         self._refresh = refresh
+        self._load = load
+        self.saved: SavedTables | None = None
         self._gone: dict[int, int] = {}
         self._hello()
 
@@ -254,17 +265,18 @@ class Client:
 
     def _hello(self) -> None:
         first = [pserver * self.layout.per_pserver for pserver in range(self.layout.pservers)]
-        about = {"parts": [wire.json_part({"trainers": self._trainers, "declares": True})]}
+        about = {"parts": [wire.json_part({"trainers": self._trainers, "declares": True, "origin": self._load or ""})]}
         replies = self.ask(wire.HELLO, first, **about)
         facts = {lane: reply.json() for lane, reply in replies.items()}
-        self.positions = [wire.parsed(part)["position"] for part in replies[0].parts[1:]]
+        more = [part for part in replies[0].parts[1:] if part.kind != wire.BYTES]
+        self.positions = [wire.parsed(part)["position"] for part in more]
+        self.saved = _saved_tables(replies[0].parts)
         for lane, own in list(facts.items()):
             self._check(lane, own)
             for number, port in enumerate(own.get("ports", [])[1:], 1):
                 self._link.open(lane + number, int(port))
         others = [lane for lane in range(self.layout.lanes) if lane not in first]
-        more = self.ask(wire.HELLO, others, **about)
-        facts.update({lane: reply.json() for lane, reply in more.items()})
+        facts.update({lane: reply.json() for lane, reply in self.ask(wire.HELLO, others, **about).items()})
         self.epoch = next(iter(replies.values())).epoch
         self._continue_from(facts, first)
         self.memory = LaneMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
@@ -370,3 +382,9 @@ class Client:
         began = time.monotonic()
         self._link.wait(done, self._reply_bytes)
         self._progress.blocked(time.monotonic() - began, pending.held_us / 1e6)
+
+
+def _saved_tables(parts: Iterable[wire.Part]) -> SavedTables | None:
+    """Return the tables of the origin in the parts of a reply; None if the run has none, or the pserver is older."""
+    data = b"".join(part.array.tobytes() for part in parts if part.kind == wire.BYTES)
+    return SavedTables(**parse(data)) if data else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from clusterctl.runtime.checkpoint.origin import origin_of
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.state.assigned import AssignedValues
 from clusterctl.runtime.state.keeper import StateKeeper
@@ -24,7 +25,7 @@ from clusterctl.runtime.trainer.loops import Loops
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.runtime.trainer.parallel import PartPool
-from clusterctl.runtime.trainer.prefetch import Prefetcher
+from clusterctl.runtime.trainer.parameters import Prefetcher
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -32,7 +33,9 @@ from clusterctl.runtime.wire import messages as wire
 class JoinedSession:
     """The state of a session, and its beginning and end."""
 
-    def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
+    def __init__(
+        self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None, ignore: Sequence[str] = ()
+    ) -> None:
         self.rank = 0 if env.local else env.rank
         self.trainers = env.trainers
         self.output_dir = env.output_dir
@@ -44,12 +47,16 @@ class JoinedSession:
         self._names = TensorNames()
         self._context: StepContext | None = None
         self._progress = Progress(supervisor)
-        self._client = Client(env, link, self.rank, self._progress, self._refresh)
+        self._client = Client(env, link, self.rank, self._progress, self._refresh, load)
         self._progress.joined(self._client.step)
         self._states = StateKeeper(env, self._client, supervisor)
         self._shrinks = env.spec.failures.on_trainer_loss == "shrink"
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self._parameters = make_parameters(self._client, self.trainers, self._guard, self._nan_policy)
+        declared, saved = lambda: {handle.name for handle in self._handles.values()}, self._client.saved
+        warn = self._progress.warn_of_run if self._client.is_lowest else None
+        self._origin = origin_of(env, saved, load, ignore, declared, warn)
+        self._parameters.before_push = self._origin.before_push
         assigned = AssignedValues(self._parameters.assigned, self._parameters.tables)
         self._states.add(assigned.name, assigned, late=True)
         self.mode, self.seed = self._client.mode.name, self._client.seed
@@ -96,6 +103,7 @@ class JoinedSession:
                     self._loops.check_end(waits=self._states.waits)
                 self._parameters.settle()
                 self._parameters.send_assigned()
+                self._origin.report()
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 say()

@@ -124,6 +124,11 @@ class Progress:
     def warn(self, text: str) -> None:
         print_line(f"warning: {text}")
 
+    def warn_of_run(self, kind: str, text: str) -> None:
+        """Print a warning, and let the lead record it as one of the run."""
+        self.warn(text)
+        self._supervisor.send("warning", kind=kind, message=text)
+
     def skipped(self, batches: int) -> None:
         """Count batches of this pass that were skipped because they are not finite."""
         self._in_pass.skipped += batches

@@ -204,6 +204,7 @@ class Session(JoinedSession):
             if on_pass is not None:
                 on_pass(pass_)
             check_alone(self._open_pass == pass_)
+            self._origin.report()
             self._save_pass()
             loops.open_pass = None
         loops.first_pass = self._next_pass = self._next_pass if after is None else after

@@ -17,9 +17,10 @@ WAIT = {"awaits": [1], "awaited": 1, "waiting": 3, "awaits_s": 4.0}
 class Receiver:
     """A process, and the messages to the lead that it causes."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, **spec: Any) -> None:
         self.sent: list[dict[str, Any]] = []
-        context = make_context(send=self.sent.append)
+        self.recorded: list[dict[str, Any]] = []
+        context = make_context(send=self.sent.append, record=lambda event, child: self.recorded.append(event), **spec)
         ignored: Any = SimpleNamespace(receive=lambda *_: None, running=lambda *_: None)
         self.child = Child(make_process(role, 0), EventLoop(), lambda *_: None, lambda *_: None)
         self._messages = ChildMessages(context, ignored, CheckpointKeeper(context), ignored, ignored)
@@ -42,3 +43,16 @@ def test_only_pservers_report_on_cuts() -> None:
         receiver = Receiver(role)
         receiver.takes("cut", phase="due", purpose=1)
         assert [report["phase"] for report in receiver.sent] == sent
+
+
+def test_a_warning_of_a_process_goes_to_a_lead_that_takes_it() -> None:
+    receiver = Receiver("trainer", takes_warnings=True)
+    receiver.takes("warning", kind="lag", message="copies lag behind", rank=7)
+    assert receiver.sent == [{"do": "warning", "kind": "lag", "message": "copies lag behind"}]
+
+
+def test_under_an_older_lead_a_warning_is_recorded_on_the_node() -> None:
+    receiver = Receiver("trainer")
+    receiver.takes("warning", kind="lag", message="copies lag behind")
+    assert receiver.sent == []
+    assert [event["message"] for event in receiver.recorded] == ["copies lag behind"]

@@ -160,6 +160,7 @@ def test_a_table_that_the_model_lacks_starts_fresh_and_this_is_reported(
     monkeypatch.chdir(tmp_path)
     with connect(load=str(root / "output" / "pass-00000")) as ps:
         ps.dense("head", 3, SGD(0.1))
+        ps.embedding("untouched", 4, SGD(0.1), rows=10)
         with pytest.raises(ModelError, match=r"'one' is dense \(2,\), but in .* it is dense \(\)"):
             ps.dense("one", 2, SGD(0.1))
     assert "table 'head' is not in" in capsys.readouterr().out

@@ -300,6 +300,7 @@ class Checkpoint:
     """A checkpoint for pservers to resume from. It lacks the tables, whose values do not matter here."""
 
     mode = ""
+    names: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Save]) -> None:
         """Join the files of all pservers. Raises AssertionError unless they are of one moment, of a trainer
