@@ -98,11 +98,12 @@ def test_a_checkpoint_of_another_program_is_refused_before_the_first_push(tmp_pa
     words = (
         r"the checkpoint step-\d+ of run 1 has none of the declared tables: it has tables a, b; "
         r"the program declares tables c, d; declare tables by the names with which they were saved, "
-        r"or start without --resume"
+        r"start without --resume to train from the beginning, or call connect\(ignore="
     )
     with pytest.raises(ModelError, match=words):
         resumed(tmp_path, trains("c", "d", passes=3), "a", "b")
-    assert not list((tmp_path / "b" / "output").glob("*"))
+    assert not list(tmp_path.rglob("pass-00002"))
+    assert not list(tmp_path.rglob(checkpoint_tag(9)))
 
 
 def test_a_program_that_only_reads_is_refused_when_it_leaves(tmp_path: Path) -> None:
