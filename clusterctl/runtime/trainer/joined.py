@@ -25,7 +25,7 @@ from clusterctl.runtime.trainer.loops import Loops
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.runtime.trainer.parallel import PartPool
-from clusterctl.runtime.trainer.parameters import Prefetcher
+from clusterctl.runtime.trainer.prefetch import Prefetcher
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
