@@ -76,10 +76,8 @@ def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
 
 
 def _row_entries(name: str, ids: Ids, rows: Floats) -> list[Entry]:
-    return [
-        Entry(f"{name}/ids", "I64", ids.shape, functools.partial(np.asarray, ids)),
-        Entry(f"{name}/rows", "F32", rows.shape, functools.partial(np.asarray, rows)),
-    ]
+    own = (("ids", "I64", ids), ("rows", "F32", rows))
+    return [Entry(f"{name}/{part}", dtype, a.shape, functools.partial(np.asarray, a)) for part, dtype, a in own]
 
 
 def _checked_rows(name: str, table: tuple[Any, ...]) -> tuple[Ids, Floats]:
@@ -127,8 +125,7 @@ def merge_pieces(sources: Sequence[PathLike], out_file: PathLike, marks: Mapping
             shape = tuple(model.tables[name]["shape"])
             entries.append(Entry(name, "F32", shape, functools.partial(model.dense_table, name)))
         else:
-            ids, rows = model.sparse_table(name)
-            entries += _row_entries(name, ids, rows)
+            entries += _row_entries(name, *model.sparse_table(name))
     entries += (buffers := model.buffers.entries())
     if buffers:
         marks = {**marks, "buffers": json.dumps([entry.name for entry in buffers])}
