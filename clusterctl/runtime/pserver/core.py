@@ -264,12 +264,11 @@ class ServerCore:
         if self.state.lane == 0:
             self._record(message, [(spec.name, spec.kind) for spec in specs] + _others(facts))
         self.policy.join(message, position)
-        answers = self._made(specs, message.rank)
+        unset = self._made(specs, message.rank)
         if is_round:
-            marks = {mark: [n for n, one in enumerate(answers) if one.get(mark)] for mark in ("initial", "unset")}
-            parts = [wire.json_part(marks)]
+            parts = [wire.json_part({"unset": [number for number, is_unset in enumerate(unset) if is_unset]})]
         else:
-            parts = [wire.json_part(answer) for answer in answers]
+            parts = [wire.json_part({"unset": True} if is_unset else {}) for is_unset in unset]
         return [Reply(message.rank, message.answer(wire.OK, parts=parts)), *self.policy.trainers_changed()]
 
     def _record(self, message: wire.Message, tables: list[tuple[str, str]]) -> None:
@@ -278,8 +277,8 @@ class ServerCore:
         declared = Declared() if trainer.tables is None else trainer.tables
         self.state.declarations.take(message.rank, declared, tables, place)
 
-    def _made(self, specs: Iterable[TableSpec], rank: int) -> list[dict[str, bool]]:
-        """Make tables unless they are there; return an answer for each of them."""
+    def _made(self, specs: Iterable[TableSpec], rank: int) -> list[bool]:
+        """Make tables unless they are there; return for each whether it waits for its initial values."""
         made: Tables = {}
         try:
             for spec in specs:
@@ -294,11 +293,7 @@ class ServerCore:
         finally:
             if made:
                 self.state.add(made)
-        return [self._answer_made(spec) for spec in specs]
-
-    def _answer_made(self, spec: TableSpec) -> dict[str, bool]:
-        answer = {"initial": spec.load is not None and spec.key in self._maker.initial}
-        return {**answer, "unset": True} if spec.key in self.state.unset else answer
+        return [spec.key in self.state.unset for spec in specs]
 
     def _set(self, message: wire.Message) -> list[Output]:
         """Take initial values; those that others wait for may be complete then."""

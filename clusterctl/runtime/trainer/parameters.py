@@ -11,9 +11,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, as_array, scatter
 from clusterctl.runtime.shm.region import LEAST_BYTES
-from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.initializers import Initial
-from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Ask, Client, PendingReplies
 from clusterctl.runtime.trainer.guard import Guard
@@ -27,9 +25,8 @@ from clusterctl.runtime.wire import messages as wire
 _ROUND = 400
 _COPIED_BYTES = 2**20
 _PULL_BYTES = 4 * 2**20
-#: What a lane says of a table: it is not in the loaded model, or has no values yet; the lane; the table's number there.
-Mark = tuple[str, int, int]
-_MARKS = ("initial", "unset")
+#: A lane, and the number of a table in the round that it is given.
+Place = tuple[int, int]
 _NO_VALUES = np.empty(0, np.float32)
 _NO_IDS = np.empty(0, np.int64)
 
@@ -166,29 +163,25 @@ class Parameters:
         others = {handle.name: handle.spec.kind for handle in handles if 0 not in handle.lanes}
         first = {0: own.pop(0)} if others else {}  # lane 0 gets all pushes, and knows all tables
         unset: dict[Handle, list[int]] = {}
-        initial: dict[str, TableSpec] = {}
         declare = self._declare_round if self.client.takes_rounds else self._declare_singly
         for tables in filter(None, (first, own)):
-            for mark, lane, number in declare(tables, others):
-                handle = tables[lane][number]
-                if mark == "unset":
-                    unset.setdefault(handle, []).append(lane)
-                else:
-                    initial[handle.name] = handle.spec
-        for name, spec in initial.items() if self.rank == 0 else ():
-            print_line(f"table {name!r} is not in {spec.load}; it starts from its initial values")
+            for lane, number in declare(tables, others):
+                unset.setdefault(tables[lane][number], []).append(lane)
         return unset
 
-    def _declare_round(self, tables: Mapping[int, list[Handle]], others: Mapping[str, str]) -> Iterator[Mark]:
-        """Declare tables to lanes, and to lane 0 also the kind of the `others`. Yield what lanes say of a table."""
+    def _declare_round(self, tables: Mapping[int, list[Handle]], others: Mapping[str, str]) -> Iterator[Place]:
+        """Declare tables to lanes, and to lane 0 also the kind of the `others`.
+
+        Yield each lane that has no values of a table, with the number of the table there.
+        """
         facts = {"round": True, "cursor": self.client.position}
         heads = {lane: {**facts, "others": dict(others)} if lane == 0 and others else facts for lane in tables}
         parts = {lane: [heads[lane], *(handle.spec.to_json() for handle in own)] for lane, own in tables.items()}
         encoded = {lane: [wire.json_part(one) for one in own] for lane, own in parts.items()}
-        for lane, marks in self.client.create(encoded, self._place).items():
-            yield from ((mark, lane, number) for mark in _MARKS for number in marks[mark])
+        for lane, reply in self.client.create(encoded, self._place).items():
+            yield from ((lane, number) for number in reply["unset"])
 
-    def _declare_singly(self, tables: Mapping[int, list[Handle]], others: Mapping[str, str]) -> Iterator[Mark]:
+    def _declare_singly(self, tables: Mapping[int, list[Handle]], others: Mapping[str, str]) -> Iterator[Place]:
         """Declare tables to pservers of which some have an older version, in the way of that."""
         at = {"cursor": self.client.position}
         if others and 0 in tables and self.client.mode.name != "sync":
@@ -196,8 +189,9 @@ class Parameters:
         for number in range(max(map(len, tables.values()))):
             own = {lane: handles[number].spec.to_json() for lane, handles in tables.items() if number < len(handles)}
             parts = {lane: [wire.json_part({**spec, **at})] for lane, spec in own.items()}
-            for lane, marks in self.client.create(parts, self._place).items():
-                yield from ((mark, lane, number) for mark in _MARKS if marks.get(mark))
+            for lane, reply in self.client.create(parts, self._place).items():
+                if reply.get("unset"):
+                    yield lane, number
 
     def _pull_tables(self, handles: Collection[Handle], unset: Mapping[Handle, list[int]]) -> None:
         """Pull dense tables, many at a time, and wait until rows have initial values."""

@@ -23,11 +23,11 @@ The reply to a `HELLO` says `"state": true` if the trainer's newest push did: it
 
 A `CREATE` declares a round of tables: a JSON part `{"round": true, "cursor": VALUE, "others": {NAME: KIND}}`, and one
 for each table that the lane has (`TableSpec.to_json`). `others`, for lane 0, are the tables of the round that it does
-not have: it knows what each trainer has declared. The reply has the numbers of the tables in the round that are not in
-the loaded model, `initial`, and of those that have no values yet, `unset`. A trainer that says `"declares": true` in
-its `HELLO` does so for all its tables; a pserver that takes rounds says `"rounds": true` in the reply. Older versions
-have one JSON part, with a cursor and the table itself, and booleans in the reply. Once trainers have declared different
-tables, every request is answered with an error that says `"differ": true`.
+not have: it knows what each trainer has declared. The reply has the numbers of the tables in the round that have no
+values yet, `unset`. A trainer that says `"declares": true` in its `HELLO` does so for all its tables; a pserver that
+takes rounds says `"rounds": true` in the reply. Older versions have one JSON part, with a cursor and the table itself,
+and a boolean in the reply. Once trainers have declared different tables, every request is answered with an error that
+says `"differ": true`.
 
 While a lane has no values of a table, whose initial values come from trainer 0, its reply to a `CREATE` says that it is
 unset. Then trainer 0 sends all that the lane owns in `SET` messages, of which this is `piece` of `pieces`:

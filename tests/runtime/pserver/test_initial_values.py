@@ -31,7 +31,7 @@ def made_core(mode: str = "sync", epoch: int = 0, attempt: int = 1) -> ServerCor
         for spec in (SPEC, ROWS, OTHER):
             create = wire.Message(wire.CREATE, rank, 2, epoch, attempt, parts=[wire.json_part(spec.to_json())])
             [reply] = replies(core.handle(rank, create))
-            assert reply.json() == {"initial": False, **({} if spec is OTHER else {"unset": True})}
+            assert reply.json() == ({} if spec is OTHER else {"unset": True})
     return core
 
 
