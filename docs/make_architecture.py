@@ -109,6 +109,7 @@ BOXES = {
     },
     "runtime": {
         "connector": Box(980, 478),
+        "main_guard": Box(1120, 478),
         "local": Box(980, 532),
         "pserver": Box(835, 600),
         "trainer": Box(1110, 600),
