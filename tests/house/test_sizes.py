@@ -7,7 +7,7 @@ from collections import Counter
 
 from house.source import PACKAGE, modules, paths, tree
 
-MOST_MODULES = {"cli/commands": 30, "api/operations": 30}  # one for each command
+MOST_MODULES = {"cli/commands": 30, "api/operations": 30, "runtime/trainer": 19}  # commands: one for each
 MOST_MODULES_ELSEWHERE = 18
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 60

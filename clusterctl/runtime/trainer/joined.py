@@ -10,6 +10,7 @@ from typing import Any, Callable
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.state.assigned import AssignedValues
 from clusterctl.runtime.state.keeper import StateKeeper
+from clusterctl.runtime.state.loops import Loops
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.accumulation import Accumulator
 from clusterctl.runtime.trainer.batches import ReaderCursor, StepContext
@@ -19,7 +20,6 @@ from clusterctl.runtime.trainer.geo import make_parameters
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.loops import Loops
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.runtime.trainer.parallel import PartPool
