@@ -10,8 +10,8 @@ from clusterctl.runtime import connector
 from clusterctl.runtime.checkpoint.safetensors import Entry
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.buffers import BufferSender
+from clusterctl.runtime.state.loops import Batches, Site
 from clusterctl.runtime.trainer.batches import OnPass, StepContext, whole_number
-from clusterctl.runtime.trainer.loops import Batches, Site
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.torch.distribution import Distribution
 from clusterctl.torch.loading import Loading

@@ -11,6 +11,7 @@ from clusterctl.runtime.checkpoint.origin import origin_of
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.state.assigned import AssignedValues
 from clusterctl.runtime.state.keeper import StateKeeper
+from clusterctl.runtime.state.loops import Loops
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.table.spec import TensorNames
 from clusterctl.runtime.trainer.accumulation import Accumulator
@@ -21,7 +22,6 @@ from clusterctl.runtime.trainer.geo import make_parameters
 from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.loops import Loops
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.runtime.trainer.parallel import PartPool

@@ -9,6 +9,7 @@ from typing import Any, Callable
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.state.assigned import Marker
+from clusterctl.runtime.state.loops import Batches, Site
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
 from clusterctl.runtime.table.rules import Rule
@@ -30,7 +31,6 @@ from clusterctl.runtime.trainer.batches import (
 from clusterctl.runtime.trainer.clipping import Clip, checked_clip
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_ids_of
 from clusterctl.runtime.trainer.joined import JoinedSession
-from clusterctl.runtime.trainer.loops import Batches, Site
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import Result, Split, Work
 from clusterctl.runtime.wire import messages as wire
