@@ -49,7 +49,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             write_json(run.stop_reason, {"message": request["because"]})
     if run is not None:
         with contextlib.suppress(OSError):  # its directory has just been undone, or the disk is full
-            run.stop_asked.touch()
+            os.close(os.open(run.stop_asked, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     ended = read_state(run).get("ended") if run is not None else None
     grace_s, was, killed = _stop_supervisors(job, alive, peer)
     leftovers, by_kill, survivors = end_all(lambda: of_job(job.dir), grace_s)
