@@ -200,9 +200,7 @@ class AgentCall:
         if not self._is_greeted:
             message = "the idle agent has ended"
             return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
-        if code == 0 and (
-            self._has_answered or self.node.via != "ssh"
-        ):  # an agent that ends well says so in its last line
+        if code == 0 and (torn or self._has_answered or self.node.via != "ssh"):  # its last line would have said so
             return self._process.lost()
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:

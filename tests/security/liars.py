@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.app import run
+from clusterctl.cluster.bundle import STOP_SHELL
 from clusterctl.transport import Transport
 
 JOB = "JOB20261121-081530"
@@ -32,7 +33,8 @@ class Agent:
     def write(self, data: bytes, **_: object) -> None:
         if not self._heard:
             sizes, _, rest = data.partition(b"\n")
-            self._heard = rest[sum(map(int, sizes.split()[1:])) :]  # after the program, compiled and as it is
+            lengths = map(int, sizes.removeprefix(STOP_SHELL).split()[1:])  # of the program, compiled and as it is
+            self._heard = rest[sum(lengths) :]
             self._said = self._answer(json.loads(self._heard))
 
     def readline(self, limit: int, **_: object) -> bytes:
