@@ -64,11 +64,11 @@ class Distribution:
                     self._dense.append((parameter, table))
                     self._group_of[table] = number
         self.rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
-        for rows in self.rows:
-            rows.attach()
         #: Outside sync, tables change while a batch is computed; these are the values that `refresh` copied.
         self._copies = None if is_sync else [table.tensor().clone() for _, table in self._dense]
-        self.refresh()
+        self.refresh()  # makes the tables, which may fail: the model changes afterwards
+        for rows in self.rows:
+            rows.attach()
         self._replace_methods()
 
     def _replace_methods(self) -> None:

@@ -174,7 +174,8 @@ class Rows:
 
     def check(self) -> None:
         """Raise UseError if the program has changed the empty weight, which changes no row."""
-        if _mark(self._module.weight) != self._seen:
+        (*now, place), (*before, place_before) = _mark(self._module.weight), self._seen
+        if now != before or (place != place_before and None not in (place, place_before)):
             raise UseError(
                 f"the program changed the weight of the embedding of table {self.table.name!r}, whose rows are on the "
                 "servers",

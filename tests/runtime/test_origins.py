@@ -59,6 +59,12 @@ def test_a_table_under_another_name_is_reported_on_both_sides(
     ]
 
 
+def test_a_table_that_is_declared_later_is_reported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resumed(tmp_path, trains("same", passes=3, late="late"), "same")
+    lacks = "lacks table late, declared by the program: it starts from initial values"
+    assert warned(capsys) == [f"warning: the checkpoint of run 1 {lacks}"]
+
+
 def test_many_tables_are_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resumed(tmp_path, trains("same", passes=3), "same", *(f"old{n}" for n in range(9)))
     (line,) = warned(capsys)

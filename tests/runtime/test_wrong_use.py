@@ -211,6 +211,17 @@ def test_making_a_table_twice_is_allowed(ps: Session) -> None:
     np.testing.assert_array_equal(first.value, second.value)
 
 
+def test_so_is_making_it_twice_on_pservers(tmp_path: Path) -> None:
+    def program(ps: Session) -> None:
+        tables = [ps.dense("w", 3, SGD(1.0), constant(2.0)) for _ in range(2)]
+        for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+            ps.push({tables[0]: np.ones(3)}, samples=1)
+        assert [table.value.tolist() for table in tables] == [[1, 1, 1]] * 2
+
+    with thread_cluster(tmp_path, 2, 1) as cluster:
+        cluster.train(program)
+
+
 def test_ids_of_more_dimensions_give_rows_of_more_dimensions(ps: Session) -> None:
     e = ps.embedding("e", 2, SGD(1.0), init=constant(0.0))
     ids = np.array([[1, 2, 1], [3, -4, 1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,11 @@ def test_a_run_that_goes_back_assigns_once(tmp_path: Path) -> None:
     assert all(torch.equal(value, values(expected)[name]) for name, value in values(model).items())
 
 
-def test_a_saved_model_has_what_was_assigned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trainers", "tag"), [(1, "mine"), (2, "mine"), (1, "pass-00001"), (2, "pass-00001")])
+def test_a_saved_model_has_what_was_assigned(tmp_path: Path, trainers: int, tag: str) -> None:
+    """Trainer 1 asks for the model first; without a request, it is that of the end of the run."""
+    has_saved = threading.Event()
+
     def program(ps: Any) -> None:
         model = mlp()
         ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
@@ -144,11 +149,14 @@ def test_a_saved_model_has_what_was_assigned(tmp_path: Path) -> None:
             model(x).sum().backward()
             optimizer.step()
         ps.assign(model[0].bias, torch.full((16,), 3.0))
-        ps.save("mine")
+        if tag == "mine":
+            assert ps.rank == trainers - 1 or has_saved.wait(60)
+            ps.save(tag)
+            has_saved.set()
 
-    with cluster_of(tmp_path, 2, 1) as cluster:
+    with cluster_of(tmp_path, 2, trainers) as cluster:
         cluster.train(program)
-    assert (load_model(tmp_path / "output" / "mine")["0.bias"] == 3).all()
+    assert (load_model(tmp_path / "output" / tag)["0.bias"] == 3).all()
 
 
 def test_wrong_use_of_assign(tmp_path: Path, monkeypatch: Any) -> None:

@@ -24,8 +24,8 @@ class SavedTables(NamedTuple):
 class Origin:
     """Compares the `saved` tables with those that are `declared()` so far, by name.
 
-    `warn(kind, message)` is called once for the declared tables that the origin lacks, and once for those that it has
-    and nobody declares. `ignored` are names, or patterns as of `fnmatch`, of tables for which that is meant.
+    `warn(kind, message)` is called for declared tables that the origin lacks, and once for those that it has and nobody
+    declares. `ignored` are names, or patterns as of `fnmatch`, of tables for which that is meant.
     """
 
     def __init__(
@@ -44,50 +44,50 @@ class Origin:
         self._remedy = remedy
         self._warn = warn or (lambda kind, message: None)
         self._pushes = 0
-        self._matches = self._is_reported = not saved
+        self._compared: set[str] = set()
+        self._is_reported = False
 
     def before_push(self) -> None:
         """Look at the tables before a push. Raises ModelError if none of those declared by then is saved."""
-        if self._is_reported:
+        if not self._saved or self._pushes > SOON:
             return
         self._pushes += 1
-        if not self._matches:
-            self._match()
+        if not self._compared:
+            self._compare()
         if self._pushes > SOON:
             self.report()
 
     def report(self) -> None:
-        """Report the saved tables that nobody has declared by the end of a pass, or of the run.
+        """At the end of a pass or of the run: compare the tables declared since, and once those that nobody declared.
 
         Raises ModelError if none of those declared is saved.
         """
-        if self._is_reported or not (self._matches or self._match()):
+        if not self._saved:
+            return
+        self._compare()
+        if self._is_reported or not self._compared:
             return
         self._is_reported = True
-        if unused := self._meant(self._saved - self._declared()):
+        if unused := self._meant(self._saved - self._compared):
             they = "it" if len(unused) == 1 else "them"
             message = f"{self._label} has {_tables(unused)}, not declared so far: later saves lack {they}"
             hint = f"connect(ignore=({unused[0]!r},{' ...' if len(unused) > 1 else ''})) if that is meant"
             self._warn("tables_not_declared", f"{message}; {hint}")
 
-    def _match(self) -> bool:
-        """Compare once there are tables. Return True if there are."""
+    def _compare(self) -> None:
         declared = self._declared()
-        if not declared:
-            return False
-        if self._meant(self._saved) and not declared & self._saved:
+        if not self._compared and declared and self._meant(self._saved) and not declared & self._saved:
             raise ModelError(
                 f"{self._label} has none of the declared tables: it has {_tables(sorted(self._saved))}; "
                 f"the program declares {_tables(sorted(declared))}",
                 remedy=f"declare tables by the names with which they were saved, {self._remedy}, "
                 'or call connect(ignore=("*",)) if that is meant',
             )
-        self._matches = True
-        if lacking := self._meant(declared - self._saved):
+        lacking, self._compared = self._meant(declared - self._compared - self._saved), declared
+        if lacking:
             starts = "it starts" if len(lacking) == 1 else "they start"
             message = f"{self._label} lacks {_tables(lacking)}, declared by the program: {starts} from initial values"
             self._warn("tables_not_loaded", message)
-        return True
 
     def _meant(self, names: Collection[str]) -> list[str]:
         """Return the names that are not ignored, in order."""

@@ -35,6 +35,7 @@ class Copying:
         self._slices: deque[Iterator[None]] = deque()
         self._began_s = 0.0
         self._kept: dict[Any, wire.Message | Work] = {}
+        self._by_sender: dict[tuple[int, int], dict[Any, wire.Message]] = {}
 
     @property
     def is_under_way(self) -> bool:
@@ -69,12 +70,13 @@ class Copying:
         """
         if not self.holds or message.kind in _HARMLESS:
             return False
-        if message.kind == wire.PULL and not self.messages(message.rank, message.attempt):
+        sender = message.rank, message.attempt
+        if message.kind == wire.PULL and sender not in self._by_sender:
             return False
         number = message.piece if message.kind == wire.PUSH else message.request
-        key = message.rank, message.kind, message.step, number
+        key = sender, message.kind, message.step, number
         if key in self._kept or len(self._kept) < _MOST_KEPT:
-            self._kept[key] = message
+            self._kept[key] = self._by_sender.setdefault(sender, {})[key] = message
         return True
 
     def later(self, work: Work) -> None:
@@ -83,9 +85,17 @@ class Copying:
 
     def messages(self, rank: int, attempt: int) -> list[wire.Message]:
         """Return the kept messages of an attempt of a trainer."""
-        kept = [one for one in self._kept.values() if isinstance(one, wire.Message)]
-        return [one for one in kept if (one.rank, one.attempt) == (rank, attempt)]
+        return list(self._by_sender.get((rank, attempt), {}).values())
 
     def next(self) -> wire.Message | Work | None:
         """Return what was kept first and has not been returned, None if there is nothing."""
-        return self._kept.pop(next(iter(self._kept))) if self._kept else None
+        if not self._kept:
+            return None
+        key = next(iter(self._kept))
+        kept = self._kept.pop(key)
+        if isinstance(kept, wire.Message):
+            sender = kept.rank, kept.attempt
+            del self._by_sender[sender][key]
+            if not self._by_sender[sender]:
+                del self._by_sender[sender]
+        return kept

@@ -198,7 +198,7 @@ class ServerCore:
             raise RefusedError(
                 f"trainer {rank} sent a message of epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )
-        if message.kind == wire.SET and rank != 0:
+        if message.kind == wire.SET and rank != 0 and not message.flags & wire.ASSIGNS:
             raise RefusedError(f"trainer {rank} sent values of a table, which only trainer 0 may do")
         if message.attempt < trainer.attempt:
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {trainer.attempt}")
@@ -402,7 +402,7 @@ class ServerCore:
         held = [m for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank]
         held += self._copying.messages(message.rank, message.attempt)
         needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
-        waiting = [0] if needs_values else self.policy.waited_for()
+        waiting = [0] if needs_values else [] if self._copying.holds else self.policy.waited_for()
         facts: dict[str, Any] = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
         if self._copying.holds:
             facts["saving"] = True

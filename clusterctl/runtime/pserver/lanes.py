@@ -125,9 +125,11 @@ class Lane:
                     self._receive(receive_frames(self.router))
                 if self._copying.is_under_way:
                     self._copy()
-            while self._copying.is_under_way:
-                self._copy()
-            self._do_tasks()
+            while self._copying.holds or not (self._tasks.empty() and self._tasks_at_any_time.empty()):
+                self._send(self.core.go_on())  # also after a pause, since nothing else is left to wait for
+                while self._copying.is_under_way:
+                    self._copy()
+                self._do_tasks()
 
     def _copy(self) -> None:
         """Copy a slice of the tables for saves; after the last one, give them away, and go on."""

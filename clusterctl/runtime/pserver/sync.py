@@ -27,7 +27,7 @@ class Step:
     not applied yet. `rates` are the learning rates that replace those of rules, by table: the lowest rank's.
     """
 
-    def __init__(self, pushes: list[Push], tables: Mapping[int, DenseTable]) -> None:
+    def __init__(self, pushes: list[Push], tables: Mapping[int, DenseTable], *, has_assigned: bool = False) -> None:
         self.pushes = pushes
         self.total = sum([push.message.samples for push in pushes])
         self.weighty = [push for push in pushes if push.message.samples]
@@ -36,7 +36,7 @@ class Step:
         for push in self.weighty:
             for key in {**push.dense, **push.later} if push.later else push.dense:
                 self.concerned.setdefault(key, []).append(push)
-        for key, table in tables.items():
+        for key, table in tables.items() if has_assigned else ():
             if table.assigned is not None:
                 self.concerned.setdefault(key, [])
         self.left_over = {key: set(range(tables[key].parts)) for key in sorted(self.concerned)}
@@ -92,7 +92,7 @@ class SyncUpdates(UpdatePolicy):
         """
         awaited, for_s = self.waited_for(), time.monotonic() - self._opened_s
         waiting = sum(trainer.push is not None for trainer in self.lane.trainers.by_rank.values())
-        if not awaited or not waiting or for_s < _LONG_S:
+        if not awaited or not waiting or for_s < _LONG_S or self.lane.copying.holds:
             return {}
         facts = {"awaits": awaited[:_MOST_NAMED], "awaited": len(awaited), "waiting": waiting}
         return {**facts, "awaits_s": round(for_s, 1)}
@@ -181,7 +181,7 @@ class SyncUpdates(UpdatePolicy):
         opening = None if self.lane.sparse or self.lane.has_assigned else pushes[0].opening
         if opening is not None and all(push.opening is opening for push in pushes):
             return out + self._apply_alike(pushes, opening)
-        now = self._now = Step(pushes, self.lane.dense)
+        now = self._now = Step(pushes, self.lane.dense, has_assigned=self.lane.has_assigned)
         for key, table in self.lane.sparse.items():
             grads = [push.sparse[key] for push in now.weighty if key in push.sparse]
             if grads or table.spec.retention is not None:

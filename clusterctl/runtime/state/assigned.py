@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.files import Loadable, State, entry_of
 
 
@@ -25,7 +26,12 @@ class AssignedValues:
 
     def load(self, saved: Loadable) -> None:
         for name in saved.tree[self.name]:
-            table = self._tables[name]
+            table = self._tables.get(name)
+            if table is None:
+                raise UseError(
+                    f"the trainer's state has a value that was assigned to table {name!r}, not declared yet",
+                    remedy="declare the tables of ps.assign before the loop",
+                )
             table.value[...] = saved.tensor(f"{self.name}/{name}")[1].reshape(table.value.shape)
             self._assigned[name] = table
 

@@ -89,15 +89,13 @@ class GeoParameters(Parameters):
         when_sent()
 
     def settle(self) -> None:
-        if self.is_behind:
-            self.make_tables()
+        self.make_tables()
         if self._since:
             self._exchange()
         super().settle()
 
     def pull_dense(self, handle: Dense) -> None:
-        if self.is_behind:
-            self.make_tables()
+        self.make_tables()
 
     def _pull_tables(self, handles: Collection[Handle], unset: Mapping[Handle, list[int]]) -> None:
         super()._pull_tables(handles, unset)

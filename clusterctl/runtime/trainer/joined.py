@@ -102,8 +102,9 @@ class JoinedSession:
                 if not self._client.left:
                     self._loops.check_end(waits=self._states.waits)
                 self._parameters.settle()
-                self._parameters.send_assigned()
                 self._origin.report()
+                if self._parameters.assigned and not self._parameters.is_saved and not self._client.left:
+                    self._save_now(f"pass-{self._next_pass:05d}")  # values that were given after the last save
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 say()
@@ -111,6 +112,13 @@ class JoinedSession:
             self._guard.end()
             self._client.close()
             self._parts.close()
+
+    def _save_now(self, tag: str) -> None:
+        """Save all tables as they are after the current step, and with the values that the program has given since."""
+        self._parameters.settle()
+        self._parameters.send_assigned(by_all=True)
+        self._parameters.is_saved = True
+        self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)

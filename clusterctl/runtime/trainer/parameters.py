@@ -56,8 +56,9 @@ class Parameters:
         self.before_push: Callable[[], None] = nothing
         self.packer = Packer(client.half, client.key_cache)
         self._ahead: dict[Embedding, list[PendingRows]] = {}
-        #: Tables whose values the program has given since the last push.
+        #: Tables whose values the program has given since the last push, and True if a save was asked for since.
         self.assigned: dict[str, Dense] = {}
+        self.is_saved = False
         self.tables: dict[str, Dense] = {}
         self.is_behind = False  # tables are declared and not made yet
         self._declared: list[tuple[Handle, Floats | None]] = []
@@ -72,8 +73,7 @@ class Parameters:
         self, gradient: Gradient, context: StepContext, samples: int, when_sent: Callable[[], None] = nothing
     ) -> None:
         """Send a push, call `when_sent` (which may request rows), and wait until the mode lets the trainer continue."""
-        if self.is_behind:
-            self.make_tables()
+        self.make_tables()
         self.before_push()
         client = self.client
         self.send_assigned()
@@ -88,18 +88,21 @@ class Parameters:
         """Let the next step begin from a value of a table. Raises UseError for another shape or dtype."""
         table.value[...] = checked_floats(f"the value for table {table.name!r}", as_array(value), table.shape)
         self.assigned[table.name] = table
+        self.is_saved = False
 
-    def send_assigned(self) -> None:
-        """Send the values that the program has given: the next step and saves begin with those of trainer 0."""
-        if self.rank == 0:
+    def send_assigned(self, *, by_all: bool = False) -> None:
+        """Send the values that the program has given: the next step and saves begin with those of trainer 0.
+
+        With `by_all` every trainer sends them, which are equal: a save follows, and may be made at its first request.
+        """
+        if self.rank == 0 or by_all:
             for table in self.assigned.values():
                 lanes = {lane for lane, _, _ in table.runs}
                 self.client.set_values(initial_pieces(table, table.value, lanes), wire.ASSIGNS)
 
     def settle(self) -> None:
         """Make the tables that are declared, wait until all pushes are applied, and discard prefetched rows."""
-        if self.is_behind:
-            self.make_tables()
+        self.make_tables()
         self.client.settle()
         self.nan_policy.check_taken(self.step)
         self._ahead.clear()
@@ -112,6 +115,8 @@ class Parameters:
         if not self._declared:
             self.settle()
         values, spec = given_values(handle.spec, self.rank), handle.spec
+        if self.rank != 0:  # the values have been checked, and are not sent
+            values = None
         if spec.init.is_from_rank0:
             handle.spec = replace(spec, init=Initial(spec.init.kind))
         at_once = self.client.is_local or (values is not None and values.nbytes > _COPIED_BYTES)
@@ -123,6 +128,8 @@ class Parameters:
 
     def make_tables(self) -> None:
         """Make the tables that are declared. Thread-safe; raises UseError in a forked process."""
+        if not self.is_behind:
+            return
         if not self.guard.is_of_this_process:
             self.guard.check("the first use of a table")
         with self._lock:
@@ -142,8 +149,7 @@ class Parameters:
         for handle in declared:
             self.client.use(handle.lanes, 4 * handle.spec.elements if isinstance(handle, Dense) else 0)
         given = {handle: values for handle, values in declared.items() if values is not None and handle in unset}
-        if self.rank == 0:
-            self.client.set_values(p for h, values in given.items() for p in initial_pieces(h, values, unset[h]))
+        self.client.set_values(p for h, values in given.items() for p in initial_pieces(h, values, unset[h]))
         for handle in declared:
             if isinstance(handle, Dense):
                 lanes = [lane for lane, start, stop in handle.runs if 4 * (stop - start) >= LEAST_BYTES]
@@ -225,8 +231,7 @@ class Parameters:
         self.client.wait_for(pending)
 
     def pull_dense(self, handle: Dense) -> None:
-        if self.is_behind:
-            self.make_tables()
+        self.make_tables()
         self._pull_tables([handle], {})
 
     def refresh(self, handle: Dense, part: wire.Part) -> None:
@@ -257,8 +262,7 @@ class Parameters:
         return None
 
     def _request(self, handle: Embedding, batch: IdBatch) -> PendingRows:
-        if self.is_behind:
-            self.make_tables()
+        self.make_tables()
         ids = batch.groups.distinct
         pending = PendingRows(ids, np.empty((len(ids), handle.dim), np.float32))
         asks, held = {}, {}

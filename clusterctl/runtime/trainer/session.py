@@ -33,7 +33,6 @@ from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf, checked_
 from clusterctl.runtime.trainer.joined import JoinedSession
 from clusterctl.runtime.trainer.packing import Gradient, Handle, Made, checked_rates
 from clusterctl.runtime.trainer.parallel import Result, Split, Work
-from clusterctl.runtime.wire import messages as wire
 
 
 class Session(JoinedSession):
@@ -75,6 +74,9 @@ class Session(JoinedSession):
         return self._begun(Embedding(self._parameters, spec))
 
     def _begun(self, handle: Made) -> Made:
+        known = self._handles.get(handle.spec.key)
+        if isinstance(known, type(handle)) and known.spec.to_json() == handle.spec.to_json():
+            return known  # it was declared before
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         self._parameters.declare(handle, pass_, self._batch)
         self._handles[handle.spec.key] = handle
@@ -86,10 +88,6 @@ class Session(JoinedSession):
         spec = TableSpec(name, kind, shape, rule, init, load=self._load, **more)
         self._names.add(name, kind)
         return spec
-
-    def _make_tables(self) -> None:
-        if self._parameters.is_behind:
-            self._parameters.make_tables()
 
     def assign(self, table: Any, value: Any) -> None:
         """Give a dense table a value, of its shape and a float dtype: the next step begins from it.
@@ -181,7 +179,7 @@ class Session(JoinedSession):
             self._states.replay()
             return
         after = loops.end_of(passes)
-        self._make_tables()
+        self._parameters.make_tables()
         self._states.begin(self._next_pass, self._batch, after, rejoins=self._rejoins)
         self._begin_course()
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
@@ -245,6 +243,7 @@ class Session(JoinedSession):
         self._parameters.settle()
         self._states.end_pass(pass_)
         self._parameters.send_assigned()
+        self._parameters.is_saved = True
         self._client.end_pass(f"pass-{pass_:05d}", repeated=repeated)
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
@@ -266,7 +265,7 @@ class Session(JoinedSession):
         the lowest rank with samples count; with `accumulate`, those of the last batch. Not in geo mode.
         """
         self._guard.check("ps.push")
-        self._make_tables()
+        self._parameters.make_tables()
         context = unpushed(self._context)
         step, context.rates = self._parameters.step, checked_rates(rates, self._handles, self.mode)
         count, value = checked_samples(samples, self.rank, step), checked_loss(loss)
@@ -287,7 +286,7 @@ class Session(JoinedSession):
         by `split(batch, parts)`. `f` may call nothing of the session but `log`.
         """
         self._guard.check("ps.parallel")
-        self._make_tables()
+        self._parameters.make_tables()
         return self._parts.run(f, batch, parts, split, self.step)
 
     def _send(self, gradient: Gradient, context: StepContext, samples: int) -> None:
@@ -323,9 +322,7 @@ class Session(JoinedSession):
             return
         if check_tag(tag).startswith(("pass-", "at-step-")):
             raise UseError(f"tag {tag!r} is reserved for models that are saved without a call", remedy="choose another")
-        self._parameters.settle()
-        self._parameters.send_assigned()
-        self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
+        self._save_now(tag)
 
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
