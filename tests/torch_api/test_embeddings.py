@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import clusterctl.torch as ct
 from clusterctl.runtime import SGD, load_model, zeros
+from clusterctl.runtime.trainer.parameters import Parameters
 from torch_api.programs import PASSES, SAMPLES, SIZE, Y, cluster_of
 
 pytestmark = pytest.mark.engines
@@ -188,6 +189,26 @@ def test_each_group_has_its_own_rate_and_schedule() -> None:
     own = train(words())
     with ct.connect() as ps:
         assert furthest(train(words(), ps), own) < 1e-5
+
+
+def test_rows_of_the_next_batch_are_requested_with_the_push_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefetch, steps = Parameters.prefetch, list[int]()
+
+    def note(parameters: Parameters, *what: Any) -> None:
+        steps.append(parameters.step)
+        prefetch(parameters, *what)
+
+    def program(ps: Any) -> None:
+        model = words()
+        ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
+        fit(model, optimizer, ps.loader(DATASET, SIZE))
+
+    monkeypatch.setattr(Parameters, "prefetch", note)
+    with cluster_of(tmp_path, 1, 1) as cluster:
+        cluster.train(program)
+    assert len(steps) == -(-SAMPLES // SIZE) - 1
 
 
 @pytest.mark.parametrize("pservers", [1, 2])
