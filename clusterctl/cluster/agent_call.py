@@ -97,11 +97,11 @@ class AgentCall:
         return self.receive(answer_s - doubt_s)
 
     def _explain_silence(self, silence: NodeError) -> None:
-        """Raise the error of the login shell, if it has one. One that does not end may just be slow."""
+        """Raise the error of the login shell, if it runs nothing. Whatever else fails says nothing about the agent."""
         try:
             self._need_login_shell(self.node)
         except NodeError as exc:
-            if exc.details.get("reason") != "deadline" or silence.details.get("reason") != "deadline":
+            if exc.details.get("reason") == "login_shell":
                 raise exc from silence
 
     def begin_again(self, request: Mapping[str, Any], answer_s: float = ANSWER_S, data: bytes = b"") -> None:

@@ -35,27 +35,33 @@ class Selection:
 @dataclass(frozen=True)
 class Listed:
     """What a node lists: the complete `models` that it knows of, and the files that each `needs`; the files of models
-    that it `has`, and the `steps` of those, complete or not. All but `models` are by tag.
+    that it `has`, and the `steps` of those, complete or not, by tag; and the models that were `merged` there.
     """
 
     models: Sequence[Model]
     needs: Mapping[str, Sequence[str]]
     has: Mapping[str, Sequence[str]]
     steps: Mapping[str, int]
+    merged: Sequence[Model] = ()
 
 
 def listed_by(node: Node, message: Any) -> Listed:
     """Return what a node lists. Raises NodeError if it is malformed."""
-    rows, held = message.get("models"), message.get("held", [])
-    for one, is_sound in ((rows, _is_model), (held, _is_held)):
+    rows, held, merged = message.get("models"), message.get("held", []), message.get("merged", [])
+    for one, is_sound in ((rows, _is_model), (held, _is_held), (merged, _is_model)):
         if not isinstance(one, list) or len(one) > MOST_FILES or not all(map(is_sound, one)):
             raise refuse(node, "a malformed list of models")
     return Listed(
-        models=[Model(row["tag"], row["run"], row["step"]) for row in rows],
+        models=list(map(_model, rows)),
         needs={row["tag"]: row.get("files", []) for row in rows},
         has={row["tag"]: row["files"] for row in held},
         steps={row["tag"]: row["step"] for row in held},
+        merged=list(map(_model, merged)),
     )
+
+
+def _model(row: Mapping[str, Any]) -> Model:
+    return Model(row["tag"], row["run"], row["step"])
 
 
 def _is_model(row: object) -> bool:
@@ -146,8 +152,17 @@ class Choice:
         known = [one.needs[model.tag] for one in self._lists.values() if model in one.models]
         return sorted(set(known[0]) - there) if known else []
 
+    def was_merged(self, model: Model) -> bool:
+        """Return True if the lead's node lists the model as merged there."""
+        return self._lead in self._lists and model in self._lists[self._lead].merged
+
     def unknown(self, nodes: Sequence[Node]) -> list[str]:
-        """Return the tags of models that are newer than all listed ones: the nodes have pieces, but no manifest."""
+        """Return the tags of models that are newer than all listed ones: the nodes have pieces, but no manifest.
+
+        There are none if a model was selected.
+        """
+        if self._selection.tag is not None:
+            return []
         steps = {tag: step for node in nodes for tag, step in self._of(node).steps.items()}
         tags = {model.tag for model in self.models or ()}
         newest = max((model.step for model in self.models or ()), default=-1)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
@@ -36,11 +36,6 @@ class Skipped:
 
     tag: str
     reason: str
-
-
-class Merged(NamedTuple):
-    tag: str
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -104,11 +99,11 @@ def collect(
         if node.id not in ids:
             _remove_others(target, node, [], stay)
     if merged is None and choice.tag is not None and len(answered) == len(members):
-        merged = Merged(choice.tag, _merge(target, Pieces(target, choice.tag, files)))  # which says what is missing
-    gone = {choice.tag, *(one.tag for one in skipped), *([merged.tag] if merged else [])}
+        merged = choice.tag, _merge(target, Pieces(target, choice.tag, files))  # which says what is missing
+    tag, path = merged or (choice.tag, None)
+    gone = {choice.tag, tag, *(one.tag for one in skipped)}
     more = sum(is_scheduled_tag(model.tag) and model.tag not in gone for model in choice.models or ())
     warnings = [warning for one_node in received for warning in one_node.warnings]
-    path, tag = (merged.path, merged.tag) if merged else (None, choice.tag)
     return Collection(files, left, outcomes, path, tag, more if choice.bring else 0, warnings, skipped)
 
 
@@ -121,8 +116,11 @@ def _complete(
     request: dict[str, Any],
     files: list[Collected],
     report: Report,
-) -> tuple[Merged | None, list[Skipped]]:
-    """Merge the newest model that can be completed. Return it, and the newer ones. Adds to `files` what it brings."""
+) -> tuple[tuple[str, Path] | None, list[Skipped]]:
+    """Merge the newest model that can be completed. Return its tag and path, and the newer ones.
+
+    Adds to `files` what it brings.
+    """
     skipped = []
     if lead not in answered:
         skipped = [
@@ -134,10 +132,10 @@ def _complete(
         if not lacking or model.tag == choice.tag:
             files += pieces.complete(cluster, answered, request, report, originals=model.tag != choice.tag)
         path = _merge(target, pieces) if pieces.are_whole else None
-        if path is None and lead in answered:
+        if path is None and lead in answered and choice.was_merged(model):
             path = bring_merged(cluster, lead, {**request, "model": model}, target, pieces.tag, report)
         if path is not None:
-            return Merged(model.tag, path), skipped
+            return (model.tag, path), skipped
         skipped.append(Skipped(model.tag, _why_not(lacking, pieces)))
     return None, skipped
 

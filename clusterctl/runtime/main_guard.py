@@ -7,8 +7,10 @@ process that called `connect()` first is signalled, and raises MainGuardError, t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -38,7 +40,9 @@ def check(*, local: bool) -> None:
 
     In a run, raise ProcessError anywhere else in a process that it started: that one has no socket to the supervisor.
     """
-    of_main = [frame for frame, _ in traceback.walk_stack(None) if frame.f_globals.get("__name__") == IMPORTED]
+    stacks = (None, sys._current_frames().get(threading.main_thread().ident or 0))  # which imports it
+    frames = [frame for start in stacks for frame, _ in traceback.walk_stack(start)]
+    of_main = [frame for frame in frames if frame.f_globals.get("__name__") == IMPORTED]
     if any(frame.f_code.co_name == "<module>" for frame in of_main):
         _end_program()
         raise MainGuardError(WORDS, remedy=REMEDY)
@@ -65,8 +69,13 @@ def _on_child(number: int, frame: object) -> None:
 
 
 def _exit() -> NoReturn:
-    os.write(2, f"{MainGuardError.__module__}.MainGuardError: {WORDS}; {REMEDY}".encode())
+    _say()
     os._exit(1)
+
+
+def _say() -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{MainGuardError.__module__}.MainGuardError: {WORDS}; {REMEDY}".encode())
 
 
 def _end_program() -> None:
@@ -74,10 +83,11 @@ def _end_program() -> None:
     pid = connected_pid()
     if pid is None or not _descends_from(pid):
         return
-    try:
-        os.kill(pid, SIGNAL if _catches(pid) else signal.SIGKILL)
-    except OSError:
-        return
+    number = SIGNAL if _catches(pid) else signal.SIGKILL
+    if number == signal.SIGKILL:
+        _say()  # the killed process cannot, and this one may be ended together with it
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
 
 
 def _descends_from(pid: int) -> bool:

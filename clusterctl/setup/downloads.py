@@ -41,6 +41,10 @@ class Downloads:
     """The cache of this machine: wheels by hash, and the wheels chosen for given requirements and a platform."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises ConfigError if the cache is another account's, see `private_cache`."""
+        if directory.is_relative_to(os.devnull):
+            hint = "set XDG_CACHE_HOME to a directory of your own"
+            raise ConfigError("the wheels need a cache, and that of HOME belongs to another account", hint=hint)
         self._directory = directory
         self.store = WheelStore(self._directory / "wheels")
 

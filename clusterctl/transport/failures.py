@@ -125,10 +125,10 @@ def overdue(label: str, where: str, what: str, deadline_s: float) -> NodeError:
     )
 
 
-def no_login_shell(label: str, where: str) -> NodeError:
-    """Return the error for an account whose login shell does not run the command that it is given."""
+def no_login_shell(label: str, where: str, said: str) -> NodeError:
+    """Return the error for an account whose login shell does not run the command that it is given, but `said` this."""
     return NodeError(
-        f"the login shell on {where} did not run the command that it was given",
+        f"the login shell on {where} did not run the command that it was given" + (f": {said}" if said else ""),
         node=label,
         hint="see its start-up files (~/.bashrc, ~/.profile, ~/.zshenv): let `exec zsh`, `exit` and the like run only "
         "on a terminal, such as: [ -t 1 ] && exec zsh; see also ForceCommand in sshd_config",

@@ -30,6 +30,7 @@ T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
 MAX_CONNECTIONS = 256
 LOGIN_SHELL_S = 15.0
+SAID_CHARS = 400
 WHOLE_STDERR_BYTES = 64 * 1024 * 1024
 
 
@@ -115,7 +116,8 @@ class Transport:
         mark = f"clusterctl: {secrets.token_hex(8)}"
         done = self.run(node, Command(("echo", mark), title="a test of the login shell"), deadline_s=LOGIN_SHELL_S)
         if mark.encode() not in done.stdout:
-            raise failures.no_login_shell(node.label, self._resolver.resolve(node).where)
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()[-SAID_CHARS:]
+            raise failures.no_login_shell(node.label, self._resolver.resolve(node).where, said)
         self._with_login_shell.add(node.label)
 
     def link(self, node: Node) -> Link:

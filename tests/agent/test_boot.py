@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from agent.nodes import BUNDLE, PYTHONS, PipeCluster, agent, ask, needs
+from agent.nodes import BUNDLE, NODE, PYTHONS, PipeCluster, Pipes, agent, ask, needs
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import STOP_SHELL, boot_program
 from clusterctl.cluster.cluster import BEATS
 from clusterctl.dispatch import Progress, dispatch, scan
-from clusterctl.errors import NodeError, RefusedError
+from clusterctl.errors import NodeError, RefusedError, UnreachableError
+from clusterctl.inventory import Node
 from clusterctl.launch import Run, plan, start
 from clusterctl.observe.record.status import status
 from support.processes import wait_until
@@ -325,3 +326,18 @@ def test_a_shell_in_the_place_of_python_runs_nothing_of_the_program(shell: str, 
     assert done.returncode == 97 or (shell == "fish" and done.returncode)  # fish does not take it for a program
     assert done.stdout == b""
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("reason", ["deadline", "no_channel", "lost", "login_shell"])
+def test_the_error_of_an_agent_is_kept_unless_the_login_shell_explains_it(reason: str, tmp_path: Path) -> None:
+    def need_login_shell(node: Node) -> None:
+        kind = UnreachableError if reason == "lost" else NodeError
+        raise kind("of the test", node=node.label, details={"reason": reason})
+
+    process = Pipes(["sh", "-c", "echo no space left >&2; exit 5"], tmp_path)
+    call = AgentCall(NODE, AgentInput(process), BUNDLE, need_login_shell=need_login_shell)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(NodeError, match="of the test" if reason == "login_shell" else "code 5: no space left"):
+            call.begin(JOBS)
+    finally:
+        call.close()

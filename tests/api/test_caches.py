@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.api.operations.caches import private_cache
-from clusterctl.errors import ConfigError
+from clusterctl.transport.keep.ending import end_helpers
+from clusterctl.transport.keep.place import directory_of
 
 
 @pytest.mark.parametrize("before", [None, 0o755, 0o777, 0o500])
@@ -28,13 +29,18 @@ def test_the_cache_is_private_whatever_the_umask_and_its_mode_before(tmp_path: P
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
-def test_a_cache_of_another_account_is_refused(tmp_path: Path) -> None:
+def test_a_cache_of_another_account_is_not_used_except_by_a_sudo_of_that_account(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a directory away")
     (tmp_path / "clusterctl").mkdir()
     os.chown(tmp_path / "clusterctl", 12345, 12345)
-    with pytest.raises(ConfigError, match="belongs to another account"):
-        private_cache({"XDG_CACHE_HOME": str(tmp_path)})
+    mode = stat.S_IMODE((tmp_path / "clusterctl").stat().st_mode)
+    cache = tmp_path / "clusterctl"
+    assert not Path(private_cache({"XDG_CACHE_HOME": str(tmp_path)})).exists()
+    assert end_helpers(directory_of(Path(private_cache({"XDG_CACHE_HOME": str(tmp_path)})))) == []
+    assert stat.S_IMODE(cache.stat().st_mode) == mode, "it is left as it was"
+    assert private_cache({"XDG_CACHE_HOME": str(tmp_path), "SUDO_UID": "12345"}) == str(cache)
+    assert private_cache({"XDG_CACHE_HOME": str(tmp_path), "SUDO_UID": "4711"}) != str(cache)
 
 
 def test_where_no_cache_can_be_made_there_is_none(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def run(sshd: OpenSshCluster, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("line", ["exec zsh", "exec fish", "exit 0", "exec no-such-shell"])
+@pytest.mark.parametrize("line", ["exec zsh", "exec fish", "echo password expired >&2; exit", "exec no-such-shell"])
 def test_a_start_up_file_that_runs_another_program_is_an_error_of_every_command(
     line: str, sshd: OpenSshCluster, run: Run
 ) -> None:
@@ -65,4 +65,5 @@ def test_a_start_up_file_that_runs_another_program_is_an_error_of_every_command(
         assert done.returncode == 3, (command, done.stdout, done.stderr)
         assert "did not run the command that it was given" in done.stderr
         assert ".bashrc" in done.stderr
+        assert ("password expired" in done.stderr) == ("expired" in line)
         assert "hello" not in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,15 @@ with connect() as ps:
     process = context.Process(target=square, args=(3,))
     process.start()
     time.sleep(60)  # it waits for a result that nobody will send
+"""
+THREAD = """
+import threading
+def work():
+    with connect() as ps, context.Pool(1) as pool:
+        pool.map(square, [3])
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
 """
 PERSISTENT = """
 def again():
@@ -86,6 +96,12 @@ def test_a_program_that_its_own_processes_import_ends_with_an_error_that_shows_t
     assert done.returncode == 1
     assert "MainGuardError: multiprocessing imported the program again in a new process" in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr
+
+
+def test_one_that_connects_in_another_thread_is_killed_with_the_same_words(tmp_path: Path) -> None:
+    done = run(tmp_path, THREAD, "spawn")
+    assert done.returncode == -signal.SIGKILL
+    assert "MainGuardError: multiprocessing imported the program again in a new process" in done.stderr
 
 
 @pytest.mark.slow

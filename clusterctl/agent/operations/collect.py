@@ -23,7 +23,7 @@ from clusterctl.agent.node.jobs import find_job, pick_run, read_state, warnings_
 from clusterctl.agent.node.outputs import SavedModel, copied_models, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.manifest import MERGED_NAME, read_manifest
+from clusterctl.common.manifest import MERGED_NAME, is_tag, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.tree import ODD_CHARACTERS
 
@@ -37,7 +37,8 @@ NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send `{"models": [{"tag", "run", "step", "files"}, ...], "held": [{"tag", "step", "files"}, ...]}`: the files of
-    each complete model, and those that this node has of any. Wait for `{"bring": tags}`, or None for all.
+    each complete model, and those that this node has of any; and `"merged": [{"tag", "run", "step"}, ...]`, the models
+    that we merged here. Wait for `{"bring": tags}`, or None for all.
 
     Then send `{"total": bytes}`, and for each file `{"file": path, "bytes": n, "mode", "mtime_ns"}`, n bytes and
     `{"sha256": ...}`.
@@ -52,7 +53,7 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     known = {model.directory.name for model in complete}
     copied = list(copied_models(run)) if run else []
     complete += [model for model in copied if model.directory.name not in known]
-    peer.send({"models": list(map(_row, complete)), "held": _held([*models, *copied])})
+    peer.send({"models": list(map(_row, complete)), "held": _held([*models, *copied]), "merged": _merged(places)})
     bring = peer.receive()["bring"]
     passes = [one for one in models if one.is_scheduled and bring is not None]
     staying = others | {one.directory for one in passes if one.directory.name not in bring}
@@ -96,6 +97,17 @@ def _held(models: list[SavedModel]) -> list[dict[str, Any]]:
         row = rows.setdefault(model.directory.name, {"tag": model.directory.name, "step": model.step, "files": []})
         row["files"] += sorted({path.name for path in model.directory.glob(PIECES)} - {*row["files"]})
     return list(rows.values())
+
+
+def _merged(places: list[Path]) -> list[dict[str, Any]]:
+    """Return the models that we merged here, each like a complete model."""
+    paths = [path for place in places for path in sorted(place.glob(f"*/{MERGED_NAME}")) if is_merged_by_us(path)]
+    known = [(path.parent.name, piece_header(path)) for path in paths]
+    return [
+        {"tag": tag, "run": about["run"], "step": int(about["step"])}
+        for tag, about in known
+        if is_tag(tag) and "run" in about and str(about.get("step")).isdigit()
+    ]
 
 
 def _send_copies(wanted: dict[str, Any], run: RunPaths | None, peer: Peer) -> dict[str, Any]:

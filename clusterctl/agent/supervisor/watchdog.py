@@ -65,6 +65,7 @@ class Watchdog:
         self._context = context
         self._children = children
         self._watched: dict[Child, Watch] = {}
+        self._awaited: dict[str, int] = {}  # trainers that others wait for, with the attempt
         self._looked = context.loop.now()
         context.loop.every(self.period_s, self.look)
 
@@ -113,7 +114,7 @@ class Watchdog:
         if order["do"] == "stacks":
             self.show_stacks(order["message"])
         else:
-            self.watch(name_of((order["role"], order["rank"])), order["attempt"])
+            self._awaited[name_of((order["role"], order["rank"]))] = order["attempt"]
 
     def show_stacks(self, words: str) -> None:
         """Ask all processes that can to write their stacks, and write the reason into their logs."""
@@ -121,13 +122,6 @@ class Watchdog:
             watch = self._watched.get(child)
             if watch is not None and child.alive:
                 self._ask_for_stacks(child, watch, words)
-
-    def watch(self, name: str, attempt: int) -> None:
-        """Watch a trainer that others wait for. If it has never sent a message, its time counts from its start."""
-        for child in self._children():
-            if (child.name, child.attempt) == (name, attempt) and child.alive and child not in self._watched:
-                watch = self._watched[child] = Watch(self._context.loop.now() - child.lived_s(time.time()))
-                watch.connected = False
 
     def look(self) -> None:
         """Find silent processes. Time in which the supervisor itself did not run does not count."""
@@ -149,9 +143,14 @@ class Watchdog:
                 child.send({"cmd": "ping"})
 
     def _watch(self, child: Child, now: float) -> Watch | None:
-        """The watch of a live process that sends messages; clusterctl's pservers are always watched."""
+        """The watch of a live process that sends messages, or that others wait for; clusterctl's pservers are always
+        watched. The time of one that has never sent a message counts from its start, which may be after the order.
+        """
         if not child.alive:
             return None
+        if self._awaited.get(child.name) == child.attempt and child not in self._watched:
+            watch = self._watched[child] = Watch(now - child.lived_s(time.time()))
+            watch.connected = False
         if child.role == "pserver" and child.plan.ours and child.state == "ready":
             return self._watched.setdefault(child, Watch(now))
         return self._watched.get(child)

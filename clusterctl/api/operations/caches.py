@@ -20,7 +20,8 @@ def cache_directory(environ: Mapping[str, str]) -> str:
 def private_cache(environ: Mapping[str, str]) -> str:
     """Return this user's cache directory, made or changed so that only this account can use it, whatever the umask.
 
-    Raises ConfigError if it belongs to another account. Where it cannot be made, there is no cache.
+    Where it cannot be made there is no cache. Nor where it belongs to another account, as in a container that maps
+    accounts; the path is then below a file. Only the user of a `sudo` that keeps HOME shares it with root.
     """
     path = cache_directory(environ)
     with contextlib.suppress(OSError):  # it exists, or this disk is read-only
@@ -28,11 +29,13 @@ def private_cache(environ: Mapping[str, str]) -> str:
         os.mkdir(path, 0o700)  # noqa: PTH102
     with contextlib.suppress(OSError):
         found = os.stat(path)  # noqa: PTH116
-        if found.st_uid != os.geteuid():
-            from clusterctl.errors import ConfigError
-
-            hint = "remove it, or set XDG_CACHE_HOME to a directory of your own"
-            raise ConfigError(f"the cache {path} belongs to another account (uid {found.st_uid})", hint=hint)
+        own = {os.geteuid(), int(environ["SUDO_UID"])} if _is_sudo(environ) else {os.geteuid()}
+        if found.st_uid not in own:
+            return f"{os.devnull}/clusterctl"
         if stat.S_IMODE(found.st_mode) != 0o700:
             os.chmod(path, 0o700)  # noqa: PTH101
     return path
+
+
+def _is_sudo(environ: Mapping[str, str]) -> bool:
+    return os.geteuid() == 0 and environ.get("SUDO_UID", "").isdecimal()

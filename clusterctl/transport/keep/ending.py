@@ -27,7 +27,7 @@ class Ended(NamedTuple):
 def end_helpers(directory: Path) -> list[Ended]:
     """End every helper with a socket in a directory, also those of other versions. Returns once they have ended."""
     ended = []
-    with contextlib.suppress(FileNotFoundError), place.opened(directory) as fd:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), place.opened(directory) as fd:
         for name in sorted(path.name for path in directory.iterdir()):
             if name.endswith(place.SUFFIX):
                 helper = _end(place.address(directory, fd, name), name)

@@ -81,6 +81,16 @@ def test_a_failed_copy_of_what_has_a_successor_is_not_worth_a_word() -> None:
     assert take(made, 1, "pass-00000", message="it does not have pserver-00000.safetensors") == []
 
 
+def test_a_checkpoint_that_was_discarded_does_not_count_as_one_that_waits_for_its_copy() -> None:
+    made = tracker()
+    for tag in ("step-1", "step-2", "step-3"):
+        made.offer(save(tag, checkpoint=True), 0.0)
+    made.discard("step-2")
+    assert events(made.tick(60.0)) == []
+    (behind,) = events(made.offer(save("step-4", checkpoint=True), 60.0))
+    assert "the last 3 checkpoints were not copied" in behind["message"]
+
+
 def doubts(made: CopyTracker) -> list[str]:
     return [warning["kind"] for warning in made.doubts([0, 1, 2])]
 

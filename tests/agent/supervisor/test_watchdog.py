@@ -136,6 +136,21 @@ def test_a_trainer_that_never_reports_is_stalled_once_others_wait_for_it_counted
     assert trainer.state == "running"
 
 
+def test_a_trainer_that_others_wait_for_is_watched_even_if_the_order_comes_before_its_restart() -> None:
+    trainer = Fake("trainer")
+    trainer.alive = False
+    play = Play(trainer, on_stall="fail")
+    play.watchdog.carry_out({"do": "awaited", "role": "trainer", "rank": 0, "attempt": 2})
+    play.passes(10)
+    trainer.alive, trainer.attempt = True, 2
+    play.passes(STALL_S - 30)
+    assert trainer.state == "running"
+    play.passes(10)
+    assert (trainer.state, play.events[0]["unconnected"]) == ("stalled", True)
+    play.timers()
+    assert trainer.signals == [signal.SIGKILL]
+
+
 def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_does_not() -> None:
     server = Fake("pserver")
     play = Play(server)

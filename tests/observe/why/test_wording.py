@@ -139,6 +139,13 @@ def test_processes_that_ended_in_the_same_way_are_grouped_whatever_their_message
     assert [one.process for one in explanation.then] == ["trainer3"]
 
 
+def test_the_number_of_a_loaders_worker_is_not_the_rank_of_a_trainer() -> None:
+    evidence = Evidence([], 0, {})
+    evidence.node_of["trainer3"] = 1
+    assert evidence.peers_in("Caught ValueError in DataLoader worker process 3, worker 3") == set()
+    assert evidence.peers_in("connection to rank 3 timed out") == {"trainer3"}
+
+
 @pytest.mark.parametrize("explained", [True, False])
 def test_a_reason_that_the_message_gives_is_not_given_twice(explained: bool) -> None:
     history = History()

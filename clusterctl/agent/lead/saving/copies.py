@@ -88,6 +88,7 @@ class CopyTracker:
         """Discard a damaged checkpoint: it does not count as a copied one."""
         if self.newest.get(True) == tag:
             del self.newest[True]
+        self._since[True].pop(tag, None)
         self._failed |= self._save is not None and self._save["tag"] == tag
         if True in self._waiting and self._waiting[True]["tag"] == tag:
             del self._waiting[True]
