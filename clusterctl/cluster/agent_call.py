@@ -62,7 +62,7 @@ class AgentCall:
         self._is_closed = False
         self._is_greeted = True
         self._left: float = math.inf
-        self._has_answered = False
+        self._has_answered = self._ended_well = False
         self.untouched: str | None = None
         self.on_alive: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.op: object = None
@@ -89,7 +89,7 @@ class AgentCall:
             return self.receive(doubt_s)
         except NodeError as exc:
             reason = exc.details.get("reason")
-            if self._has_answered or reason not in (AGENT_ENDED, NO_AGENT, "deadline"):
+            if self._has_answered or not (self._ended_well or reason in (AGENT_ENDED, NO_AGENT, "deadline")):
                 raise
             self._explain_silence(exc)
             if reason != "deadline" or answer_s <= doubt_s:
@@ -200,7 +200,8 @@ class AgentCall:
         if not self._is_greeted:
             message = "the idle agent has ended"
             return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
-        if code == 0 and (torn or self._has_answered or self.node.via != "ssh"):  # its last line would have said so
+        if code == 0:  # an agent that ends well says so in its last line
+            self._ended_well = True
             return self._process.lost()
         stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:
