@@ -37,6 +37,8 @@ def test_the_supervisor_of_a_trainer_that_others_wait_for_is_ordered_once_for_ea
     play.pass_time(SOON_S, alive=(0, 1))
     assert watched() == [(1, 1)]
     play.exits("trainer", 1, -9)
+    play.pass_time(0.5, alive=(0, 1))
+    assert watched() == [(1, 1), (2, 1)], "it may come before the restart"
     play.running(1)
     play.pass_time(SOON_S, alive=(0, 1))
     assert watched() == [(1, 1), (2, 1)]
