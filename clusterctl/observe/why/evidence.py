@@ -11,7 +11,7 @@ from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.node_report import NodeReport
 
 PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")  # as programs name them
-RANK = re.compile(r"\b(?:rank|peer|worker)[ =#:\[]{1,2}(\d{1,6})\b", re.IGNORECASE)  # as libraries name trainers
+RANK = re.compile(r"\b(?:rank|peer)[ =#:\[]{1,2}(\d{1,6})\b", re.IGNORECASE)  # as libraries name trainers
 Line = tuple[float, str]
 
 
