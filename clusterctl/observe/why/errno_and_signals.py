@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from clusterctl.observe.why.translations import TRANSLATIONS
 
 SHELL_SIGNALS = 128  # a shell reports signal n as exit code 128 + n
-ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d+)|\(os error (\d+)\)|\bOs \{ code: (\d+)")
+ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d{1,9})\b|\(os error (\d{1,9})\)|\bOs \{ code: (\d{1,9})\b")
 RESOLVER = re.compile(r"\[Errno -\d+\]")  # as Python writes errors of getaddrinfo
 ERRNO_NAME = re.compile(r"\bE[A-Z]{3,14}\b")
 QUOTED = re.compile(r"(?<!\w)['\"]([^'\"\n]+)['\"]")
 #: Text in quotation marks, with the apostrophes in it: a name or data, never what the system reports.
 QUOTATION = re.compile(
-    r"(?<!\w)(?:'(?:[^'\n]|(?<=\w)'(?=\w))*'|\"[^\"\n]*\"|`[^`\n]*[`'])|[\u2018\u201c][^\u2019\u201d\n]*[\u2019\u201d]"
+    r"(?<!\w)(?:'(?:[^'\n]|(?<=\w)'(?=\w))*'|\"[^\"\n]*\"|`[^`\n]*[`'])|"
+    r"\u2018[^\u2018\u2019\n]*\u2019|\u201c[^\u201c\u201d\n]*\u201d"
 )
 #: Texts in which programs report the end of another process.
 ENDED = re.compile(
@@ -131,7 +132,7 @@ TRANSLATED = re.compile(
     r"(?=$|[\s.,:;!()\u3002\uff1a\uff0c])"
 )
 #: The end of a tool's message about a path, before the system's: `cat: data/x: TEXT`.
-ABOUT_PATH = re.compile(r"(?:^|: )([^\s:'\"]*[/.][^\s:'\"]*)[:\uff1a] ?$")
+ABOUT_PATH = re.compile(r"(?:^|: )(?=[^\s:'\"/.]*[/.])([^\s:'\"]+)[:\uff1a] ?$")
 #: The address of a process, as gRPC, Go and others name it.
 ENDPOINT = re.compile(r"(?<![\w.])(?:ipv4:)?((?:\d{1,3}\.){3}\d{1,3}:\d{1,5})(?!\d)")
 LOCKING = re.compile(r"\b(?:un)?lock(?:s|ed|ing)?\b|\bflock\b|/LOCK\b", re.IGNORECASE)
@@ -254,12 +255,14 @@ def of_errno(text: str) -> Diagnosis | None:
     """
     if RESOLVER.search(text):
         return unresolved(None)
-    named = _named_errno(unquoted(text))
-    if named is None:
+    name = _named_errno(unquoted(text))
+    if name is None:
         return None
-    name, error = named
-    translated = TRANSLATED.search(text)
-    at = max(text.lower().find(error.text.lower()), translated.start(1) if translated else 0)
+    error = ERRNOS[name]
+    at = text.lower().find(error.text.lower())
+    if at < 0:
+        translated = TRANSLATED.search(text)
+        at = translated.start(1) if translated else 0
     subject = _endpoint_in(text, at) if error.about_peer else _path_in(text, at)
     if name == "EAGAIN" and LOCKING.search(text):
         return locked(subject)
@@ -295,20 +298,18 @@ def _path_in(text: str, at: int) -> str | None:
     return after[1] if after else before[-1] if before else None
 
 
-def _named_errno(text: str) -> tuple[str, Errno] | None:
+def _named_errno(text: str) -> str | None:
     number = ERRNO_NUMBER.search(text)
-    if number:
-        name = NAMES.get(
-            abs(int(next(filter(None, number.groups()))))
-        )  # some programs print it as the kernel returns it, negative
-        return (name, ERRNOS[name]) if name else None
-    for word in ERRNO_NAME.findall(text):
-        if word in ERRNOS:
-            return word, ERRNOS[word]
+    if number:  # some programs print it as the kernel returns it, negative
+        return NAMES.get(abs(int(number[1] or number[2] or number[3])))
+    for word in ERRNO_NAME.finditer(text):
+        if word[0] in ERRNOS:
+            return str(word[0])
     match = SYSTEM_TEXT.search(text)
-    translated = None if match else TRANSLATED.search(text)
-    name = NAMES_BY_TEXT[match[1].lower()] if match else NAMES_BY_TRANSLATION[translated[1]] if translated else None
-    return (name, ERRNOS[name]) if name else None
+    if match:
+        return NAMES_BY_TEXT[match[1].lower()]
+    translated = TRANSLATED.search(text)
+    return NAMES_BY_TRANSLATION[translated[1]] if translated else None
 
 
 def reported_exit(text: str) -> int | None:

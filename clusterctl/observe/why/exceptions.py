@@ -34,13 +34,24 @@ NO_MEMORY = re.compile(r"out of memory|bad_alloc|can(?:no|')t allocate", re.IGNO
 NOT_FINITE = re.compile(r"\bnan\b|\binf(?:inity)?\b|\b(?:not|non)[- ]?finite\b", re.IGNORECASE)
 #: Classes that report a mistake in the program or its data, whatever words are in their messages.
 OF_PROGRAM = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+#: Classes that no reader of a format raises for a damaged file.
+NOT_OF_FILES = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    UnicodeError,
+)
 SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\]")  # as an OSError writes itself, also as the text of another exception
 NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "network", "socket", "peer"}
 HOST = re.compile(r"\b(?:[Ff]ailed to resolve |host=)'([^'\n]+)'")  # as urllib3 names it
 FIX = "fix {}, or the data it was reading there"
 FIX_UNKNOWN = "fix the program's call of that library, or the data that it gives it"
 #: What multiprocessing, concurrent.futures and torch report of a process whose end they cannot explain.
-ENDED_CHILD = re.compile(r"\bterminated abruptly\b|\bDataLoader worker .* exited unexpectedly\b")
+ENDED_CHILD = re.compile(r"\bterminated abruptly\b|\bDataLoader worker .{0,200} exited unexpectedly\b")
 LOST_CHILD = "see the output of that process, and dmesg on {node}: the kernel kills processes if memory runs out"
 STARTS_PROGRAMS = "/subprocess.py"
 STARTS_PROCESSES = ("/multiprocessing/", "/concurrent/futures/process.py", "/torch/multiprocessing/")
@@ -111,7 +122,7 @@ def of_exception(one: Raised) -> Diagnosis:
     whole = " ".join((one.message, *one.rest))
     known = (None if one.frames else of_java(short, one.message)) or (of_known(said) if speaks else None)
     known = known or (of_status(whole) if speaks else None) or of_child(one, kind)
-    if known is None and not issubclass(kind, KeyError):
+    if known is None and not issubclass(kind, NOT_OF_FILES):
         known = of_format(one.message) or (of_known(whole) if speaks and noun == "exhausted" else None)
     told = next(iter(NOUNS[name] for name in NOUNS if short.startswith(name)), None)
     if known is not None:

@@ -61,11 +61,25 @@ FURTHER = re.compile(
 )
 WORD = re.compile(r"\w+")
 #: Words that say no more than that a program ends.
-ENDING = re.compile(
-    r"a|abort|info|warn|warning|debug|root|aborted|aborting|an|and|at|bye|cleaning|closing|code|critical|died|down|due|dying|end|ended|"
-    r"ending|error|errors|exception|exit|exited|exiting|failed|failure|fatal|for|giving|had|has|in|is|it|"
-    r"job|leaving|main|now|of|on|program|quitting|run|script|see|shutting|status|stopped|stopping|"
-    r"terminated|terminating|the|this|to|traceback|trainer|training|unrecoverable|up|will|with|worker|\d+"
+ENDING = frozenset(
+    WORD.findall(
+        "a abort aborted aborting above after an and at attempts below bye cleaning closing code command critical "
+        "debug details died down due dying end ended ending error errors exception exit exited exiting failed "
+        "failure fatal for giving had has in info is it job leaving log logs main more now of on program quitting "
+        "reason root run script see shutting stage status step stopped stopping task terminated terminating the "
+        "this to traceback trainer training tries unrecoverable up warn warning will with worker"
+    )
+)
+#: Lines that launchers and tools add when a program that they ran has failed.
+WRAPPER = re.compile(
+    r"make(?:\[\d+\])?: \*\*\* |srun: |slurmstepd: |mpi(?:run|exec)\b|prterun\b|-{20,}$|wandb: |"
+    r"Primary job +terminated |a non-zero exit code\. |Set the environment variable HYDRA_"
+)
+#: Lines of logs about what the program went on after.
+MILD = re.compile(
+    r"[^A-SU-Za-z@]{0,60}(?:(?i:info|debug|warn(?:ing)?)\b|"
+    r"[A-Za-z][\w.]{0,40}[^A-SU-Za-z@]{1,60}(?:INFO|DEBUG|WARN(?:ING)?)\b)|"
+    r"\[?[DIW]\d{3,4} \d\d:|\[[DIW]\] |.*\b(?i:retrying|reconnecting)\b"
 )
 PROGRAM_ERROR = re.compile(r"\S+: error: ")  # as argparse and others print it
 WAIT_FOR_EACH_OTHER = (
@@ -74,6 +88,7 @@ WAIT_FOR_EACH_OTHER = (
 )
 STALLED = "see the stacks of its threads in its log; ON_STALL sets what happens to a stalled process"
 MEMORY_LIMIT = "raise MEMORY_LIMIT_MB in conf.py, or use less memory (smaller batches)"
+SEE_BOTH = "it exited on its own; see its last lines, and the exception before them"
 LEFT = "let it leave `with connect()` (os._exit skips that), or exit with another code so that it is restarted"
 NOT_CONNECTED = "call `connect()` in the program, and wait for processes that it starts; or set PSERVERS = 0 in conf.py"
 UNFINISHED: Mapping[str, Diagnosis] = {
@@ -103,7 +118,8 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
         return _of_signal(number, lines)
     chain = raised(lines)
     if chain and (after := _went_on(exit_code, chain, lines)):
-        return _of_output(exit_code, after)
+        found = _of_output(exit_code, after)
+        return replace(found, advice=SEE_BOTH) if found.kind == "exit" else found
     if chain:
         diagnosis, before = of_chain(chain), lines[: chain[0].begin]
         ended = next((one for one in reversed(chain) if reported_exit(one.message)), None)
@@ -124,8 +140,9 @@ def _went_on(exit_code: int | None, chain: Sequence[Raised], lines: Sequence[str
     if exit_code in (None, UNCAUGHT) or of_thread:
         return []
     after = lines[chain[-1].end + 1 :]
-    said = [line for line in after if line[:1].strip() and not FURTHER.match(line) and not _only_ends(line, chain)]
-    return list(after) if said else []
+    added = (FURTHER, WRAPPER, MILD)
+    said = [line for line in after if line[:1].strip() and not any(one.match(line) for one in added)]
+    return list(after) if not all(_only_ends(line, chain) for line in said) else []
 
 
 def _only_ends(line: str, chain: Sequence[Raised]) -> bool:
@@ -134,7 +151,11 @@ def _only_ends(line: str, chain: Sequence[Raised]) -> bool:
     texts = [*(one.message for one in chain if len(one.message) > 2), *short]
     if any(text in line for text in texts) or reported_exit(line) == UNCAUGHT:
         return True
-    return all(ENDING.fullmatch(word) for word in WORD.findall(line.lower()))
+    return _is_plain_end(line)
+
+
+def _is_plain_end(line: str) -> bool:
+    return all(word in ENDING or word.isdigit() for word in WORD.findall(line.lower()))
 
 
 def _of_limit(lines: Sequence[str]) -> Diagnosis | None:
@@ -189,6 +210,8 @@ def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
     stacks = next((at for at, line in enumerate(lines) if GO_STACKS.match(line)), len(lines))
     shown = [line for line in lines[:stacks] if line.strip() and not CALL.match(line) and not OF_SHELL.match(line)]
     last = _with_causes(shown[-LOOKED_AT:])
+    grave = [line for line in last if not MILD.match(line)]
+    last = last if all(_is_plain_end(line) for line in grave) else grave
     rejected = [line for line in last if PROGRAM_ERROR.match(line)] if exit_code == USAGE else []
     diagnosis = _of_lines([line.partition(" (choose from ")[0] for line in rejected[-1:]] or last)
     if diagnosis is not None:

@@ -69,7 +69,7 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
     signs = [one for one in known if not one.forgiven and one.kind in CONTRIBUTE]
     blamed = [sign for sign in signs if any(_leads_to(sign, one) for one in fatal)]
     first = _first(evidence, [*fatal, *blamed])
-    latent = [one for one in _latent(known) if first is not None and _leads_to(one, first)]
+    latent = [one for one in known if one.latent and not one.forgiven and first is not None and _leads_to(one, first)]
     if latent:
         fatal = [*fatal, *latent]
         first = _first(evidence, [*fatal, *blamed])
@@ -93,10 +93,6 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
         alike=alike,
         notes=tuple(_notes(evidence, first, alike)),
     )
-
-
-def _latent(known: Sequence[Incident]) -> list[Incident]:
-    return [one for one in known if one.latent and not one.forgiven]
 
 
 def _is_its_end(stall: Incident, other: Incident) -> bool:
@@ -149,13 +145,8 @@ def _first(evidence: Evidence, candidates: Sequence[Incident]) -> Incident | Non
     if not roots:
         return None
     near = [one for one in roots if one.onset - roots[0].onset <= _doubt_s(evidence, roots[0], one)]
-    return next((one for one in near if _is_chosen(evidence, one)), roots[0])
-
-
-def _is_chosen(evidence: Evidence, one: Incident) -> bool:
-    """Return True if the lead took this for the cause."""
-    process = _process(evidence.cause)
-    return one.process == process if process else False
+    chosen = _process(evidence.cause)  # by the lead
+    return next((one for one in near if chosen and one.process == chosen), roots[0])
 
 
 def _doubt_s(evidence: Evidence, one: Incident, other: Incident) -> float:

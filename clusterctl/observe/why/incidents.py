@@ -18,13 +18,12 @@ from clusterctl.observe.why.tracebacks import excerpt, raised
 STEP_SLACK_S = 0.3  # output and events of a process arrive by different ways
 MEMORY_SETTING = "MEMORY_LIMIT_MB"
 CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as exit codes of a shell
-ENDED_OUTSIDE = (
-    "a person on {node}, its batch system or its shutdown sent the signal: see last -x and journalctl there; "
-    "start --resume continues from the last checkpoint, if there is one"
-)
-TIME_LIMIT = "raise TIME_LIMIT_S; start --resume continues from the last checkpoint, if there is one"
-
-ADVICE = {"time_limit": TIME_LIMIT, "supervisor_ended": ENDED_OUTSIDE}
+RESUME = "start --resume continues from the last checkpoint, if there is one"
+ADVICE = {
+    "time_limit": f"raise TIME_LIMIT_S; {RESUME}",
+    "supervisor_ended": "a person on {node}, its batch system or its shutdown sent the signal: see last -x and "
+    f"journalctl there; {RESUME}",
+}
 
 
 def incidents(evidence: Evidence) -> list[Incident]:

@@ -67,21 +67,20 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             Diagnosis("wrong_library", "the library {} is of another machine, or damaged", NOT_AN_OBJECT),
         ),
         (
-            r"(?i)\b[Uu]nable to (?:synchronously )?(?:lock|(?:open|create) file \(unable to lock) file, errno = 11\b|"
-            r"\(unable to lock file, errno = 11\b",
+            r"(?i)\bunable to (?:synchronously )?lock file, errno = 11\b",
             Diagnosis("busy", "another process has locked the file", LOCKED),
         ),
         (
             r"(?i)\bcould not set lock on file|\bfile lock \S+ could not be acquired|\blmdb\.LockError\b|"
             r"\bwhile lock file: |\bIO error: lock |\bcould not (?:get|acquire|obtain) lock\b|"
-            r"\b(?:unable|failed|could not|cannot) (?:to )?(?:acquire |obtain |get )?"
-            r"(?:(?:the|a|file) )*lock\b|\block is (?:already )?held by\b|"
-            r"\b(?:is|was) already locked\b|\block hold by current process\b|"
-            r"\blocked by another process\b",
+            r"\b(?:unable|failed|could not|cannot) (?:to )?"
+            r"(?:(?:acquire|obtain|get) (?:(?:the|a|file) )*lock|lock (?:the )?(?:config )?(?:file|database))\b|"
+            r"\b(?:file|database|directory|repository) (?:is|was) already locked\b|"
+            r"\block is (?:already )?held by\b|\block hold by current process\b|\blocked by another process\b",
             Diagnosis("busy", "another process has the lock", LOCKED),
         ),
         (
-            r"Unable to create '[^'\n]*\.lock': File exists|index\.lock\b.*\bFile exists",
+            r"Unable to create '[^'\n]*\.lock': File exists|index\.lock\b.{0,200}\bFile exists",
             Diagnosis("busy", "a lock file exists", "if no git runs there any more, delete the lock file on {node}"),
         ),
         (
@@ -97,7 +96,7 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             replace(unresolved(None), words="the host name {} could not be resolved"),
         ),
         (
-            r"\bmonitoredBarrier\b.*\brank\b|\bBarrier timed out\b",
+            r"\bmonitoredBarrier\b.{0,200}\brank\b|\bBarrier timed out\b",
             Diagnosis("peer_silent", "another process did not reach a barrier", LOOK_AT_PEER, about_peer=True),
         ),
         (
@@ -108,11 +107,11 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         (
             r"\bPermission denied \((?:publickey|password|keyboard|gssapi|hostbased)|"
             r"\bToo many authentication failures\b|\bNo more authentication methods\b|"
-            r"\bAuthentication failed\.|\bPermission denied, please try again\b",
+            r"^(?:paramiko\S*: )?Authentication failed\.$|\bPermission denied, please try again\b",
             Diagnosis("permission", "the SSH server did not accept the account or its key", SSH_ACCOUNT),
         ),
         (
-            r"UNPROTECTED PRIVATE KEY FILE|\bBad owner or permissions on (?:\S+)|\bbad permissions\b",
+            r"UNPROTECTED PRIVATE KEY FILE|\bBad owner or permissions on |^Load key .*: bad permissions\b",
             Diagnosis("permission", "SSH refused a key or configuration that others may read", SSH_KEY),
         ),
         (
@@ -122,7 +121,8 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         ),
         (
             r"(?i)\bconnection\b[^.;\n]{0,40}\b(?:was )?(?:closed|lost|dropped|terminated|broken|aborted)"
-            r"(?: unexpectedly)? by (?:the )?(?:remote )?(?:peer|host|server|other side)\b|\bSocket closed\b|"
+            r"(?: unexpectedly)? "
+            r"by (?:the )?(?:peer|other side|remote host|remote server|(?:host|server)(?! \w))\b|\bSocket closed\b|"
             r"\bpeer (?:has )?(?:closed|dropped) the connection\b|\bNCCL communicator was aborted\b|"
             r"\bncclRemoteError\b|\bremote process exited\b",
             Diagnosis("peer_gone", "another process closed the connection", LOOK_AT_PEER, about_peer=True),
@@ -171,7 +171,7 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED: Out of memory\b|"
             r"\b(?:CUDA|HIP) out of memory\. Tried to allocate|\bCUDA error: out of memory\b|"
             r"\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bOut of memory error on GPU \d|"
-            r"\bOOM when allocating tensor\b.*\bGPU\b",
+            r"\bOOM when allocating tensor\b.{0,200}\bGPU\b",
             Diagnosis("out_of_memory", "out of memory on a GPU", GPU_MEMORY),
         ),
         (
@@ -246,43 +246,45 @@ def of_known(text: str) -> Diagnosis | None:
 FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), name)
     for pattern, name in (
-        (r"\bParquet magic bytes not found\b|\bParquet file size is \d+ bytes\b|\bInvalid Parquet file\b", "Parquet"),
         (
+            r"\bParquet magic bytes not found\b|\bParquet file size is \d+ bytes\b|\bInvalid Parquet file\b|"
             r"\bnot a Parquet file\b|\bCouldn't deserialize thrift\b|\bNo magic bytes found at (?:end|beginning)\b",
             "Parquet",
         ),
-        (r"\bnot an (?:Arrow|Feather)\b|\bNot a Feather\b|\bnot an Arrow file\b", "Arrow"),
+        (r"\bnot an Arrow file\b|\bnot a Feather\b", "Arrow"),
+        (r"\bNot an ORC file\b|\btoo small to be a valid ORC\b|\bMalformed ORC file\b", "ORC"),
+        (r"\bnot an Avro data file\b|\bavro\b.{0,200}\bmagic\b|\bis it an avro file\b", "Avro"),
         (
-            r"\bNot an ORC file\b|\btoo small to be a valid ORC\b|\bMalformed ORC file\b|\bORC\b.*\bpostscript\b",
-            "ORC",
-        ),
-        (r"\bnot an Avro data file\b|\bavro\b.*\bmagic\b|\bcannot read header - is it an avro file\b", "Avro"),
-        (
-            r"\bfile signature not found\b|\bTruncated file: eof = |\bnot an HDF5\b|\bsymbol table node signature\b",
+            r"\bfile signature not found\b|\bTruncated file: eof = |\bnot an HDF5 file\b|"
+            r"\bsymbol table node signature\b",
             "HDF5",
         ),
         (r"\bNetCDF: (?:Unknown file format|HDF error)\b|\bnot a valid NetCDF\b", "NetCDF"),
         (
-            r"\bnot a zip file\b|\bBad magic number for (?:central dir|file header)|\bzip END header not found\b",
-            "zip",
-        ),
-        (
-            r"\bBad CRC-32 for file\b|\bEnd-of-central-directory signature not found\b|\berror in opening zip file\b",
-            "zip",
-        ),
-        (
+            r"\bnot a zip file\b|\bBad magic number for (?:central dir|file header)|\bzip END header not found\b|"
+            r"\bBad CRC-32 for file\b|\bEnd-of-central-directory signature not found\b|\berror in opening zip file\b|"
             r"\bfailed finding central directory\b|\bPytorchStreamReader failed\b|\bheader or archive is corrupted\b",
             "zip",
         ),
-        (r"\bnot a gzipped file\b|\bnot in gzip format\b|\bnot a gzip file\b|\bincorrect header check\b", "gzip"),
-        (r"\bCRC check failed\b|\binvalid gzip header\b|\bgzip: invalid header\b|\bunexpected end of file\b$", "gzip"),
+        (
+            r"\bnot a gzip(?:ped)? file\b|\bnot in gzip format\b|\bincorrect header check\b|\bCRC check failed\b|"
+            r"\binvalid gzip header\b|\bgzip: invalid header\b|\bgzip: .{0,200}: unexpected end of file$",
+            "gzip",
+        ),
         (r"\bended before the end-of-stream marker\b|\bend-of-stream marker was reached\b", "compressed"),
-        (r"\bnot a bzip2 file\b|\bnot a bzip2\b|\bInvalid data stream\b", "bzip2"),
-        (r"\bInput format not supported by decoder\b|\bCorrupt input data\b|\bFile format not recognized\b", "xz"),
-        (r"\bzstd\b.*\b(?:unknown frame descriptor|unsupported format)\b|\bUnknown frame descriptor\b", "zstd"),
+        (r"\bnot a bzip2\b|^Invalid data stream$", "bzip2"),
+        (
+            r"\bInput format not supported by decoder\b|\bCorrupt input data\b|"
+            r"\bxz: .{0,200}: File format not recognized$",
+            "xz",
+        ),
+        (r"\bzstd: .{0,200}: unsupported format\b|\bUnknown frame descriptor\b", "zstd"),
         (r"\bmagic string is not correct\b|\bEOF: reading (?:magic|array)\b|\binvalid npy\b", "numpy"),
-        (r"\bcannot identify image file\b|\bNot a JPEG file\b|\bNot a PNG file\b|\bunrecognized image\b", "image"),
-        (r"\bimage file is truncated\b|\bbroken PNG file\b|\bNot a TIFF or MDI file\b", "image"),
+        (
+            r"\bcannot identify image file\b|\bNot a JPEG file\b|\bNot a PNG file\b|\bunrecognized image file\b|"
+            r"\bimage file is truncated\b|\bbroken PNG file\b|\bNot a TIFF or MDI file\b",
+            "image",
+        ),
         (r"\bfile is not a database\b|\bdatabase disk image is malformed\b", "SQLite"),
         (
             r"\binvalid load key\b|^Ran out of input$|\bpickle data was truncated\b|\bunpickling stack underflow\b",
@@ -292,21 +294,23 @@ FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"\bdeserializing header\b|\bHeaderTooLarge\b|\bInvalidHeaderDeserial|\bMetadataIncompleteBuffer\b",
             "safetensors",
         ),
-        (r"\bfile could not be opened successfully\b|\bdoes not look like a tar archive\b", "tar"),
-        (r"\binvalid tar (?:header|magic)\b|\bunexpected end of data\b", "tar"),
-        (r"\bcorrupted record at \d+|\btruncated record at \d+|\bInvalid TFRecord\b", "TFRecord"),
         (
-            r"\binvalid magic number\b|\bbad magic number\b(?! in ')|\bwrong magic number\b|\bmagic number mismatch\b",
-            "such",
+            r"\bfile could not be opened successfully\b|\bdoes not look like a tar archive\b|"
+            r"\binvalid tar (?:header|magic)\b|^unexpected end of data$",
+            "tar",
         ),
-        (r"\bGGUF magic\b|\binvalid model file\b|\bcould not parse ModelProto\b|\bbad magic\b", "model"),
+        (r"\bcorrupted record at \d+|\btruncated record at \d+|\bInvalid TFRecord\b", "TFRecord"),
+        (r"\b(?:invalid|bad|wrong) magic number(?:$|[;:,.(]| \d| in )|\bmagic number mismatch\b", "such"),
+        (r"\bGGUF magic\b|\bcould not parse ModelProto\b|\(bad magic\)", "model"),
     )
 )
 DAMAGED = (
     "compare its size and checksum with the original and across the nodes, for example "
     "clusterctl exec --in-job {job} -- ls -l {subject}; then bring it again"
 )
-PATH_LIKE = re.compile(r"[^\s'\":,()\u2018\u2019]*[^\s'\":,()/.]\.\w{1,12}(?![\w.])|(?<!\w)/[^\s'\":,()]+")
+PATH_LIKE = re.compile(
+    r"(?<![^\s'\":,()\u2018\u2019])[^\s'\":,()\u2018\u2019]*[^\s'\":,()/.]\.\w{1,12}(?![\w.])|(?<!\w)/[^\s'\":,()]+"
+)
 
 
 def of_format(text: str) -> Diagnosis | None:
@@ -325,7 +329,7 @@ def of_format(text: str) -> Diagnosis | None:
 
 #: The status of a call to another process, as gRPC and absl name it.
 STATUS = re.compile(
-    r"\bStatusCode\.([A-Z_]+)|\bcode = ([A-Z]\w+) desc\b|\bstatus: ([A-Z][a-z]\w+)|"
+    r"\bStatusCode\.([A-Z_]+)|\bcode = ([A-Z]\w+) desc\b|\bstatus: ([A-Z][a-z]\w+), message: |"
     r"^(?:\w*Status: |\w*Error: )?((?:UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|DATA_LOSS)): "
 )
 DETAILS = re.compile(r"\b(?:details|desc|message)(?: =|:) \"?(.*)")

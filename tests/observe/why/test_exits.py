@@ -172,6 +172,111 @@ def test_failures_of_gpus_are_diagnosed(lines: Sequence[str], kind: str, words: 
     assert (diagnosis.kind, words in diagnosis.words) == (kind, True), diagnosis
 
 
+NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
+MPIRUN = [
+    "-" * 74,
+    "Primary job  terminated normally, but 1 process returned",
+    "a non-zero exit code. Per user-direction, the job has been aborted.",
+    "-" * 74,
+    "mpirun noticed that the job aborted, but has no info as to the process that caused that situation.",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (
+            ["UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe4 in position 9: unexpected end of data"],
+            "exception",
+        ),
+        (["ImportError: bad magic number in 'utils': b'\\x03\\xf3'"], "import_error"),
+        (["ValueError: not an arrow function"], "exception"),
+        (["ValueError: invalid magic number of heads"], "exception"),
+        (["RuntimeError: Invalid data stream id: 7"], "exception"),
+        (["RuntimeError: zstd level 9 is an unsupported format"], "exception"),
+        (["RuntimeError: this model file name is an invalid model file name"], "exception"),
+        (["yaml.scanner.ScannerError: while scanning: found unexpected end of file"], "exception"),
+        (["pymongo.errors.OperationFailure: Authentication failed., full error: {}"], "exception"),
+        (["RuntimeError: output directory has bad permissions"], "exception"),
+        (["RuntimeError: status: Cancelled by user"], "exception"),
+        (["RuntimeError: failed to lock memory pages"], "exception"),
+        (["RuntimeError: Lock is already locked"], "exception"),
+        (["RuntimeError: the connection was closed by host policy"], "exception"),
+        (["RuntimeError: connection pool closed by server shutdown"], "exception"),
+        (["tarfile.ReadError: unexpected end of data"], "wrong_file"),
+        (["OSError: Invalid data stream"], "wrong_file"),
+        (["RuntimeError: Invalid magic number; corrupt file?"], "wrong_file"),
+        (["paramiko.ssh_exception.AuthenticationException: Authentication failed."], "permission"),
+        (["RuntimeError: cannot acquire the lock"], "busy"),
+        (["RuntimeError: Connection closed by peer [10.0.0.7]:21894"], "peer_gone"),
+        ([NO_MODULE, "make: *** [Makefile:3: train] Error 1"], "import_error"),
+        ([NO_MODULE, "slurmstepd: error: task 0 exit"], "import_error"),
+        ([NO_MODULE, "stage 2 failed"], "import_error"),
+        ([NO_MODULE, "wandb: Find logs at: ./wandb/run-1/logs"], "import_error"),
+        ([NO_MODULE, "Training failed, see the log above for the reason"], "import_error"),
+        ([NO_MODULE, "2026-05-11 10:22:31,001 - pool - INFO - closed 3 connections"], "import_error"),
+        ([NO_MODULE, *MPIRUN], "import_error"),
+        (["RuntimeError: CUDA out of memory. Tried to allocate 2 MiB", "make: *** [train] Error 1"], "out_of_memory"),
+    ],
+)
+def test_no_more_is_read_into_the_output_of_an_exception_than_it_says(lines: list[str], kind: str) -> None:
+    assert diagnose(3, [*FRAMES, *lines]).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (["run.sh: line 10: syntax error: unexpected end of file"], "exit"),
+        (["foo.o: file not recognized: file format not recognized"], "exit"),
+        (["job status: Aborted"], "exit"),
+        (["INFO could not resolve host metrics.local, telemetry off", "ERROR bad config value: lr"], "exit"),
+        (["WARNING: could not acquire lock, retrying", "ERROR: bad learning rate"], "exit"),
+        (["INFO Connection closed by peer, reconnecting", "epoch 3", "error: loss diverged"], "exit"),
+        (["2026-05-11T10:22:31 [info] Connection refused", "no licence for node2"], "exit"),
+        (["[rank0]: 10:22:31 INFO Connection refused", "no licence for node2"], "exit"),
+        (["[W511 10:22:31.1 socket.cpp:697] [c10d] Connection refused", "no licence for node2"], "exit"),
+        (["@    WARNING: UNPROTECTED PRIVATE KEY FILE!    @", "This private key will be ignored."], "permission"),
+        (["unable to create lock in backend: repository is already locked by PID 7"], "busy"),
+        (["error: could not lock config file .git/config: File exists"], "busy"),
+        (["WARNING: connect: Connection refused, retrying", "giving up after 3 attempts"], "peer_refused"),
+        (["gzip: part-1.gz: unexpected end of file"], "wrong_file"),
+        (["xz: part-1.xz: File format not recognized"], "wrong_file"),
+        (["zstd: part-1.zst: unsupported format"], "wrong_file"),
+        (['Error: status: Cancelled, message: "the server is going away"'], "peer_gone"),
+        (["errno = " + "1" * 5000], "exit"),
+    ],
+)
+def test_no_more_is_read_into_last_lines_than_they_say(lines: list[str], kind: str) -> None:
+    assert diagnose(3, lines).kind == kind
+
+
+def test_an_exception_before_other_last_words_is_pointed_at() -> None:
+    diagnosis = diagnose(5, [*FRAMES, NO_MODULE, "quota: 0 credits left"])
+    assert diagnosis.words == '"quota: 0 credits left"'
+    assert diagnosis.advice.endswith("and the exception before them")
+
+
+REPEATED = (
+    *(".", "/", "x", r"\x00", "\u2018", "\u201c", "avro ", "zstd: ", "gzip: ", "xz: ", "index.lock "),
+    *("monitoredBarrier ", "OOM when allocating tensor ", "DataLoader worker "),
+)
+
+
+def test_long_lines_take_linear_time() -> None:
+    """Within a limit of CPU time that a search that begins anew at each character would exceed."""
+    program = (
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
+        "from clusterctl.observe.why.exceptions import of_exception\n"
+        "from clusterctl.observe.why.tracebacks import Raised\n"
+        "for unit in sys.argv[1:]:\n"
+        "    text = unit * ((1 << 15) // len(unit))\n"
+        "    of_exception(Raised('OSError', f'cannot identify image file : {text}: No such file or directory'))\n"
+        "print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *REPEATED], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
 def test_a_launcher_prefix_is_ignored_and_the_location_is_in_the_program_itself() -> None:
     lines = [
         "[rank0]: Traceback (most recent call last):",
