@@ -106,6 +106,11 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def mark(path: Path) -> None:
+    """Create an empty file, unless it is there. Raises OSError."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+
 def write_json(path: Path, value: dict[str, Any], mode: int = 0o600, *, durable: bool = True) -> None:
     """Write a JSON object with one key per line."""
     lines = (dumps(key) + b": " + dumps(value[key]) for key in value)

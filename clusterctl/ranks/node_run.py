@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.common.files import is_locked, read_json
+from clusterctl.common.files import is_locked, mark, read_json
 from clusterctl.common.paths import JobPaths, log_stem
 from clusterctl.common.procfs import Identity, is_alive, send_signal
 
@@ -59,6 +60,8 @@ class NodeRun:
         if supervisor is not None and not self.ended():
             import signal
 
+            with contextlib.suppress(OSError):
+                mark(self._run.stop_asked)
             send_signal(supervisor, signal.SIGTERM)
 
 

@@ -20,7 +20,7 @@ from clusterctl.agent.node.jobs import (
     run_state,
 )
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import write_json
+from clusterctl.common.files import mark, write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
@@ -49,7 +49,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             write_json(run.stop_reason, {"message": request["because"]})
     if run is not None:
         with contextlib.suppress(OSError):  # its directory has just been undone, or the disk is full
-            os.close(os.open(run.stop_asked, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            mark(run.stop_asked)
     ended = read_state(run).get("ended") if run is not None else None
     grace_s, was, killed = _stop_supervisors(job, alive, peer)
     leftovers, by_kill, survivors = end_all(lambda: of_job(job.dir), grace_s)

@@ -7,16 +7,21 @@ import os
 import signal
 
 from clusterctl.agent.supervisor.run_context import Record
-from clusterctl.common.paths import JobPaths
+from clusterctl.common.files import mark
+from clusterctl.common.paths import RunPaths
 
 MOST_BYTES = 1000
 
 
 class LockWatch:
-    """The job's lock, held by `fd`. A new life of the job writes another name into it, or puts another in its place."""
+    """The lock of the job of `run`, held by `fd`.
 
-    def __init__(self, job: JobPaths, fd: int, record: Record) -> None:
-        self._job = job
+    A new life of the job writes another name into it, or puts another in its place.
+    """
+
+    def __init__(self, run: RunPaths, fd: int, record: Record) -> None:
+        self._run = run
+        self._job = run.job
         self._fd = fd
         self._record = record
         self._is_over = False
@@ -31,6 +36,8 @@ class LockWatch:
         self._is_over = True
         message = "another machine has taken this job over; ending its processes here"
         self._record({"event": "log", "level": "error", "message": message})
+        with contextlib.suppress(OSError):
+            mark(self._run.stop_asked)  # the signal does not come from outside
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _is_taken(self) -> bool:

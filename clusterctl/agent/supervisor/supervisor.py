@@ -90,7 +90,7 @@ class Supervisor:
         if new:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
-        loop.every(SNAPSHOT_S, LockWatch(run.job, lock_fd, self._record).look)
+        loop.every(SNAPSHOT_S, LockWatch(run, lock_fd, self._record).look)
         loop.every(SNAPSHOT_S, self.event_log.beat)
 
     def _new_children(self) -> list[Child]:

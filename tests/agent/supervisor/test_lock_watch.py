@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.node.locks import JobLock
+from clusterctl.agent.supervisor.exits import signal_from_outside
 from clusterctl.agent.supervisor.lock_watch import LockWatch
 from clusterctl.common.paths import JobPaths
 
@@ -23,7 +24,9 @@ class Watched:
         self.events: list[Any] = []
         self.ended: list[int] = []
         monkeypatch.setattr(os, "kill", lambda pid, number: self.ended.append(number))
-        self.watch = LockWatch(job, fd, lambda event, child=None: self.events.append(event))
+        self.run = job.run("0001")
+        self.run.dir.mkdir(parents=True)
+        self.watch = LockWatch(self.run, fd, lambda event, child=None: self.events.append(event))
 
     def look(self) -> list[int]:
         self.watch.look()
@@ -45,6 +48,7 @@ def test_a_name_written_over_ours_ends_the_run_here_once(watched: Watched) -> No
     watched.job.lock.write_text('{"pid": 1, "ticks": 2, "boot": "x", "host": "n7"}')
     assert watched.look() == [signal.SIGTERM]
     assert "another machine has taken this job over" in watched.events[0]["message"]
+    assert signal_from_outside(watched.run, signal.SIGTERM) is None
     assert watched.look() == [signal.SIGTERM]
 
 
