@@ -69,7 +69,7 @@ def test_commands_start_no_agent_where_the_one_before_has_left_one(site: Site, c
     run("status")
     assert starts.pop("jobs") == 1
     assert set(starts.values()) == {0}, starts
-    assert len(idle_agents(site)) == 2
+    assert wait_until(lambda: len(idle_agents(site)) == 2)
     job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
     counted()
     run("start", "--job_workspace", job, "--detach")  # its agent leaves processes, and ends

@@ -137,9 +137,10 @@ def test_channels_of_any_kind_have_a_deadline(nodes: Group) -> None:
 def test_a_server_that_never_starts_a_command_is_reported(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import link
+    from clusterctl.transport import link, ssh_process
 
     monkeypatch.setattr(link, "OPEN_CHANNEL_S", 0.3)
+    monkeypatch.setattr(ssh_process, "OPEN_CHANNEL_S", 0.3)  # of the test of the login shell, which comes first
     with mute_server() as port:
         mute = make_group(HOSTS=[f"127.0.0.1:{port}"], STRICT_HOST_KEYS=False)
         with pytest.raises(NodeError, match=r"did not start the command: no answer within 0\.3 s"):

@@ -147,12 +147,15 @@ class StateKeeper:
         self.waits = rejoins and end is not None and self.is_before(end)
         if self.waits:
             return
+        is_between = False
         if found is not None and not self._is_loaded:
             self._load(found)
             if found.place.step == step:
                 self._lacks_on_pass = found.place.pass_ < pass_
                 pass_, batch = found.place.pass_, found.place.batch
-        self.take(pass_, batch, again=True)
+                # That of after this loop, not of before it.
+                is_between = found.place.is_between and end is not None and pass_ >= end
+        self.take(pass_, batch, again=True, is_between=is_between)
 
     def repeat_on_pass(self, on_pass: Callable[[int], Any] | None, pass_: int) -> None:
         """Call `on_pass` if the state that was loaded is that before it, of a pass that all trainers have ended."""

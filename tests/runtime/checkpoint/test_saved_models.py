@@ -163,7 +163,7 @@ def test_a_table_that_the_model_lacks_starts_fresh_and_this_is_reported(
         ps.embedding("untouched", 4, SGD(0.1), rows=10)
         with pytest.raises(ModelError, match=r"'one' is dense \(2,\), but in .* it is dense \(\)"):
             ps.dense("one", 2, SGD(0.1))
-    assert "table 'head' is not in" in capsys.readouterr().out
+    assert "lacks table head, declared by the program: it starts from initial values" in capsys.readouterr().out
 
 
 def copied(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> list[Path]:
