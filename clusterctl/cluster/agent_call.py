@@ -81,7 +81,7 @@ class AgentCall:
     def _greeting(self, program: bytes, answer_s: float) -> Any:
         """Return the first message of an agent that gets its program.
 
-        If there is none, another program may have taken its place, and have read that of the agent.
+        Without one, another program may have replaced the agent and consumed its input.
         """
         doubt_s = min(answer_s, DOUBT_S)
         try:

@@ -42,7 +42,7 @@ class Membership(TypedDict, total=False):
 
 
 class RunWarning(TypedDict):
-    """What a user should know about a run, see `common.events.RunWarning`."""
+    """A warning about a run, see `common.events.RunWarning`."""
 
     kind: str
     message: str

@@ -25,7 +25,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Selection:
-    """What to collect: a `run` (None: the job never ran), and the model `tag` (None: the newest) or `every` model."""
+    """A selection: a `run` (None: the job never ran), and the model `tag` (None: the newest) or `every` model."""
 
     run: str | None
     tag: str | None = None
@@ -34,7 +34,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Listed:
-    """What a node lists: the complete `models` that it knows of, and the files that each `needs`; the files of models
+    """The answer of a node: the complete `models` that it knows, and the files that each `needs`; the files of models
     that it `has`, and the `steps` of those, complete or not, by tag; and the models that were `merged` there.
     """
 
@@ -124,7 +124,7 @@ class Choice:
         return self.models is not None or self._error is not None
 
     def _agreed(self) -> list[Model]:
-        """Return the models that most nodes list, or if there are none, all of them."""
+        """Return the models that most nodes list; without any such model, all that are listed."""
         counts = Counter(model for listed in self._lists.values() for model in set(listed.models))
         most = [model for model, count in counts.items() if 2 * count > len(self._lists)]
         return most or list(counts)
@@ -159,7 +159,7 @@ class Choice:
     def unknown(self, nodes: Sequence[Node]) -> list[str]:
         """Return the tags of models that are newer than all listed ones: the nodes have pieces, but no manifest.
 
-        There are none if a model was selected.
+        Empty if a model was selected.
         """
         if self._selection.tag is not None:
             return []

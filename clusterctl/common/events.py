@@ -325,7 +325,7 @@ class Copying(TypedDict):
 
 
 class RunWarning(TypedDict):
-    """What a user should know about a run, however it ends. `kind` is a name such as "no_push"."""
+    """A warning about a run, however it ends. `kind` is a name such as "no_push"."""
 
     kind: str
     message: str

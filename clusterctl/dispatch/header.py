@@ -38,7 +38,7 @@ def spans_lines(records: Sequence[bytes]) -> bool:
 
 
 def _rows(records: Sequence[bytes]) -> list[list[str]]:
-    """Return the fields of records that are text, split where the first one seems to be; [] if it is none."""
+    """Return the fields of records that are text, split where the first one seems to be; [] if it is no text."""
     first = records[0] if records else b""
     if len(first) > MOST_BYTES or b"\0" in first or first.lstrip()[:1] in (b"{", b"["):
         return []

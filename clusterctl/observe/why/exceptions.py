@@ -124,11 +124,11 @@ def of_exception(one: Raised) -> Diagnosis:
     known = known or (of_status(whole) if speaks else None) or of_child(one, kind)
     if known is None and not issubclass(kind, NOT_OF_FILES):
         known = of_format(one.message) or (of_known(whole) if speaks and noun == "exhausted" else None)
-    told = next(iter(NOUNS[name] for name in NOUNS if short.startswith(name)), None)
+    found = next(iter(NOUNS[name] for name in NOUNS if short.startswith(name)), None)
     if known is not None:
         diagnosis = replace(known, error=error, where=one.where)
-    elif told is not None:
-        diagnosis = replace(plain, kind=told[0], advice=told[1], about_peer=told[0].startswith("peer_"))
+    elif found is not None:
+        diagnosis = replace(plain, kind=found[0], advice=found[1], about_peer=found[0].startswith("peer_"))
     elif issubclass(kind, MemoryError) or noun == "memory" or (speaks and NO_MEMORY.search(said)):
         diagnosis = replace(plain, kind="out_of_memory", words="out of memory", advice=MEMORY)
     elif issubclass(kind, ImportError) or LIBRARY.search(said) or (speaks and LOADER.search(one.message)):

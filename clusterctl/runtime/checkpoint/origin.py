@@ -1,4 +1,4 @@
-"""What a run starts from, compared by name with the tables that its program declares."""
+"""Compare by name the tables of a checkpoint or a model with those that a program declares."""
 
 from __future__ import annotations
 
@@ -115,11 +115,8 @@ def origin_of(
             names = ()
         else:
             run = f"job {resume.job}, run {int(resume.run)}" if resume.job else f"run {int(resume.run)}"
-            label, remedy = (
-                f"the checkpoint {resume.tag} of {run}",
-                "start without --resume to train from the beginning",
-            )
-
+            label = f"the checkpoint {resume.tag} of {run}"
+            remedy = "start without --resume to train from the beginning"
     return Origin(label, names, declared, tuple(ignore), remedy, warn)
 
 
