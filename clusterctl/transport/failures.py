@@ -42,7 +42,9 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
             "check that it is an SSH server; if it is overloaded, see MaxStartups and PerSourcePenalties in sshd_config"
         )
     elif type(exc).__name__ == "ChannelException" and target.via is not None:
-        message = f"{target.via.address} cannot open a connection to {address}: {str(getattr(exc, 'text', exc))[:MOST_WORDS]}"
+        message = (
+            f"{target.via.address} cannot open a connection to {address}: {str(getattr(exc, 'text', exc))[:MOST_WORDS]}"
+        )
         hint = "check that the jump host can reach it and that its sshd_config allows TCP forwarding"
     else:
         message = f"cannot connect to {address}: {str(exc)[:MOST_WORDS] or type(exc).__name__}"

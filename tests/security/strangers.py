@@ -30,8 +30,8 @@ needs_root = pytest.mark.skipif(
 
 
 def let_write(path: Path, uid: int) -> None:
-    """Give an account all rights on a file by an access control list: the owner, it, the group, the mask, the others."""
-    entries = ((1, 7, -1), (2, 7, uid), (4, 0, -1), (16, 7, -1), (32, 0, -1))
+    """Give an account all rights on a file by an access control list."""
+    entries = ((1, 7, -1), (2, 7, uid), (4, 0, -1), (16, 7, -1), (32, 0, -1))  # owner, account, group, mask, others
     try:
         value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
         os.setxattr(path, "system.posix_acl_access", value)

@@ -239,7 +239,7 @@ class Screen:
 
 
 def wrapped(t: float, text: str, width: int) -> list[str]:
-    """Break a line of a log between words, and words only where one is longer than a line. Cut it if it is very long."""
+    """Break a line of a log between words, and words only where one is longer than a line. Cut a very long line."""
     if len(text) > LINE_CHARS:
         text = f"{text[:LINE_CHARS]}... ({len(text) - LINE_CHARS:,} more characters)"
     line = clean(f"{_moment(t)} {text}")
