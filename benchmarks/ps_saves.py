@@ -1,6 +1,6 @@
 """Measure how long a lane does not answer while its tables are copied for a save: rows x 16 with Adagrad.
 
-One trainer makes all rows and then saves, another pulls a few rows again and again, and a third pushes a few. The
+One trainer makes all rows and then saves, another pulls some rows again and again, and a third pushes a few. The
 longest pull is the longest time for which the pserver did not answer; pushes wait until the copy is made.
 """
 
@@ -33,12 +33,13 @@ def trainer(given: dict[str, Any]) -> None:
                 ps.push({emb: (ids, np.ones((len(ids), dim), np.float32))}, samples=1)
                 if at + FILL >= rows:
                     save(ps)
+        pulled = np.arange(given["pulled"])
         gradient = np.full((len(FEW), dim), 2.0**-10, np.float32)
         longest, count, at = 0.0, 0, time.perf_counter()
         bench.report(ready=True)
         for _ in ps.steps(lambda pass_, rng: itertools.count(), passes=1):
             if ps.rank == 1:
-                emb.pull(FEW)
+                emb.pull(pulled)
             else:
                 ps.push({emb: (FEW, gradient)}, samples=1)
             now = time.perf_counter()
@@ -62,7 +63,7 @@ def save(ps: Any) -> None:
 def measure(given: argparse.Namespace, rows: int) -> list[str]:
     """Return the table's row for a number of rows."""
     layout = bench.Layout(3, 1, {"mode": "async", "shm": "off", "ports_num": 1})
-    with bench.fleet(layout, __file__, rows=rows, dim=given.dim) as running:
+    with bench.fleet(layout, __file__, rows=rows, dim=given.dim, pulled=given.pulled) as running:
         running.wait()
         server, (saver, *others) = running.servers[0], running.trainers
         figures = []
@@ -81,7 +82,7 @@ def measure(given: argparse.Namespace, rows: int) -> list[str]:
 
 
 def main() -> None:
-    parser = bench.options(__doc__.splitlines()[0], rows="1000000,5000000,20000000", dim=16, rounds=3)
+    parser = bench.options(__doc__.splitlines()[0], rows="1000000,5000000,20000000", dim=16, pulled=64, rounds=3)
     given = parser.parse_args()
     headings = ["rows", "save, ms", "range", "longest pull, ms", "range", "longest push, ms", "range", "GB afterwards"]
     bench.show(headings, [measure(given, int(rows)) for rows in given.rows.split(",")])

@@ -179,9 +179,13 @@ def writers_of(status, child, ours):
         return "everybody"
     if not status.st_mode & 0o020:
         return None
+    import contextlib
     import grp
     import pwd
 
+    with contextlib.suppress(OSError):  # it has none
+        os.getxattr(os.path.dirname(child), "system.posix_acl_access")
+        return "accounts in its access control list"
     group, account, primary = str(status.st_gid), str(os.getuid()), []
     members = ["unknown accounts"]
     try:

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clusterctl.common.files import sync_directory, write_atomic
-from clusterctl.common.safe_json import parse
+from clusterctl.common.safe_json import MOST_BYTES, parse
 
 NAME = "manifest.json"
 VERSION = 1
@@ -164,7 +164,8 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
 def read_manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest in `directory`, or None. Raises ValueError if it is not of this version."""
     try:
-        data = parse((directory / NAME).read_bytes())
+        with (directory / NAME).open("rb") as file:
+            data = parse(file.read(MOST_BYTES + 1))
     except FileNotFoundError:
         return None
     if not isinstance(data, dict) or data.get("v") != VERSION or not isinstance(data.get("files"), list):

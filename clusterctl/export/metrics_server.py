@@ -87,7 +87,8 @@ def _only_for_names(host: str, app: App) -> App:
     def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         match = HOST.fullmatch(environ.get("HTTP_HOST", ""))
         name = (match[1] or match[2]).lower() if match else ""
-        if name in ("localhost", host.lower()) or _is_loopback(name):
+        is_plain = environ.get("PATH_INFO", "").startswith("/")  # otherwise the path has a host of its own
+        if is_plain and (name in ("localhost", host.lower()) or _is_loopback(name)):
             return app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         return [b"the Host of the request is not a name of this machine: use 127.0.0.1 or localhost\n"]

@@ -3,7 +3,8 @@
 A path is trusted by the rule for ROOT_DIR (`agent/boot.py`, which nothing imports), much like StrictModes of sshd:
 every directory and link on the way belongs to this account or root, and nobody else can write to a directory, unless
 it is sticky and the next part of the path belongs to this account or root. A group counts as others if it has other
-members. Below such a directory, files are opened relative to its descriptor: no rename puts another in its place.
+members, or if there is an access control list. Below such a directory, files are opened relative to its descriptor: no
+rename puts another in its place.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def check_program(path: Path) -> None:
     """
     fd = _walk(path, ITSELF)
     try:
-        writers = _writers(os.fstat(fd), None)
+        writers = _writers(fd, None)
     finally:
         os.close(fd)
     if writers:
@@ -51,8 +52,8 @@ def _walk(path: Path, flags: int) -> int:
     try:
         while todo:
             name = todo.pop()
-            above = os.fstat(opened[-1])
-            opened.append(_part(name, PASSED if todo else flags, opened[-1], here / name))
+            above = opened[-1]
+            opened.append(_part(name, PASSED if todo else flags, above, here / name))
             status = os.fstat(opened[-1])
             if name != ".." and _writers(above, status):
                 raise _replaceable(here, above, name, status)
@@ -73,9 +74,11 @@ def _walk(path: Path, flags: int) -> int:
             os.close(fd)
 
 
-def _replaceable(path: Path, status: os.stat_result, name: str, child: os.stat_result) -> RankError:
-    if writers := _writers(status, None):
+def _replaceable(path: Path, fd: int, name: str, child: os.stat_result) -> RankError:
+    if writers := _writers(fd, None):
         return RankError(f"{path} can be written by {writers}, who could replace what is in it", USE_OWN)
+    if child.st_uid in (0, os.getuid()):
+        return RankError(f"{path / name} has several names, and another account may have made this one", USE_OWN)
     return RankError(f"{path / name} belongs to another account, uid {child.st_uid}", USE_OWN)
 
 
@@ -100,16 +103,33 @@ def _open(name: str, flags: int, dir_fd: int, path: Path) -> int:
         raise OSError(number, os.strerror(number), str(path)) from exc
 
 
-def _writers(status: os.stat_result, child: os.stat_result | None) -> str:
+def _writers(fd: int, child: os.stat_result | None) -> str:
     """Return who else could change a file, or replace `child` in a directory; "" if nobody could."""
-    ours = (0, os.getuid())
+    status, ours = os.fstat(fd), (0, os.getuid())
     if status.st_uid not in ours:
         return f"its owner, uid {status.st_uid}"
-    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and (child is None or child.st_uid in ours):
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and (child is None or _is_safe(child, ours)):
         return ""
     if status.st_mode & 0o002:
         return "everybody"
-    return f"group {status.st_gid}" if status.st_mode & 0o020 and not _is_alone(status.st_gid) else ""
+    if not status.st_mode & 0o020:
+        return ""
+    if _has_list(fd):
+        return "accounts in its access control list"
+    return "" if _is_alone(status.st_gid) else f"group {status.st_gid}"
+
+
+def _is_safe(child: os.stat_result, ours: tuple[int, int]) -> bool:
+    """Return True if nobody else could have put it into a sticky directory: not even as a hard link to our file."""
+    return child.st_uid in ours and (stat.S_ISDIR(child.st_mode) or child.st_nlink == 1)
+
+
+def _has_list(fd: int) -> bool:
+    """Return True if a file has an access control list. What the group may do is then the most that any entry may."""
+    try:
+        return bool(os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access"))
+    except OSError:
+        return False
 
 
 def _is_alone(gid: int) -> bool:
@@ -213,7 +233,7 @@ def open_shared(path: Path) -> Directory:
     Raises OSError, and RankError if another account could replace a part of the path.
     """
     fd = _walk(path, LISTED)
-    writers = _writers(os.fstat(fd), None)
+    writers = _writers(fd, None)
     if writers:
         os.close(fd)
         raise RankError(f"{path} can be written by {writers}, who could replace what is in it", USE_OWN)

@@ -21,6 +21,8 @@ THREAD_END_S = 2
 WINDOW_BYTES = 4 * 1024 * 1024
 PACKET_BYTES = 32 * 1024
 READ_AHEAD_BYTES = 256 * 1024
+MOST_PACKET_BYTES = 256 * 1024  # as in OpenSSH; paramiko would read 4 GB
+MOST_UNREAD_BYTES = 2 * WINDOW_BYTES  # of a channel; paramiko keeps what a server sends beyond the window
 IDLE_LOOK_S = 4.0  # how often a silent connection is looked at, 60 us of CPU each time: 1,000 of them wait for long
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 # Signal numbers of Linux, even if this machine uses others.
@@ -137,6 +139,8 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
         self._after_close = after_close
         super().__init__(self.wire, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES)
         self.channel_timeout = OPEN_CHANNEL_S  # of any channel; paramiko's limit is an hour
+        self._read_all = self.packetizer.read_all
+        self.packetizer.read_all = self._read_bounded
         # It would start a timer thread for a deadline that `start_client` enforces too.
         self.packetizer.start_handshake = lambda timeout: None
         options = self.get_security_options()
@@ -144,6 +148,11 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
         recorded = _algorithms(key_types)  # as with OpenSSH, their order in known_hosts means nothing
         options.key_types = _first([name for name in options.key_types if name in recorded], options.key_types)
         options.compression = ("none",)
+
+    def _read_bounded(self, count: int, check_rekey: bool = False) -> Any:
+        if count > MOST_PACKET_BYTES:
+            raise paramiko.SSHException(f"the server announced a packet of {count:,} bytes")
+        return self._read_all(count, check_rekey)
 
     def watch(self, interval_s: float, unanswered: int) -> None:
         """Start to probe a silent peer; hang up if it does not reply for `unanswered` intervals."""
@@ -228,6 +237,11 @@ def _on_channel_request(channel: Any, message: Any) -> None:
     Channel._handle_request(channel, message)
 
 
+def _on_channel_data(channel: Any, message: Any) -> None:
+    Channel._feed(channel, message)
+    _check_unread(channel.in_buffer)
+
+
 def _on_channel_errors(channel: Any, message: Any) -> None:
     """Pass standard error to its consumer in the reading thread, to save a thread per command."""
     Channel._feed_extended(channel, message)
@@ -235,6 +249,12 @@ def _on_channel_errors(channel: Any, message: Any) -> None:
     # Reading frees window space. During a key exchange that would wait for its end, which needs this very thread.
     if take is not None and channel.recv_stderr_ready() and not channel.transport.in_kex:
         take(channel.recv_stderr(WINDOW_BYTES))
+    _check_unread(channel.in_stderr_buffer)
+
+
+def _check_unread(buffer: Any) -> None:
+    if len(buffer) > MOST_UNREAD_BYTES:
+        raise paramiko.SSHException("the server sent more than the window of a channel")
 
 
 def _on_channel_close(channel: Any, message: Any) -> None:
@@ -246,6 +266,7 @@ def _on_channel_close(channel: Any, message: Any) -> None:
 Connection._channel_handler_table = {
     **paramiko.Transport._channel_handler_table,
     common.MSG_CHANNEL_REQUEST: _on_channel_request,
+    common.MSG_CHANNEL_DATA: _on_channel_data,
     common.MSG_CHANNEL_CLOSE: _on_channel_close,
     common.MSG_CHANNEL_EXTENDED_DATA: _on_channel_errors,
 }

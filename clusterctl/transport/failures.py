@@ -14,6 +14,7 @@ from clusterctl.transport.target import Node, Target
 if TYPE_CHECKING:
     from clusterctl.transport.login import Attempts
 
+MOST_WORDS = 300  # characters of a server's words in a message
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
 
@@ -41,10 +42,12 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
             "check that it is an SSH server; if it is overloaded, see MaxStartups and PerSourcePenalties in sshd_config"
         )
     elif type(exc).__name__ == "ChannelException" and target.via is not None:
-        message = f"{target.via.address} cannot open a connection to {address}: {getattr(exc, 'text', exc)}"
+        message = (
+            f"{target.via.address} cannot open a connection to {address}: {str(getattr(exc, 'text', exc))[:MOST_WORDS]}"
+        )
         hint = "check that the jump host can reach it and that its sshd_config allows TCP forwarding"
     else:
-        message = f"cannot connect to {address}: {exc or type(exc).__name__}"
+        message = f"cannot connect to {address}: {str(exc)[:MOST_WORDS] or type(exc).__name__}"
         hint = f"try: ssh -v -p {target.port} {shlex.quote(f'{target.user}@{target.host}')}"
     return UnreachableError(message, node=target.label, hint=hint, details=_details(target))
 
@@ -53,7 +56,7 @@ def not_logged_in(target: Target, attempts: Attempts) -> UnreachableError:
     """Return the error for a server that did not accept any of our keys."""
     message = f"{target.address} denied the login of {target.user}: {attempts.text}"
     if attempts.allowed and "publickey" not in attempts.allowed:
-        message += f"; the server allows only {', '.join(attempts.allowed)}"
+        message += f"; the server allows only {', '.join(attempts.allowed)[:MOST_WORDS]}"
     if attempts.encrypted:
         hint = f"unlock the key for this session: ssh-add {shlex.quote(str(attempts.encrypted[0]))}"
     else:

@@ -43,6 +43,20 @@ def test_a_cache_of_another_account_is_not_used_except_by_a_sudo_of_that_account
     assert private_cache({"XDG_CACHE_HOME": str(tmp_path), "SUDO_UID": "4711"}) != str(cache)
 
 
+def test_a_link_of_another_account_is_not_followed(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a link away")
+    (tmp_path / "own").mkdir(mode=0o755)
+    cache = tmp_path / "clusterctl"
+    cache.symlink_to(tmp_path / "own")
+    assert private_cache({"XDG_CACHE_HOME": str(tmp_path)}) == str(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    os.lchown(cache, 12345, 12345)
+    (tmp_path / "own").chmod(0o755)
+    assert not Path(private_cache({"XDG_CACHE_HOME": str(tmp_path)})).exists()
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o755, "it is left as it was"
+
+
 def test_where_no_cache_can_be_made_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert private_cache({"XDG_CACHE_HOME": str(tmp_path / "file")}) == str(tmp_path / "file" / "clusterctl")

@@ -227,6 +227,12 @@ def test_a_request_under_a_foreign_name_is_refused_where_only_this_machine_can_c
     assert (JOB.encode() in answer) == (status == 200)
 
 
+def test_a_request_whose_path_has_a_host_of_its_own_is_refused(nodes: Nodes) -> None:
+    address = serve(Address("127.0.0.1", 0), reader(nodes))
+    answer = raw(address, b"GET http://evil.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 403 ")
+
+
 def test_any_name_is_allowed_where_other_machines_can_connect(nodes: Nodes) -> None:
     port = serve(Address("0.0.0.0", 0), reader(nodes)).port
     answer = raw(Address("127.0.0.1", port), b"GET /metrics HTTP/1.1\r\nHost: control.example\r\n\r\n")

@@ -20,7 +20,7 @@ from clusterctl.ranks.meeting import Meeting
 from clusterctl.ranks.private import check_program, open_shared
 from ranks.started import Ranks, ends
 from ranks.test_calls import words
-from security.strangers import in_stranger, needs_root, shared_directory
+from security.strangers import in_stranger, let_write, needs_root, shared_directory
 from support.processes import wait_until
 
 ALICE, MALLORY, TEAM = 61001, 61002, 61000
@@ -119,6 +119,36 @@ def test_a_conf_py_that_another_account_could_have_written_is_not_run(scratch: P
     os.chown(conf, ALICE, ALICE)
     conf.chmod(0o644)
     assert refusal(lambda: check_program(conf)) == ""
+
+
+@needs_root
+def test_an_access_control_list_counts_as_other_accounts(scratch: Path) -> None:
+    """The mode shows its mask as the bits of the group, which may have no other members."""
+    disk = made(scratch / "disk", 0o700, group=ALICE)
+    let_write(disk, MALLORY)
+    assert in_stranger(lambda: os.access(disk, os.W_OK), MALLORY)
+    assert both(disk) == {
+        f"{disk} can be written by accounts in its access control list, who could replace what is in it"
+    }
+    home = made(scratch / "home", 0o700, group=ALICE)
+    conf = home / "conf.py"
+    conf.write_text("")
+    os.chown(conf, ALICE, ALICE)
+    let_write(conf, MALLORY)
+    assert refusal(lambda: check_program(conf)).startswith(f"{conf} can be written by accounts in its access control")
+
+
+@needs_root
+def test_a_hard_link_to_ones_own_file_is_not_run_from_a_sticky_directory(scratch: Path) -> None:
+    disk, home = made(scratch / "disk", 0o1777, 0), made(scratch / "home", 0o700)
+    script = home / "cleanup.py"
+    script.write_text("")
+    os.chown(script, ALICE, ALICE)
+    (disk / "conf.py").hardlink_to(script)  # by another account, where fs.protected_hardlinks is 0
+    assert refusal(lambda: check_program(disk / "conf.py")) == (
+        f"{disk / 'conf.py'} has several names, and another account may have made this one"
+    )
+    assert refusal(lambda: check_program(script)) == ""
 
 
 @needs_root

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from clusterctl.agent.node.log_files import LogWriter
-from clusterctl.ranks.output import Output
+from clusterctl.ranks.output import LONGEST_LINE, Output
 
 
 def test_new_output_is_passed_on_also_after_a_rotation(tmp_path: Path) -> None:
@@ -52,4 +52,19 @@ def test_a_line_is_passed_on_in_one_piece_if_it_is_complete_by_the_next_look(tmp
     log.write(b" 51")
     output.pass_on(final=True)
     assert os.read(ours, 100) == b" 51"
+    log.close()
+
+
+def test_a_long_line_without_an_end_is_passed_on_as_it_grows(tmp_path: Path) -> None:
+    passed = tmp_path / "passed"
+    fd = os.open(passed, os.O_WRONLY | os.O_CREAT)
+    output = Output(tmp_path / "train.log", fd)
+    log = LogWriter(tmp_path, "train")
+    for turn in range(1, 4):
+        log.write(b"12 % \r" * (1 << 18))
+        output.pass_on()
+        assert passed.stat().st_size > turn * 6 * (1 << 18) - LONGEST_LINE
+    output.pass_on(final=True)
+    assert passed.read_bytes() == b"12 % \r" * (3 << 18)
+    os.close(fd)
     log.close()

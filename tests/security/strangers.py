@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,16 @@ NOBODY = 65534
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can run commands as another user"
 )
+
+
+def let_write(path: Path, uid: int) -> None:
+    """Give an account all rights on a file by an access control list."""
+    entries = ((1, 7, -1), (2, 7, uid), (4, 0, -1), (16, 7, -1), (32, 0, -1))  # owner, account, group, mask, others
+    try:
+        value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        os.setxattr(path, "system.posix_acl_access", value)
+    except OSError as exc:
+        pytest.skip(f"{path} is on a file system without access control lists: {exc}")
 
 
 def as_stranger(*argv: str, uid: int = NOBODY) -> subprocess.CompletedProcess[bytes]:

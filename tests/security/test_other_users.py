@@ -23,6 +23,7 @@ from security.strangers import (
     as_stranger,
     in_stranger,
     is_told_stranger,
+    let_write,
     needs_root,
     open_to_strangers,
     plant,
@@ -152,7 +153,7 @@ def test_a_root_dir_may_be_a_link_of_ones_own_but_not_of_another_user(site: Site
 
 
 @needs_root
-@pytest.mark.parametrize("theirs", ["group", "owner"])
+@pytest.mark.parametrize("theirs", ["group", "list", "owner"])
 def test_a_root_dir_below_a_directory_of_another_user_or_a_team_is_not_used(site: Site, theirs: str) -> None:
     with shared_directory(0o755) as place:
         (place / "mine").mkdir(0o700)
@@ -162,6 +163,9 @@ def test_a_root_dir_below_a_directory_of_another_user_or_a_team_is_not_used(site
             site.ok("dispatch", str(site.workspace("")))  # nobody but root is in that group
             os.chown(place, -1, NOBODY)
             writers = f"{place} can be written by group {grp.getgrgid(NOBODY).gr_name}, who"
+        elif theirs == "list":
+            let_write(place, NOBODY)
+            writers = f"{place} can be written by accounts in its access control list, who"
         else:
             os.chown(place, NOBODY, -1)
             writers = f"{place} can be written by its owner, uid {NOBODY}, who"

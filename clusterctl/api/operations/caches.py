@@ -25,12 +25,12 @@ def private_cache(environ: Mapping[str, str]) -> str:
     """
     path = cache_directory(environ)
     with contextlib.suppress(OSError):  # it exists, or this disk is read-only
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # noqa: PTH103, PTH120
         os.mkdir(path, 0o700)  # noqa: PTH102
     with contextlib.suppress(OSError):
         found = os.stat(path)  # noqa: PTH116
         own = {os.geteuid(), int(environ["SUDO_UID"])} if _is_sudo(environ) else {os.geteuid()}
-        if found.st_uid not in own:
+        if not {found.st_uid, os.lstat(path).st_uid} <= own:  # it may be a link
             return f"{os.devnull}/clusterctl"
         if stat.S_IMODE(found.st_mode) != 0o700:
             os.chmod(path, 0o700)  # noqa: PTH101

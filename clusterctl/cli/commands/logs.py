@@ -132,8 +132,8 @@ class LinePrinter:
     def _print(self, line: LogLine, label: str) -> None:
         moment = datetime.datetime.fromtimestamp(line.t).strftime("%H:%M:%S.%f")[:-3]
         parts = [part for part in line.text.split("\r") if part] or [""]
-        for part in parts:
-            print(f"{moment} {label} {clean(part)}", flush=True)  # the label is ours, so it is safe
+        begin = f"{moment} {label} "  # the label is ours, so it is safe
+        print("\n".join(begin + clean(part) for part in parts), flush=True)
 
 
 class FoldingPrinter(LinePrinter):

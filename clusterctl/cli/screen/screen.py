@@ -34,6 +34,7 @@ CHART_LINES = 6
 SEPARATOR = " · "
 MOST_NOTICES = 2
 LOG_LINES = 500
+LINE_CHARS = 4000  # of a line of a log
 WARNINGS = (
     *("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost"),
     *("nan", "log", "suspect", "lost", "held", "warned"),
@@ -204,21 +205,28 @@ class Screen:
         return lines[:room]
 
     def _events(self, width: int, room: int) -> list[str]:
-        lines = [
-            style.warning(line) if mark.kind in WARNINGS else line
-            for mark in list(self.record.marks)
-            for line in wrapped(f"{_moment(mark.t)} {mark.line}", width)
-        ]
-        return self._newest(lines, room)
+        newest_first = (
+            [style.warning(line) if mark.kind in WARNINGS else line for line in wrapped(mark.t, mark.line, width)]
+            for mark in reversed(list(self.record.marks))
+        )
+        return self._newest(newest_first, room)
 
     def _log(self, width: int, room: int) -> list[str]:
         process = self.wanted_log
         title = [] if process is None else [style.process(process.role, process.label)]
-        lines = [line for t, text in list(self.log) for line in wrapped(f"{_moment(t)} {text}", width)]
-        return [*title, *self._newest(lines, max(0, room - len(title)))]
+        newest_first = (wrapped(t, text, width) for t, text in reversed(list(self.log)))
+        return [*title, *self._newest(newest_first, max(0, room - len(title)))]
 
-    def _newest(self, lines: Sequence[str], room: int) -> list[str]:
-        """Return the last lines, or those before them to which the user has scrolled."""
+    def _newest(self, newest_first: Iterable[Sequence[str]], room: int) -> list[str]:
+        """Return the last lines, or those before them to which the user has scrolled. Older ones are not wrapped."""
+        groups: list[Sequence[str]] = []
+        count = 0
+        for group in newest_first:
+            groups.append(group)
+            count += len(group)
+            if count >= room + self._offset:
+                break
+        lines = [line for group in reversed(groups) for line in group]
         self._offset = min(self._offset, max(0, len(lines) - room))
         until = len(lines) - self._offset
         return list(lines[max(0, until - room) : until])
@@ -230,9 +238,12 @@ class Screen:
         return fitted([self._hint, *sort, *back, move], width)
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Break a line of a log between words, and words only where one is longer than a line."""
-    return textwrap.wrap(clean(text), width, subsequent_indent="         ", drop_whitespace=False) or [""]
+def wrapped(t: float, text: str, width: int) -> list[str]:
+    """Break a line of a log between words, and words only where one is longer than a line. Cut a very long line."""
+    if len(text) > LINE_CHARS:
+        text = f"{text[:LINE_CHARS]}... ({len(text) - LINE_CHARS:,} more characters)"
+    line = clean(f"{_moment(t)} {text}")
+    return textwrap.wrap(line, width, subsequent_indent="         ", drop_whitespace=False) or [""]
 
 
 def _without_empty(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

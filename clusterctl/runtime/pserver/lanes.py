@@ -36,6 +36,7 @@ _ROUTES_KNOWN = 4_096
 _ARRIVALS_KNOWN = 65_536  # waiting requests whose time of arrival is kept
 #: Where a message came from: a connection to the ROUTER, or a stream.
 Route = Union[bytes, Stream]
+_LONGEST_COPYING_S = 0.25  # in which a lane that copies tables answers no request
 _ENDING_S = 2.0  # time for a lane to finish its current work when the process must end
 
 
@@ -119,21 +120,28 @@ class Lane:
     def run(self) -> None:
         with np.errstate(all="ignore"):  # numbers that are not finite stay so, and trainers report them
             while not self._finishing:
+                began, was_copying = self._clock(), self._copying.is_under_way
                 if self._streams is not None:
                     self._receive_any(self._streams)
-                elif not self._copying.is_under_way or events_of(self.router) & CAN_RECEIVE:
+                elif not was_copying or events_of(self.router) & CAN_RECEIVE:
                     self._receive(receive_frames(self.router))
                 if self._copying.is_under_way:
-                    self._copy()
+                    self._copy(self._clock() - began if was_copying else 0.0)
             while self._copying.holds or not (self._tasks.empty() and self._tasks_at_any_time.empty()):
                 self._send(self.core.go_on())  # also after a pause, since nothing else is left to wait for
                 while self._copying.is_under_way:
                     self._copy()
                 self._do_tasks()
 
-    def _copy(self) -> None:
-        """Copy a slice of the tables for saves; after the last one, give them away, and go on."""
+    def _copy(self, seconds: float = 0.0) -> None:
+        """Copy slices of the tables for saves for as long as requests took, at least one. Pushes wait for the end.
+
+        After the last one, give the copies away, and go on.
+        """
+        until = self._clock() + min(seconds, _LONGEST_COPYING_S)
         self._send(self.core.copy())
+        while self._copying.is_under_way and self._clock() < until:
+            self._send(self.core.copy())
         if not self._copying.holds:
             self._send(self.core.go_on())
             self._do_tasks()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from clusterctl.runtime import SGD, Adagrad, load_model
 from clusterctl.runtime.checkpoint.writer import Save
@@ -15,6 +17,7 @@ from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import Copied, Output
+from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.store import slices
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
@@ -146,6 +149,22 @@ def test_no_slice_is_longer_than_the_bound_however_large_a_table_is(kind: str, m
     steps = sum(1 for _ in copying)
     size = 8 * 20_000 if kind == "dense" else 2_000 * (8 + 8 * 10) + 2_000 * 16
     assert steps >= size / 4_000
+
+
+@pytest.mark.parametrize(("seconds", "copied"), [(0.0, 1), (0.1, 10), (60.0, 25)])
+def test_a_lane_copies_for_as_long_as_it_answered_but_no_longer_than_a_bound(seconds: float, copied: int) -> None:
+    """Each slice takes 0.01 s. Pushes wait for the last one, however long the requests between them take."""
+    now = itertools.count()
+    core = SavingLane("async").core
+    slices_left = iter([None] * 100)
+    core.state.copying.begin([slices_left])
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    lane = Lane(core, router, lambda lane, save: None, lambda lane, cut: None, False, clock=lambda: next(now) / 200)
+    lane._copy(seconds)
+    assert len(list(slices_left)) == pytest.approx(100 - copied, abs=1 + copied // 5)
+    lane.close()
+    context.term()
 
 
 MODES = ["sync", "async", "geo(2)"]
