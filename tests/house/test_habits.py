@@ -40,7 +40,6 @@ MAY_READ_ENVIRONMENT = {
     "agent.replication.merger": "what the merging process inherits",
     "fake.programs": "what they inherit",
     "transport.carrier.carriers": "what a carrier inherits",
-    "transport.keep.client": "what a helper inherits, and which helper it has to be",
     "ranks.main": "what mpirun says about a rank, and what the agent on its node inherits",
 }
 MAY_NAME_JOBS = {
