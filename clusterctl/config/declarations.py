@@ -70,7 +70,7 @@ NOT_KEPT: Final = frozenset(
 )
 #: Settings of earlier versions, which may stay in a conf.py and have no effect, each with what replaces it.
 RETIRED: Final = {
-    "KEEP_CONNECTIONS_S": "to keep connections open, let ssh carry the commands, with ControlPersist: see docs/carriers.md"
+    "KEEP_CONNECTIONS_S": "to keep connections open, use ssh as the carrier, with ControlPersist: see docs/carriers.md"
 }
 #: The values of WIRE for the outer mode.
 QUANTIZED: Final = ("int8", "int4")

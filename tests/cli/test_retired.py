@@ -17,7 +17,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.config import from_values, load
 
 WARNING = (
-    "KEEP_CONNECTIONS_S no longer has an effect; to keep connections open, let ssh carry the commands, with "
+    "KEEP_CONNECTIONS_S no longer has an effect; to keep connections open, use ssh as the carrier, with "
     "ControlPersist: see docs/carriers.md"
 )
 
