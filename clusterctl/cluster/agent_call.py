@@ -74,7 +74,7 @@ class AgentCall:
             greeting = self._greeting(boot_program() + _line(request), min(answer_s, ANSWER_S))
             self.untouched = greeting.get("untouched")
             if "need" in greeting:
-                self.write(self._bundle.parcel(str(greeting.get("magic"))))
+                self.write(self._bundle.parcel)
             if data:
                 self.write(data)
 
