@@ -77,17 +77,14 @@ class Workspace:
 class Contenders:
     """One dispatch of a workspace to the first nodes of a farm, by clusterctl or rsync, verified afterwards."""
 
-    def __init__(self, nodes: Farm, workspace: Workspace, count: int, *, kept: bool = False) -> None:
-        """With `kept`, the connections of a dispatch stay open for the next one."""
+    def __init__(self, nodes: Farm, workspace: Workspace, count: int) -> None:
         self.nodes = nodes
-        self.kept = kept
         self.workspace = workspace
         self.count = count
 
     def clusterctl(self, root: str) -> Cost:
         words = ("--json", "dispatch", str(self.workspace.directory))
-        where = {"nodes": self.count, "root": root, "kept": self.kept}
-        cost = self.nodes.measured(lambda: self.nodes.clusterctl(*words, **where), kept=self.kept)
+        cost = self.nodes.measured(lambda: self.nodes.clusterctl(*words, nodes=self.count, root=root))
         for node in json.loads(cost.out)["nodes"]:
             self.workspace.check(Path(node["dir"]))
         return cost
@@ -95,10 +92,10 @@ class Contenders:
     def rsync(self, root: str, width: int, *, tuned: bool = True) -> Cost:
         # The full path: each node has its own home, but a command over ssh starts in the account's home.
         target = f"node{{}}:{self.nodes.sshd.directory}/node{{}}/home/{root}/"
-        ssh = self.nodes.ssh(tuned=tuned, kept=self.kept)
+        ssh = self.nodes.ssh(tuned=tuned)
         each = ["rsync", "-a", "--delete", "-e", ssh, f"{self.workspace.directory}/", target]
         words = shlex.join(["xargs", "-P", str(width), "-I{}", *each])
-        cost = self.nodes.measured(lambda: run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"]), kept=self.kept)
+        cost = self.nodes.measured(lambda: run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"]))
         for node in range(self.count):
             self.workspace.check(self.nodes.home(node) / root)
         return cost
@@ -107,8 +104,7 @@ class Contenders:
 def first(contenders: Contenders, peers: dict[str, Callable[[str], Cost]], rounds: int) -> Contest:
     """Every round sends to nodes that have nothing."""
     contest = Contest({name: lambda turn, do=do, name=name: do(f"{name}-{turn}") for name, do in peers.items()})
-    nodes = contenders.nodes
-    contest.after = lambda name, turn: (nodes.remove(f"{name}-{turn}"), nodes.disconnect(f"{name}-{turn}"))
+    contest.after = lambda name, turn: contenders.nodes.remove(f"{name}-{turn}")
     return contest.play(rounds)
 
 
@@ -126,9 +122,7 @@ def again(peers: dict[str, Callable[[str], Cost]], rounds: int, before: Callable
 def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[str, int]) -> list[list[str]]:
     """Return the rows of one case."""
     given = vars(arguments)
-    if given["kept"]:
-        given["first"] = 0  # it would measure handshakes
-    contenders = Contenders(nodes, workspace, nodes.count, kept=given["kept"])
+    contenders = Contenders(nodes, workspace, nodes.count)
 
     def peers(kind: str) -> dict[str, Callable[[str], Cost]]:
         programs: dict[str, Callable[[str], Cost]] = {OURS: contenders.clusterctl}
@@ -148,8 +142,6 @@ def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[st
         rows += again(peers("again"), given["rounds"], workspace.edit).rows("one file edited")
     for name in peers("again"):
         nodes.remove(name)
-        nodes.disconnect(name)
-    nodes.end_masters()
     return rows
 
 
@@ -180,7 +172,6 @@ def growth(nodes: Farm, workspace: Workspace, counts: list[int], rounds: int) ->
 def main() -> None:
     parser = options(__doc__.splitlines()[0], nodes=16, rounds=5, first=3, width_first=8, width_again=16)
     parser.add_argument("--case", choices=[*CASES, "both"], default="both")
-    parser.add_argument("--kept", action="store_true", help="over kept connections and a warm ControlMaster")
     parser.add_argument("--text", action="store_true", help="text that compresses, instead of random bytes")
     parser.add_argument("--tune", action="store_true", help="first look for the best parallelism of rsync")
     parser.add_argument("--default-rsync", action="store_true", help="also run rsync untuned, one node after another")

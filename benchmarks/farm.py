@@ -45,7 +45,6 @@ Host node*
     PreferredAuthentications publickey
     LogLevel ERROR
 """
-KEEP_S = 600
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,9 @@ class Farm:
     def home(self, node: int) -> Path:
         return self.sshd.daemons[node].home
 
-    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl", kept: bool = False) -> Cost:
-        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache.
-
-        With `kept` its connections stay open for the next call.
-        """
-        conf = self.directory / f"conf-{nodes or self.count}-{root}-{'kept' if kept else 'cold'}.py"
+    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl") -> Cost:
+        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache."""
+        conf = self.directory / f"conf-{nodes or self.count}-{root}.py"
         if not conf.exists():
             settings = {
                 "HOSTS": list(self.sshd.hosts[:nodes]),
@@ -95,27 +91,14 @@ class Farm:
                 "IDENTITY_FILE": str(self.sshd.identity),
                 "KNOWN_HOSTS": str(self.sshd.known_hosts),
                 "SSH_CONFIG": str(self.sshd.ssh_config),
-                **({"KEEP_CONNECTIONS_S": KEEP_S} if kept else {}),
             }
             conf.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
-        return run([*program(), "--conf", str(conf), *args], self._environment(root))
-
-    def disconnect(self, root: str = "clusterctl") -> None:
-        """Close the connections that calls for ~/`root` have kept."""
-        run([*program(), "disconnect"], self._environment(root))
-
-    def _environment(self, root: str) -> dict[str, str]:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
         environment.pop(NO_BYTECODE, None)  # an installed program has cached bytecode
-        return {**environment, **self.environment}
+        return run([*program(), "--conf", str(conf), *args], {**environment, **self.environment})
 
-    def measured(self, work: Callable[[], Cost], *, kept: bool = False) -> Cost:
-        """Return the cost of `work`, with the CPU time that the nodes spent on it.
-
-        Sessions that are kept have no end at which to count theirs.
-        """
-        if kept:
-            return work()
+    def measured(self, work: Callable[[], Cost]) -> Cost:
+        """Return the cost of `work`, with the CPU time that the nodes spent on it."""
         before = self.cpu_s()
         cost = work()
         return replace(cost, nodes_cpu_s=self.cpu_s() - before)
@@ -133,20 +116,9 @@ class Farm:
         ticks = sum(int(field) for pid in daemons for field in _stat(pid)[11:15])  # utime, stime, and of children
         return ticks / os.sysconf("SC_CLK_TCK") + sum(self.orphans_cpu_s)
 
-    def ssh(self, *, tuned: bool = True, kept: bool = False) -> str:
-        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher.
-
-        With `kept` a master keeps the connection open for the next call.
-        """
-        more = [f"ControlPath={self.directory}/%n", "ControlMaster=auto", f"ControlPersist={KEEP_S}"] if kept else []
-        words = [*(CIPHERS if tuned else ()), *more]
-        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in words)
-
-    def end_masters(self) -> None:
-        """Close the connections that `ssh` has kept."""
-        for node in range(self.count):
-            words = ["ssh", "-F", str(self.peer_config), "-o", f"ControlPath={self.directory}/%n", "-O", "exit"]
-            run([*words, f"node{node}"], ok=(0, 255))
+    def ssh(self, *, tuned: bool = True) -> str:
+        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher."""
+        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in (CIPHERS if tuned else ()))
 
     def remove(self, name: str) -> None:
         """Remove ~/`name` on all nodes, and sync the disks.
@@ -184,15 +156,20 @@ def file_system(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def farm(nodes: int, directory: Path, *, bytecode: bool = True) -> Iterator[Farm]:
+def farm(nodes: int, directory: Path, *, bytecode: bool = True, apart: bool = False) -> Iterator[Farm]:
     """Start the daemons under `directory`, and stop them at the end.
 
     Without `bytecode`, clusterctl runs from a copy of its sources that nothing has compiled: PYTHONDONTWRITEBYTECODE
-    is set there and on the nodes.
+    is set there and on the nodes. With `apart` the daemons have the last core to themselves, and this process, with all
+    that it starts, the others.
     """
     adopt_orphans()
+    *cores, last = sorted(os.sched_getaffinity(0))
+    inside = ("taskset", "--cpu-list", str(last)) if apart and cores else ()
     environment = {} if bytecode else {NO_BYTECODE: "1"}
-    with openssh_cluster(directory / "sshd", nodes, environment=environment) as sshd:
+    with openssh_cluster(directory / "sshd", nodes, inside=inside, environment=environment) as sshd:
+        if inside:
+            os.sched_setaffinity(0, cores)
         if not bytecode:
             uncompiled = shutil.ignore_patterns("__pycache__")
             shutil.copytree(SOURCES / "clusterctl", directory / "sources" / "clusterctl", ignore=uncompiled)

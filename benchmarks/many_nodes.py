@@ -36,7 +36,7 @@ def main() -> None:
         fake = ["fake", "up", "-n", str(given.nodes), "--dir", str(top / "fake")]
         env = {**os.environ, "CLUSTERCTL_CONF": str(top / "fake" / "conf.py"), "XDG_CACHE_HOME": str(top / "cache")}
         env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has cached bytecode
-        rows = [["fake up", "", f"{run([*program(), *fake]).seconds:.2f}", "", "", ""]]
+        rows = [["fake up", "", f"{run([*program(), *fake]).seconds:.2f}", "", "", "", ""]]
         try:
             for name, words in {
                 "first dispatch": ["dispatch", str(workspace)],
@@ -45,18 +45,18 @@ def main() -> None:
                 "status": ["status"],
                 "stop": ["stop"],
             }.items():
-                rows.append(measure(name, words, env, 1 if name == "first dispatch" else given.rounds))
+                rows.append(measure(name, words, env, 1 if name == "first dispatch" else given.rounds, given.nodes))
         finally:
             run([*program(), "fake", "down", "--dir", str(top / "fake")])
-        show([f"{given.nodes} nodes", "", "s", "client cpu s", "client MB", "server MB"], rows)
+        show([f"{given.nodes} nodes", "", "s", "client cpu s", "ms per node", "client MB", "server MB"], rows)
 
 
-def measure(name: str, words: list[str], env: dict[str, str], rounds: int) -> list[str]:
+def measure(name: str, words: list[str], env: dict[str, str], rounds: int, nodes: int) -> list[str]:
     """Return a row: the best time of some rounds, and the largest memory in any of them."""
     with PeakOf(is_client) as client, PeakOf(is_server) as server:
         cost = min((run([*program(), *words], env) for _ in range(rounds)), key=lambda one: one.seconds)
     memory = [f"{peak.bytes / 1e6:.0f}" for peak in (client, server)]
-    return [name, "", f"{cost.seconds:.2f}", f"{cost.cpu_s:.2f}", *memory]
+    return [name, "", f"{cost.seconds:.2f}", f"{cost.cpu_s:.2f}", f"{1000 * cost.cpu_s / nodes:.1f}", *memory]
 
 
 if __name__ == "__main__":

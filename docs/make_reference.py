@@ -80,7 +80,7 @@ def leaves(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         name = f"{path} {word}".strip()
         if hasattr(command, "commands"):
             yield from leaves(command, name)
-        else:
+        elif not command.hidden:
             yield name, command
 
 

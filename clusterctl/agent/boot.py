@@ -1,22 +1,19 @@
 """The first program of every agent call, sent on standard input to a node where nothing may be installed yet.
 
 `python3 -I -S -c "...exec..." DIGEST ROOT_DIR`. The request comes before the bundle, so that a node with the bundle
-needs no further round trip: it sends `{"have": DIGEST}` and the answer. A node without it sends `{"need": DIGEST,
-"magic": MARK}`, MARK being that of the bytecode it reads, and reads two sizes, a newline, the bundle, and compiled
-files, so that it need not compile them. With `JOB TREE` as further arguments, and that job untouched, it only sends
+needs no further round trip: it sends `{"have": DIGEST}` and the answer. A node without it sends `{"need": DIGEST}` and
+reads a size, a newline and the bundle. With `JOB TREE` as further arguments, and that job untouched, it only sends
 `{"untouched": DIRECTORY}`.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
 
-import _frozen_importlib_external  # `importlib.util` takes 3 ms to import
-import _signal  # type: ignore[import-not-found]  # and so does `signal`
 import os
+import signal
 import stat
 import sys
 
 UNKNOWN = "unknown"
-SOURCE_TIME_S = 946684800  # the time of all sources: the compiled files are valid for that
 SILENCE_S = 30  # an agent that waits for its request or its bundle ends if nothing arrives for so long
 
 
@@ -87,12 +84,12 @@ def remove(lib):
 def read_all(source, size):
     data = b""
     while len(data) < size:
-        _signal.alarm(SILENCE_S)
+        signal.alarm(SILENCE_S)
         piece = source.read1(size - len(data))
         if not piece:
             break
         data += piece
-    _signal.alarm(0)
+    signal.alarm(0)
     return data
 
 
@@ -100,17 +97,12 @@ def install(lib, digest, source, mark):
     import hashlib
     import zlib
 
-    _signal.alarm(SILENCE_S)
-    size, compiled_size = source.readline().split()
-    whole = zlib.decompress(read_all(source, int(size)))
+    signal.alarm(SILENCE_S)
+    whole = zlib.decompress(read_all(source, int(source.readline())))
     if hashlib.sha256(whole).hexdigest()[: len(digest)] != digest:
         raise OSError("the agent arrived damaged")
-    compiled = read_all(source, int(compiled_size))
     beside = "%s.%d" % (lib, os.getpid())
-    durable = mark.endswith(UNKNOWN)
-    write_files(beside, whole, durable)
-    if compiled:
-        write_files(beside, zlib.decompress(compiled), durable)
+    write_files(beside, whole, durable=mark.endswith(UNKNOWN))
     open(os.path.join(beside, mark), "w").close()
     try:
         os.rename(beside, lib)
@@ -141,7 +133,6 @@ def write_files(top, archive, durable):
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
-        os.utime(path, (SOURCE_TIME_S, SOURCE_TIME_S))
         offset += int(size)
 
 
@@ -213,7 +204,7 @@ def boot(digest, root, *expected):
     root = os.path.abspath(os.path.expanduser(root))
     umask = os.umask(0o077)  # files of the agent and the job are private to this account
     request = source.readline()
-    _signal.alarm(0)
+    signal.alarm(0)
     lib = os.path.join(root, ".clusterctl", "lib", digest)
     mark = "verified-" + boot_id()
     try:
@@ -223,7 +214,7 @@ def boot(digest, root, *expected):
     try:
         have = os.path.isdir(lib) and is_verified(lib, digest, os.path.join(lib, mark))
         if not have:
-            print('{"need": "%s", "magic": "%s"}' % (digest, _frozen_importlib_external.MAGIC_NUMBER.hex()), flush=True)
+            print('{"need": "%s"}' % digest, flush=True)
             install(lib, digest, source, mark)
             check_owner(root, lib)  # others may have made a directory in the meantime
     except Exception as exc:  # noqa: BLE001 - damaged data raises errors of many kinds

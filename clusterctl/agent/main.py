@@ -56,7 +56,7 @@ def main(root: str, request: bytes, umask: int) -> None:
                 from clusterctl.agent.step import hold
 
                 hold(answer.get("pid"))
-            message = _next_request(root, peer, home) if stays else None
+            message = _next_request(peer, home) if stays else None
     except Gone as gone:
         code = 1
         _note(str(gone))
@@ -66,38 +66,23 @@ def main(root: str, request: bytes, umask: int) -> None:
     os._exit(code)  # nothing is buffered; interpreter shutdown costs a node 10 ms
 
 
-def _next_request(root: str, peer: Peer, home: os.stat_result) -> dict[str, Any] | None:
+def _next_request(peer: Peer, home: os.stat_result) -> dict[str, Any] | None:
     """Return the next request; None if the control machine leaves, or if this agent is no longer the installed one.
 
-    `home` is the status of this file when the agent began. A request that expects a job that is still untouched is
-    served here.
+    `home` is the status of this file when the agent began.
     """
     import gc
 
     gc.collect(0)  # `status` may be asked for days, and turns it off
-    while True:
-        try:
-            while "op" not in (message := peer.receive()):
-                pass  # meant for the last operation, which had just ended
-            if not os.path.samestat(os.stat(__file__), home):  # noqa: PTH116
-                return None
-        except (Gone, OSError):
+    try:
+        while "op" not in (message := peer.receive()):
+            pass  # meant for the last operation, which had just ended
+        if not os.path.samestat(os.stat(__file__), home):  # noqa: PTH116
             return None
-        untouched = _untouched(root, message)
-        if not untouched:
-            peer.send({"again": True})
-            return message
-        peer.send({"again": True, "untouched": untouched, "done": {}, "stays": True})
-
-
-def _untouched(root: str, request: dict[str, Any]) -> str:
-    if "expected" not in request:
-        return ""
-    from clusterctl.common.procfs import boot_id
-    from clusterctl.common.seal import untouched_job
-
-    job, tree = request["expected"]
-    return untouched_job(root, job, tree, f"verified-{boot_id()}")
+    except (Gone, OSError):
+        return None
+    peer.send({"again": True})
+    return message
 
 
 def _note(words: str) -> None:

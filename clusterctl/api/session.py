@@ -38,7 +38,10 @@ class Session:
         self.conf = conf
         self._environ = environ
         self._lock = threading.Lock()
-        self._nodes = self._open(self.settings({}))
+        settings = self.settings({})
+        for warning in settings.warnings:
+            self.progress.say(f"warning: {warning}")
+        self._nodes = self._open(settings)
         self._nodes.__enter__()
         self._close = weakref.finalize(self, self._nodes.__exit__, None, None, None)
 
@@ -69,7 +72,7 @@ class Session:
             yield nodes
 
     def _open(self, settings: Settings) -> Nodes:
-        return Opening(self._environ, self.only, self.cache, lambda prompt, stop: None).nodes(settings)
+        return Opening(self._environ, self.only, lambda prompt, stop: None).nodes(settings)
 
     def close(self) -> None:
         """Close all connections. Safe to call again."""

@@ -36,6 +36,7 @@ class Invocation:
         self.scheduled: JobWatch | None = None
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
+        self._warned: set[str] = set()
         self.pinned: dict[str, object] = {}  # settings on which a command has decided itself
 
     @property
@@ -53,17 +54,23 @@ class Invocation:
 
         `chosen` are those of `--set`, as text.
         """
-        from clusterctl.config import load
-
         given = {**self.pinned, **{name: value for name, value in overrides.items() if value is not None}}
         conf = Path(self.options.conf) if self.options.conf else None
-        return load(conf, os.environ, overrides=given, chosen=chosen or {})
+        return self._load(conf, given, chosen or {})
 
     def settings_of(self, conf: Path) -> Settings:
         """Load another conf.py than that of the call, as it is."""
+        return self._load(conf, {}, {})
+
+    def _load(self, conf: Path | None, overrides: Mapping[str, object], chosen: Mapping[str, str]) -> Settings:
         from clusterctl.config import load
 
-        return load(conf, os.environ)
+        settings = load(conf, os.environ, overrides=overrides, chosen=chosen)
+        for warning in settings.warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                self.console.warn(f"warning: {warning}")
+        return settings
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
@@ -94,7 +101,7 @@ class Invocation:
 
             return last_failed.read(last_failed.record_path(self.cache_dir, settings))
 
-        return Opening(os.environ, self.options.only, self.cache_dir, self._ask, failed_last)
+        return Opening(os.environ, self.options.only, self._ask, failed_last)
 
     def _opened_now(self, cluster: Cluster) -> Cluster:
         """Return the cluster, with which this invocation works from now on."""

@@ -60,13 +60,13 @@ class Group(TyperGroup):
         return command
 
 
-def command(group: typer.Typer, name: str, example: str) -> Callable[[Function], Function]:
-    """Register a function as a command, with an example for its help."""
+def command(group: typer.Typer, name: str, example: str, *, hidden: bool = False) -> Callable[[Function], Function]:
+    """Register a function as a command, with an example for its help. A hidden one is in no list of commands."""
 
     def register(function: Function) -> Function:
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         epilog = f"\b\nExample: {example}\n\n{GLOBAL_HELP}"
-        return group.command(name, cls=Command, short_help=summary, epilog=epilog)(function)
+        return group.command(name, cls=Command, short_help=summary, epilog=epilog, hidden=hidden)(function)
 
     return register
 

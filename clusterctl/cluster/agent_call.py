@@ -38,8 +38,8 @@ ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
 class AgentCall:
     """A running agent on one node. Every wait has a deadline; errors name the node.
 
-    `untouched`: the directory of the expected job, if the node still has it unchanged. The agent then sends no further
-    answers, and has ended unless it stays. `on_alive` is called with each sign of life, which may say how far the agent
+    `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
+    sends no further answers. `on_alive` is called with each sign of life, which may say how far the agent
     is. `on_close` gets the agent's input, and what the agent does next. `need_login_shell` is called if no agent seems
     to start, and raises if the reason is that the node's login shell runs nothing.
     """
@@ -74,7 +74,7 @@ class AgentCall:
             greeting = self._greeting(boot_program() + _line(request), min(answer_s, ANSWER_S))
             self.untouched = greeting.get("untouched")
             if "need" in greeting:
-                self.write(self._bundle.parcel(str(greeting.get("magic"))))
+                self.write(self._bundle.parcel)
             if data:
                 self.write(data)
 
@@ -111,9 +111,8 @@ class AgentCall:
         with self.bulk():
             self._is_greeted = False
             self.send(request)
-            greeting = self.receive(min(answer_s, AGAIN_S))
+            self.receive(min(answer_s, AGAIN_S))
             self._is_greeted = True
-            self.untouched = greeting.get("untouched")
             if data:
                 self.write(data)
 

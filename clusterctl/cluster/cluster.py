@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,12 +27,9 @@ if TYPE_CHECKING:
     from clusterctl.transport import Ask
 
 T = TypeVar("T")
-# The alarm ends an agent to which nothing arrives; `signal` itself would take 3 ms to import. The program comes both
-# compiled and as it is: a Python of the same version saves the 2 ms of compiling it.
+# The alarm ends an agent to which nothing arrives.
 FIRST_LINE = (
-    "import sys,_signal,marshal,_frozen_importlib_external as f;_signal.alarm(30);i=sys.stdin.buffer;"
-    f"m,c,s=i.readline()[{len(STOP_SHELL)}:].split();c,s=i.read(int(c)),i.read(int(s));"
-    "exec(marshal.loads(c)if m==f.MAGIC_NUMBER.hex().encode()else s)"
+    f"import sys,signal;signal.alarm(30);i=sys.stdin.buffer;exec(i.read(int(i.readline()[{len(STOP_SHELL)}:])))"
 )
 AT_ONCE = 64
 SILENCE_S = 30.0  # an agent to which nothing has arrived for so long ends
@@ -50,13 +46,11 @@ def who_asks() -> str:
     return f"{local_user()}@{socket.gethostname()}"
 
 
-def may_repeat(request: Mapping[str, Any], error: BaseException) -> bool:
+def may_repeat(request: Mapping[str, Any], error: ClusterctlError) -> bool:
     """Return True if a request that an idle agent did not greet can be sent to another one.
 
     If the connection broke, the agent may have begun. What must not be done twice is repeated only if it had ended.
     """
-    if not isinstance(error, ClusterctlError):
-        return False
     return request["op"] not in ONCE or error.details.get("reason") == AGENT_ENDED
 
 
@@ -84,7 +78,6 @@ class Cluster:
         ask: Ask | None = None,
         *,
         silence_s: float = SILENCE_S,
-        keep_in: Path | None = None,
     ) -> None:
         self.settings = settings
         self.inventory = inventory
@@ -92,8 +85,7 @@ class Cluster:
         self.asked = False
         self.is_over: Callable[[], bool] = lambda: False
         self.watch: Callable[[Sequence[Node]], AbstractContextManager[Callable[[Node], None]]] = unwatched
-        self.transport = Transport(settings, ask=ask, keep_s=settings.keep_connections_s, keep_in=keep_in)
-        self._outlives = settings.keep_connections_s > 0 and keep_in is not None  # agents, this command
+        self.transport = Transport(settings, ask=ask)
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
         self._silence_s = silence_s
@@ -138,30 +130,26 @@ class Cluster:
             node, request = replace(node, via="local"), {**request, "over": True}
             python = sys.executable  # the other one may be on the nodes alone
         request |= {"hold": True} if node.leaves_nothing else {}
-        outlives = kept is not None and self._outlives and node.via == "ssh"
-        if outlives and expected is not None:
-            request, expected = {**request, "expected": expected}, None
-        command = self._agent_command(node, python, expected or ())
         agent = kept.take(node.id) if kept is not None else None
-        is_idle = agent is not None
-        while True:
-            if agent is None:
-                process = (self.transport.resume if outlives else self.transport.open)(node, command)
-                agent, is_idle = AgentInput(process), outlives and process.resumed
-            call = AgentCall(node, agent, self._bundle, partial(self._on_close, node), self.transport.need_login_shell)
+        if agent is not None:
             try:
-                if is_idle:
-                    call.begin_again(request, answer_s, data)
-                else:
-                    call.begin(request, answer_s, data)
-            except BaseException as exc:
-                call.close()
-                if not is_idle or not may_repeat(request, exc):
+                return self._begun(node, agent, lambda call: call.begin_again(request, answer_s, data))
+            except ClusterctlError as exc:
+                if not may_repeat(request, exc):
                     raise
-                agent = None  # it has ended, so start another
-            else:
-                self._beats.add(agent)
-                return call
+        command = self._agent_command(node, python, expected or ())
+        agent = AgentInput(self.transport.open(node, command))
+        return self._begun(node, agent, lambda call: call.begin(request, answer_s, data))
+
+    def _begun(self, node: Node, agent: AgentInput, begin: Callable[[AgentCall], None]) -> AgentCall:
+        call = AgentCall(node, agent, self._bundle, partial(self._on_close, node), self.transport.need_login_shell)
+        try:
+            begin(call)
+        except BaseException:
+            call.close()
+            raise
+        self._beats.add(agent)
+        return call
 
     def _on_close(self, node: Node, agent: AgentInput, plan: Plan) -> None:
         kept = self._kept
@@ -215,7 +203,7 @@ class Cluster:
             return self.transport.map(chosen, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
-        self._kept = KeptAgents(self._beats, len(self.nodes), outlive=self._outlives)
+        self._kept = KeptAgents(self._beats, len(self.nodes))
         return self
 
     def __exit__(

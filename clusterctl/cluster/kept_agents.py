@@ -1,7 +1,4 @@
-"""Agents that have answered and stay for the next request, so that a command starts few of them on a node.
-
-At its end it leaves them to the next command, if they `outlive` it.
-"""
+"""Agents that have answered and stay for the next request, so that a command starts few of them on a node."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import resource
 import threading
 
-from clusterctl.cluster.beats import BEAT, AgentInput, Beats
+from clusterctl.cluster.beats import AgentInput, Beats
 
 FILES_EACH = 3  # the pipes of a carrier; a connection of SSH is one
 OTHER_FILES = 256  # of this process, and of the carriers that are just being started
@@ -22,9 +19,8 @@ class KeptAgents:
     Beyond that the newcomer ends, since the others are asked again before it.
     """
 
-    def __init__(self, beats: Beats, nodes: int, *, outlive: bool = False) -> None:
+    def __init__(self, beats: Beats, nodes: int) -> None:
         self._beats = beats
-        self._outlive = outlive
         self._idle: dict[int, AgentInput] = {}
         self._lock = threading.Lock()
         self._most = _room(nodes)
@@ -51,10 +47,7 @@ class KeptAgents:
 
     def _end(self, agent: AgentInput) -> None:
         self._beats.remove(agent)
-        if self._outlive:
-            agent.process.keep(BEAT, self._beats.every_s)
-        else:
-            agent.process.close()
+        agent.process.close()
 
 
 def _room(nodes: int) -> int:

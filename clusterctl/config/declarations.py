@@ -65,10 +65,13 @@ NOT_KEPT: Final = frozenset(
     {
         *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
         *("PS_SECURITY", "VIA", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
-        *("KEEP_CONNECTIONS_S", "BEFORE_START", "AFTER_END"),
-        "SBATCH",
+        *("BEFORE_START", "AFTER_END", "SBATCH"),
     }
 )
+#: Settings of earlier versions, which may stay in a conf.py and have no effect, each with what replaces it.
+RETIRED: Final = {
+    "KEEP_CONNECTIONS_S": "to keep connections open, use ssh as the carrier, with ControlPersist: see docs/carriers.md"
+}
 #: The values of WIRE for the outer mode.
 QUANTIZED: Final = ("int8", "int4")
 #: The settings of which nodes learn nothing, not even in what a run records.
@@ -148,7 +151,6 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and the usual ~/.ssh keys"),
     Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),
     Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts with unknown keys"),
-    Setting("KEEP_CONNECTIONS_S", seconds(0), 0, "how long connections stay open for the next command; 0: not at all"),
     # training
     Setting("MODE", Mode.parse, "sync", '"sync", "async", "half-async", "ssp(4)" or "geo(25)"'),
     Setting("SEED", whole(0, 2**63 - 1), 0, "the seed for initial values and for the readers' random numbers"),

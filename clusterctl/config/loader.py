@@ -11,7 +11,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from clusterctl.config import source
-from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, TABLE, Setting
+from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, RETIRED, TABLE, Setting
 from clusterctl.config.findings import Finding, config_error
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, read_hosts
@@ -22,6 +22,7 @@ from clusterctl.config.source import Source
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _NONE_CHOSEN: Mapping[str, str] = MappingProxyType({})
 COMMAND_LINE = "command line"
+_ACCEPTED = BY_SPELLING.keys() | RETIRED.keys()
 
 
 def load(
@@ -121,7 +122,14 @@ def _settle(
     fields = {setting.field: reading.values[setting.name] for setting in TABLE}
     lines = {setting.name: conf.lines[n] for setting in TABLE for n in setting.spellings if n in conf.lines}
     hosts_from = hosts if isinstance(hosts, HostSource) else None
-    return Settings(**fields, hosts_from=hosts_from, source=path, lines=lines, chosen=reading.chosen)
+    return Settings(
+        **fields,
+        hosts_from=hosts_from,
+        source=path,
+        lines=lines,
+        chosen=reading.chosen,
+        warnings=_retired(conf, overrides),
+    )
 
 
 def _position(finding: Finding) -> tuple[bool, int]:
@@ -133,12 +141,22 @@ def _report_unknown(reading: _Reading, overrides: Mapping[str, object]) -> None:
     conf = reading.conf
     for name, value in conf.values.items():
         imported = name in conf.imported or ("*" in conf.imported and name not in conf.lines)
-        if name not in BY_SPELLING and not imported and not _is_code(value):
+        if name not in _ACCEPTED and not imported and not _is_code(value):
             hint = "see conf.py.example for all settings; use lower case for your own names"
             reading.report_in_conf(name, f" is not a setting{_suggestion(name)}", hint)
     for name in overrides:
-        if name not in BY_SPELLING:
+        if name not in _ACCEPTED:
             reading.report(COMMAND_LINE, name, f" is not a setting{_suggestion(name)}")
+
+
+def _retired(conf: Source, overrides: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a warning for each setting of an earlier version that is assigned."""
+    warnings = []
+    for name in sorted(RETIRED.keys() & {*conf.values, *overrides}):
+        line = f":{conf.lines[name]}" if name in conf.lines else ""
+        where = "" if name in overrides else f"{conf.file}{line}: "
+        warnings.append(f"{where}{name} no longer has an effect; {RETIRED[name]}")
+    return tuple(warnings)
 
 
 def _is_code(value: object) -> bool:

@@ -19,7 +19,8 @@ class Settings:
     with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `hosts` is empty while a scheduler has not been asked
     for them (`hosts_from`). `source` is the conf.py, or None if the
     values came from elsewhere; `lines` maps a setting to its line there. `chosen` has the text of each setting that
-    `start --set` overrides. Mappings are read-only.
+    `start --set` overrides, and `warnings` a line for each assigned setting that no longer has an effect. Mappings are
+    read-only.
     """
 
     hosts: tuple[Host, ...]
@@ -49,7 +50,6 @@ class Settings:
     identity_file: Path | None
     known_hosts: Path | None
     strict_host_keys: bool
-    keep_connections_s: float
     mode: Mode
     seed: int
     engine: str
@@ -80,6 +80,7 @@ class Settings:
     source: Path | None = None
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     chosen: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def place(self, name: str) -> str:
         """Return the location of the setting `name` as a prefix for messages, `conf.py:12: `, or "" without a file."""

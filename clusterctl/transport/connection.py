@@ -53,7 +53,6 @@ class Wire:
         self._received_at = time.monotonic()
         self._probed_at: float | None = None
         self._blocked_at: float | None = None
-        self.heard = threading.Event()  # something has arrived since it was cleared
 
     def watch(self, silence_s: float, patience_s: float, probe: Callable[[], None]) -> None:
         """Start to probe a silent peer, from the reading thread, and to hang up if it is dead."""
@@ -73,8 +72,6 @@ class Wire:
             self._check_silence()
             raise
         self._received_at, self._probed_at = time.monotonic(), None
-        if self._ahead:
-            self.heard.set()
         if self._quick is not None:
             self._sock.setsockopt(socket.IPPROTO_TCP, self._quick, 1)
 
@@ -167,15 +164,6 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
         message.add_string("keepalive@openssh.com")
         message.add_boolean(True)
         self._send_message(message)
-
-    def replies(self, limit_s: float) -> bool:
-        """Probe the peer. Return True if anything arrives from it within this time."""
-        self.wire.heard.clear()
-        try:
-            self._probe()
-        except (OSError, EOFError, paramiko.SSHException):
-            return False
-        return self.wire.heard.wait(limit_s) and self.is_active()
 
     @property
     def idle(self) -> bool:

@@ -39,7 +39,6 @@ class Dialer:
 
     def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float, ask: Ask | None = None) -> None:
         self._known_hosts = KnownHosts()
-        self._ask = ask
         self._secrets = Secrets(ask)
         self._strict = strict
         self._timeout_s = timeout_s
@@ -57,7 +56,7 @@ class Dialer:
             with self._handshake(target, gateway, aborts) as (connection, deadline):
                 from clusterctl.transport.login import Attempts, authenticate
 
-                self.check_host_key(target, connection)
+                self._check_host_key(target, connection)
                 attempts = Attempts(refused=refused)
                 connection.auth_timeout = max(1.0, deadline - time.monotonic())
                 if not authenticate(connection, target, attempts, self._secrets):
@@ -87,10 +86,6 @@ class Dialer:
                 return key
 
         return self._with_retries(target, look)
-
-    def forget_secrets(self) -> None:
-        """Forget what the user has typed, and the keys that it has unlocked."""
-        self._secrets = Secrets(self._ask)
 
     def abort(self) -> None:
         """Make every handshake in flight fail now."""
@@ -151,8 +146,7 @@ class Dialer:
             with self._lock:
                 self._pending.discard(connection)
 
-    def check_host_key(self, target: Target, connection: Connection) -> None:
-        """Raise RefusedError if the key of a connection is not known, as known_hosts is now."""
+    def _check_host_key(self, target: Target, connection: Connection) -> None:
         if not self._strict:
             return
         key = _key_of(connection, target)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ class Pool:
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._connections: dict[Target, Future[Connection]] = {}  # the most recently used comes last
-        self._retired: list[Connection] = []
         self._leases: Counter[Target] = Counter()
 
     @contextlib.contextmanager
@@ -72,46 +71,13 @@ class Pool:
         with self.lease(target.via) as gateway:
             return self._dialer.host_key(target, gateway)
 
-    def targets(self) -> dict[Target, Connection]:
-        """Return the open connections by their servers."""
-        with self._lock:
-            return {
-                target: future.result()
-                for target, future in self._connections.items()
-                if future.done() and not _broken(future)
-            }
-
-    def retire(self, target: Target, connection: Connection) -> None:
-        """Use a connection no more. It is closed by `close_unused` once its other users have left it."""
-        with self._lock:
-            future = self._connections.get(target)
-            if future is not None and future.done() and not future.exception() and future.result() is connection:
-                del self._connections[target]
-                self._retired.append(connection)
-
-    def close_unused(self, targets: Collection[Target]) -> None:
-        """Close the unused ones of these connections, and all retired and broken ones that nobody uses."""
-        with self._lock:
-            chosen = [
-                target
-                for target, future in self._connections.items()
-                if not self._leases[target] and (_broken(future) or (target in targets and _idle(future)))
-            ]
-            futures = [self._connections.pop(target) for target in chosen]
-            closing = [future.result() for future in futures if not future.exception()]
-            closing += [connection for connection in self._retired if connection.idle or not connection.is_active()]
-            self._retired = [connection for connection in self._retired if connection not in closing]
-        for connection in closing:
-            connection.close()
-
     def close(self) -> None:
         """Close every connection and make every attempt fail; a later call reconnects."""
         with self._lock:
             futures = list(self._connections.values())
             self._connections.clear()
-            connections, self._retired = self._retired, []
         self._dialer.abort()
-        connections += [future.result() for future in futures if future.done() and future.exception() is None]
+        connections = [future.result() for future in futures if future.done() and future.exception() is None]
         for connection in connections:  # all of them first, so that their threads end concurrently
             connection.wire.hang_up()
         for connection in connections:

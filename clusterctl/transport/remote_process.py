@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -36,8 +35,6 @@ class RemoteProcess(ABC):
     our streams, not the command: as with `ssh`, it sees the end of its input and a broken pipe. Every method raises
     UnreachableError if the connection is lost, and NodeError after its deadline.
     """
-
-    resumed = False  # True for an agent that a command before this one has kept
 
     def __init__(self, *, label: str, where: str, what: str, stderr_limit: int) -> None:
         self._label, self._where, self._what = label, where, what
@@ -138,13 +135,6 @@ class RemoteProcess(ABC):
     def close(self) -> None:
         """Close our ends. A command that ignores this continues."""
 
-    def keep(self, beat: bytes, every_s: float) -> None:
-        """Leave an agent that waits for a request to the next command, if connections are kept; else close.
-
-        It gets `beat` as its input now and then.
-        """
-        self.close()
-
     def leave(self) -> None:
         """Close our ends, and let what carries the command live as long as the command, even after this program."""
         self.close()
@@ -189,38 +179,6 @@ class RemoteProcess(ABC):
     def _check(self, deadline: Deadline) -> None:
         if deadline.passed:
             raise failures.overdue(self._label, self._where, self._what, deadline.seconds or 0)
-
-
-class ProcessOnFiles(RemoteProcess):
-    """A command whose streams are files of this process, for which several threads may wait.
-
-    They are closed once nobody uses them: a file's number could soon be that of another one.
-    """
-
-    def __init__(self, *, label: str, where: str, what: str, stderr_limit: int) -> None:
-        super().__init__(label=label, where=where, what=what, stderr_limit=stderr_limit)
-        self.on_close: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = False
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the files open while in this context. Raises UnreachableError if the process is closed."""
-        with self._lock:
-            if self._closed:
-                raise self.lost()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                self._close_unused()
-
-    @abstractmethod
-    def _close_unused(self) -> None:
-        """Close the files that are not wanted any more, if nobody uses them. The lock is held."""
 
 
 class Deadline:

@@ -74,7 +74,6 @@ class Target:
     proxy_command: str | None = None
     alive: tuple[float, int] = DEFAULT_ALIVE  # seconds between probes of a silent peer, and how many may go unanswered
     is_jump: bool = field(default=False, compare=False)
-    stamp: str = ""  # the state of the key files, for connections that are kept: others make another connection
 
     @property
     def address(self) -> str:

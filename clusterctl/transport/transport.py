@@ -7,7 +7,6 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +19,6 @@ from clusterctl.transport.target import Node, Resolver, SshSettings, Target
 
 if TYPE_CHECKING:
     from clusterctl.transport.carrier.carriers import Carriers
-    from clusterctl.transport.keep.client import Keeper
     from clusterctl.transport.link import Link
     from clusterctl.transport.pool import Pool
     from clusterctl.transport.remote_process import Completed, RemoteProcess, Take
@@ -51,14 +49,11 @@ class Transport:
         max_connections: int | None = None,
         connect_timeout_s: float = 10.0,
         ask: Ask | None = None,
-        keep_s: float = 0.0,
-        keep_in: Path | None = None,
     ) -> None:
         """Open at most `max_handshakes` connections at a time, and keep at most `max_connections` idle ones.
 
         `max_connections` defaults to 256, or to half the limit of open files of this process if that is less. `ask`
-        prompts the user for a passphrase or a password; by default on the terminal. If `keep_s` is above 0, connections
-        are those of a helper that keeps them for so long after their last use; its socket is in `keep_in`.
+        prompts the user for a passphrase or a password; by default on the terminal.
         """
         self._settings = settings
         self._max_handshakes = max_handshakes
@@ -69,8 +64,6 @@ class Transport:
         self._lock = threading.Lock()
         self._made_pool: Pool | None = None
         self._made_carriers: Carriers | None = None
-        self._made_keeper: Keeper | None = None
-        self._keep_s, self._keep_in = keep_s, keep_in
         self._cancellation = Cancellation()
         self._stop_warming = threading.Event()
         self._with_login_shell: set[str] = set()  # the labels of nodes that have shown it
@@ -88,14 +81,6 @@ class Transport:
     def open(self, node: Node, command: Command) -> RemoteProcess:
         """Start a command and return it with open streams. The caller closes it. Raises as `run` does."""
         return self._start(node, command, drain_stderr=True)
-
-    def resume(self, node: Node, command: Command) -> RemoteProcess:
-        """Do the same, or return one that was started by the same command before, and kept: see its `resumed`."""
-        return self._start(node, command, drain_stderr=True, resume=True)
-
-    def keeps(self, node: Node) -> bool:
-        """Return True if what is started on a node may be kept for the next command."""
-        return node.via == "ssh" and self._keep_s > 0 and self._keep_in is not None
 
     def stream(self, node: Node, command: Command, take: Take) -> int:
         """Run a command to its end, without a deadline. Returns its exit code.
@@ -164,35 +149,12 @@ class Transport:
                 while not stop.is_set():
                     node = todo.get_nowait()
                     with contextlib.suppress(Exception):  # reported by the call that needs the connection
-                        self._connect(node)
+                        self._pool().connection(self._resolver.resolve(node))
 
-        def begin() -> None:
-            lacking = self._unconnected(nodes)
-            for node in lacking:
-                todo.put(node)
-            for number in range(min(self._max_handshakes, len(lacking))):
-                threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
-
-        if any(map(self.keeps, nodes)):
-            threading.Thread(target=begin, daemon=True, name="warm-up").start()
-        else:
-            begin()
-
-    def _unconnected(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes to which no connection is kept."""
-        kept = [node for node in nodes if self.keeps(node)]
-        if not kept:
-            return nodes
-        with contextlib.suppress(Exception):
-            lacking = self._keeper().unconnected([self._resolver.resolve(node) for node in kept])
-            return [node for node, lacks in zip(kept, lacking, strict=True) if lacks]
-        return nodes
-
-    def _connect(self, node: Node) -> None:
-        target = self._resolver.resolve(node)
-        keeper = self._keeper() if self.keeps(node) else None
-        if keeper is None or not keeper.dial(target, node.label):
-            self._pool().connection(target)
+        for node in nodes:
+            todo.put(node)
+        for number in range(min(self._max_handshakes, len(nodes))):
+            threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
 
     def scan_host_key(self, node: Node) -> HostKey:
         """Return the host key that the node presents, unchecked. Raises UnreachableError."""
@@ -223,15 +185,13 @@ class Transport:
     def abort(self) -> None:
         """Close every connection, and end every carrier and every attempt now; all waiting calls raise an error."""
         with self._lock:
-            pool, carriers, keeper = self._made_pool, self._made_carriers, self._made_keeper
+            pool, carriers = self._made_pool, self._made_carriers
             self._stop_warming.set()
             self._stop_warming = threading.Event()
         if pool is not None:
             pool.close()
         if carriers is not None:
             carriers.abort()
-        if keeper is not None:
-            keeper.abort()
 
     def close(self) -> None:
         """Close every connection and end every carrier. Running commands lose their streams."""
@@ -248,13 +208,7 @@ class Transport:
         self.close()
 
     def _start(
-        self,
-        node: Node,
-        command: Command,
-        *,
-        stderr_limit: int | None = None,
-        drain_stderr: bool = False,
-        resume: bool = False,
+        self, node: Node, command: Command, *, stderr_limit: int | None = None, drain_stderr: bool = False
     ) -> RemoteProcess:
         from clusterctl.transport.remote_process import STDERR_TAIL_BYTES
 
@@ -262,19 +216,13 @@ class Transport:
         what, limit = command.title or _short(str(command)), stderr_limit or STDERR_TAIL_BYTES
         if node.via != "ssh":
             return self._carriers().start(node, command, what=what, stderr_limit=limit)
-        text = quote(command).encode("utf-8", "surrogateescape")
-        target = self._resolver.resolve(node)
-        if self.keeps(node):
-            agent = str(command) if resume else None
-            kept = self._keeper().start(target, text, agent=agent, label=node.label, what=what, stderr_limit=limit)
-            if kept is not None:
-                return kept
         from clusterctl.transport.ssh_process import start
 
+        target = self._resolver.resolve(node)
         with self._pool().lease(target) as connection:
             return start(
                 connection,
-                text,
+                quote(command).encode("utf-8", "surrogateescape"),
                 label=node.label,
                 where=target.where,
                 what=what,
@@ -289,21 +237,6 @@ class Transport:
 
                 self._made_carriers = Carriers(self._cancellation)
             return self._made_carriers
-
-    def _keeper(self) -> Keeper:
-        with self._lock:
-            if self._made_keeper is None:
-                from clusterctl.transport.keep.client import Keeper
-
-                assert self._keep_in is not None
-                self._made_keeper = Keeper(
-                    self._keep_in,
-                    self._keep_s,
-                    strict=self._settings.strict_host_keys,
-                    timeout_s=self._connect_timeout_s,
-                    ask=self._ask,
-                )
-            return self._made_keeper
 
     def _pool(self) -> Pool:
         with self._lock:

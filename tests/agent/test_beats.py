@@ -393,7 +393,7 @@ def test_an_agent_that_gets_half_of_its_code_ends_and_leaves_nothing(tmp_path: P
     program = boot_program(source.replace(b"SILENCE_S = 30", b"SILENCE_S = 1"))
     process.write(program + b'{"op":"jobs"}\n')
     assert json.loads(process.readline(1000))["need"] == BUNDLE.digest
-    process.write(b"%d 0\n%s" % (len(BUNDLE.data), BUNDLE.data[:1000]))
+    process.write(BUNDLE.parcel[:1000])
     assert process.wait() == -signal.SIGALRM
     process.close()
     assert list((tmp_path / "home").rglob("*.py")) == []

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pytest
 from agent.nodes import BUNDLE, NODE, PYTHONS, PipeCluster, Pipes, agent, ask, needs
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
-from clusterctl.cluster.bundle import STOP_SHELL, boot_program
+from clusterctl.cluster.bundle import boot_program
 from clusterctl.cluster.cluster import BEATS
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError, UnreachableError
@@ -45,28 +44,14 @@ def test_the_agent_installs_itself_once_and_answers(version: str, tmp_path: Path
     assert (tmp_path / "home/root/.clusterctl").stat().st_mode & 0o077 == 0
 
 
-def test_the_first_calls_compile_nothing_where_python_reads_the_same_bytecode(tmp_path: Path) -> None:
+def test_the_second_call_compiles_nothing(tmp_path: Path) -> None:
     assert ask(tmp_path / "home", JOBS) == {"jobs": []}
     package = tmp_path / "home/root/.clusterctl/lib" / BUNDLE.digest / "clusterctl"
     compiled = {path.stem.partition(".")[0]: path for path in package.rglob("*.pyc")}
-    assert set(compiled) >= {"main", "jobs", "seal", "receive", "relay"}
+    assert set(compiled) >= {"main", "jobs"}
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in compiled.values()}
     assert ask(tmp_path / "home", JOBS) == {"jobs": []}
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in compiled.values()} == before
-    look = f"import sys; sys.path[0] = {str(package.parent)!r}; import clusterctl.agent.main as m; print(m.__cached__)"
-    loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip() == str(compiled["main"])
-
-
-def test_a_python_that_reads_another_bytecode_gets_sources(tmp_path: Path) -> None:
-    assert BUNDLE.parcel("00000000") == b"%d 0\n%s" % (len(BUNDLE.data), BUNDLE.data)
-    process = agent(tmp_path / "home")
-    header, _, rest = boot_program().partition(b"\n")
-    process.write(
-        b"%s00000000 %s\n%s" % (STOP_SHELL, header.split(b" ", 2)[2], rest) + json.dumps(JOBS).encode() + b"\n"
-    )
-    assert json.loads(process.readline(1000))["need"] == BUNDLE.digest
-    process.close()
 
 
 def test_a_python_with_an_incomplete_standard_library_is_named(tmp_path: Path) -> None:
@@ -97,11 +82,11 @@ def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
 
 def test_an_agent_that_arrives_damaged_is_not_installed(tmp_path: Path) -> None:
     process = agent(tmp_path / "home")
-    code, data = boot_program(), BUNDLE.data
+    code, parcel = boot_program(), BUNDLE.parcel
     process.write(b"%s%s\n" % (code, json.dumps(JOBS).encode()))
-    assert json.loads(process.readline(1000)) == {"need": BUNDLE.digest, "magic": MAGIC_NUMBER.hex()}
-    middle = len(data) // 2
-    process.write(b"%d 0\n%s" % (len(data), data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]))
+    assert json.loads(process.readline(1000)) == {"need": BUNDLE.digest}
+    middle = len(parcel) // 2
+    process.write(parcel[:middle] + bytes([parcel[middle] ^ 1]) + parcel[middle + 1 :])
     assert "cannot install the agent" in json.loads(process.readline(1000))["error"]["message"]
     assert process.wait() == 1
     process.close()
@@ -110,10 +95,10 @@ def test_an_agent_that_arrives_damaged_is_not_installed(tmp_path: Path) -> None:
 
 def test_an_agent_that_is_cut_off_in_transit_leaves_nothing(tmp_path: Path) -> None:
     process = agent(tmp_path / "home")
-    code, data = boot_program(), BUNDLE.data
+    code, parcel = boot_program(), BUNDLE.parcel
     process.write(b"%s%s\n" % (code, json.dumps(JOBS).encode()))
     process.readline(1000)
-    process.write(b"%d 0\n%s" % (len(data), data[: len(data) // 2]))
+    process.write(parcel[: len(parcel) // 2])
     process.close_input()
     assert process.wait() == 1
     process.close()
@@ -164,14 +149,14 @@ def test_an_agent_on_a_read_only_disk_answers_after_a_reboot(tmp_path: Path) -> 
 
 
 def test_many_agents_may_install_themselves_at_once(tmp_path: Path) -> None:
-    code, data = boot_program(), BUNDLE.data
+    code, parcel = boot_program(), BUNDLE.parcel
     processes = [agent(tmp_path / "home") for _ in range(4)]
     for process in processes:
         process.write(b"%s%s\n" % (code, json.dumps(JOBS).encode()))
     needed = [json.loads(process.readline(1000)) for process in processes]
     for process, reply in zip(processes, needed, strict=True):
         if "need" in reply:
-            process.write(b"%d 0\n%s" % (len(data), data))
+            process.write(parcel)
     answers = [json.loads(process.readline(1000)) for process in processes]
     for process in processes:
         process.close()

@@ -68,7 +68,8 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         },
     )
     for below, one in getattr(command, "commands", {}).items():
-        yield from _commands(f"{name} {below}".strip(), one)
+        if not one.hidden:
+            yield from _commands(f"{name} {below}".strip(), one)
 
 
 def _help() -> dict[str, Any]:

@@ -33,7 +33,8 @@ def commands(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
     if not below:
         yield name, command
     for word, subcommand in below.items():
-        yield from commands(subcommand, f"{name} {word}".strip())
+        if not subcommand.hidden:
+            yield from commands(subcommand, f"{name} {word}".strip())
 
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(*case, id=case[0]) for case in commands()])

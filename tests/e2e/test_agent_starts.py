@@ -20,7 +20,7 @@ COMMAND, ATTACHED, STREAM = 3, 2, 1  # at most so many
 ROUNDS = 6
 # Every start of an agent leaves a line in the node's home.
 COUNTING = """#!/bin/sh
-case "$*" in *_signal.alarm*) echo agent >>"$HOME/agents" ;; esac
+case "$*" in *signal.alarm*) echo agent >>"$HOME/agents" ;; esac
 exec {python} "$@"
 """
 FOLLOWED = """

@@ -18,7 +18,6 @@ CALLS: Mapping[str, str] = {
     "cli.causes": "observe.why.report",
     "cli.chosen_settings": "config.declarations",
     "cli.commands.diff": "report.formats",
-    "cli.commands.disconnect": "transport.keep",
     "cli.commands.export": "export",
     "cli.commands.logs": "observe.folding",
     "cli.commands.metrics": "export.scraped",

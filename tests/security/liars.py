@@ -32,9 +32,8 @@ class Agent:
 
     def write(self, data: bytes, **_: object) -> None:
         if not self._heard:
-            sizes, _, rest = data.partition(b"\n")
-            lengths = map(int, sizes.removeprefix(STOP_SHELL).split()[1:])  # of the program, compiled and as it is
-            self._heard = rest[sum(lengths) :]
+            size, _, rest = data.partition(b"\n")
+            self._heard = rest[int(size.removeprefix(STOP_SHELL)) :]  # behind the program
             self._said = self._answer(json.loads(self._heard))
 
     def readline(self, limit: int, **_: object) -> bytes:

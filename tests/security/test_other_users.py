@@ -186,7 +186,7 @@ def test_an_agent_is_not_installed_into_a_directory_that_another_user_makes_at_t
             agent.stdin.flush()
             assert json.loads(agent.stdout.readline())["need"] == bundle.digest
             assert as_stranger("mkdir", "-m", "777", str(place / ".clusterctl")).returncode == 0
-            agent.stdin.write(bundle.parcel(""))
+            agent.stdin.write(bundle.parcel)
             agent.stdin.close()
             answer = json.loads(agent.stdout.readline())
         assert f"{place}/.clusterctl can be written by others" in answer["error"]["message"]

@@ -12,14 +12,10 @@ LINGER_0 = struct.pack("ii", 1, 0)  # a close is a reset
 
 
 class Wire:
-    """Forwards connections from `port` to a node's port; `cut` resets the open ones, and new ones work again.
-
-    `silence` makes the open ones fall silent without an end, as if the node had lost its power.
-    """
+    """Forwards connections from `port` to a node's port; `cut` resets the open ones, and new ones work again."""
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self._silent = threading.Event()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -36,19 +32,14 @@ class Wire:
                     continue
                 self._open |= {near, far}
                 for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(source, sink, self._silent), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
     @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket, silent: threading.Event) -> None:
+    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if not silent.is_set():
-                    sink.sendall(data)
+                sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
-
-    def silence(self) -> None:
-        self._silent.set()
-        self._silent = threading.Event()
 
     def cut(self) -> None:
         while self._open:

@@ -17,9 +17,7 @@ import pytest
 
 from clusterctl.errors import UnreachableError
 from clusterctl.transport import Transport, command
-from clusterctl.transport.keep.ending import end_helpers
 from support.clusters import Cluster, make_cluster
-from support.kept import helpers
 from support.nodes import TestNode, TestSettings
 from support.openssh import make_key
 from support.person import Person, on_terminal, read_until
@@ -218,20 +216,3 @@ def test_a_person_at_a_terminal_types_it_without_echo(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(terminal)
-
-
-def test_a_password_is_typed_once_and_forgotten_with_the_command(keyless: TestSettings, keep_in: Path) -> None:
-    person = Person("correct horse", "correct horse")
-    with guarded("correct horse", "correct horse") as nodes:
-        for _ in range(2):  # the second command finds the connections
-            with Transport(keyless, ask=person, keep_s=60, keep_in=keep_in) as transport:
-                assert all(outcome.ok for outcome in transport.map(nodes, lambda node: transport.run(node, TRUE)))
-        assert len(person.asked) == 1
-        assert all(b"correct horse" not in path.read_bytes() for path in keep_in.iterdir() if path.is_file())
-        (helper,) = helpers(keep_in)
-        assert b"correct horse" not in Path(f"/proc/{helper}/environ").read_bytes()
-        with guarded("correct horse") as others:  # the helper no longer knows it
-            with Transport(keyless, ask=person, keep_s=60, keep_in=keep_in) as transport:
-                transport.run(others[0], TRUE)
-            assert len(person.asked) == 2
-        end_helpers(keep_in)

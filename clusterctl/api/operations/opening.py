@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,13 +17,12 @@ if TYPE_CHECKING:
 class Opening:
     """How to open the nodes of settings: those that `only` selects, None for all.
 
-    `environ` is for the commands of schedulers, and kept connections are below `cache`. `ask` prompts for secrets, and
-    `failed_last` are the ids that `failed@last` means.
+    `environ` is for the commands of schedulers, `ask` prompts for secrets, and `failed_last` are the ids that
+    `failed@last` means.
     """
 
     environ: Mapping[str, str]
     only: str | None
-    cache: Path
     ask: Ask
     failed_last: Callable[[Settings], Collection[int]] = lambda settings: ()
 
@@ -65,8 +63,7 @@ class Opening:
     def _open(self, settings: Settings) -> Cluster:
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
-        from clusterctl.transport.keep.place import directory_of
 
         inventory = build(settings)
         chosen = select(inventory, self.only, self.failed_last(settings)) if self.only else inventory.nodes
-        return Cluster(settings, inventory, chosen, self.ask, keep_in=directory_of(self.cache))
+        return Cluster(settings, inventory, chosen, self.ask)

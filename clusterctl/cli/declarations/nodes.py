@@ -83,9 +83,9 @@ def prune(
     prune(context.obj, keep=keep, older_than=older_than, yes=yes, plan=plan)
 
 
-@command(app, "disconnect", "clusterctl disconnect")
+@command(app, "disconnect", "clusterctl disconnect", hidden=True)
 def disconnect(context: typer.Context) -> None:
-    """Close the connections that KEEP_CONNECTIONS_S keeps open for the next command."""
+    """Do nothing: connections are no longer kept between commands."""
     from clusterctl.cli.commands.disconnect import disconnect
 
     disconnect(context.obj)

@@ -8,13 +8,13 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures
 from clusterctl.transport.carrier.failures import Ending, after_it_began
-from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S, Deadline, ProcessOnFiles, Take
+from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S, Deadline, RemoteProcess, Take
 
 SOON_S = 2.0  # a carrier whose pipes are closed may take so long to end by itself
 TERM_S = 1.0
@@ -23,11 +23,12 @@ LAST_PIECES = 256  # of standard error, read once the carrier has exited
 AHEAD_BYTES = 4 << 20  # of output, read while a command does not read its input; about as much as SSH takes
 
 
-class CarrierProcess(ProcessOnFiles):
+class CarrierProcess(RemoteProcess):
     """A command behind a carrier.
 
     Who waits for one of its pipes also reads the others, so that it never blocks on them; of two threads one does.
-    Another thread may call `abort` and `close`: the pipes are closed once nobody uses them.
+    Another thread may call `abort` and `close`: the pipes are closed once nobody uses them, since a file's number could
+    soon be that of another one.
     """
 
     def __init__(
@@ -48,7 +49,11 @@ class CarrierProcess(ProcessOnFiles):
         self._reading = threading.Lock()  # held by the thread that reads the outputs
         self._ahead = bytearray()  # of standard output
         self._take_errors: Callable[[bytes], None] = self._stderr.add
+        self.on_close: Callable[[], None] = lambda: None
         self.on_leave: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
 
     def close_stdin(self) -> None:
         with self._lock:
@@ -212,7 +217,22 @@ class CarrierProcess(ProcessOnFiles):
                     break
                 self._take(ready)
 
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the pipes open while in this context. Raises UnreachableError if the process is closed."""
+        with self._lock:
+            if self._closed:
+                raise self.lost()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._close_unused()
+
     def _close_unused(self) -> None:
+        """Close the pipes that are not wanted any more, if nobody uses them. The lock is held."""
         if self._users:
             return
         pipes = (self._popen.stdin, self._popen.stdout, self._popen.stderr)
