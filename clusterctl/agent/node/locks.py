@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
 HOLDER_BYTES = 200
-HOLDER_OF_OLDER_VERSIONS = rb"a (\w+) \(pid (\d+)\)"
 LOCK_S = 0.5  # a process that only tests the lock holds it for an instant
 
 
 class Starter(NamedTuple):
-    """The process that took a job's lock last, and its host; in a lock of an older version that is None."""
+    """The process that took a job's lock last, and its host."""
 
     pid: int
     ticks: int
     boot: str
-    host: str | None
+    host: str
 
     @property
     def is_elsewhere(self) -> bool:
@@ -41,7 +40,7 @@ class Starter(NamedTuple):
         """
         from clusterctl.common.procfs import boot_id
 
-        return self.boot != boot_id() or self.host not in (None, host_name())
+        return self.boot != boot_id() or self.host != host_name()
 
 
 def host_name() -> str:
@@ -52,10 +51,8 @@ def starter_of(job: JobPaths) -> Starter | None:
     """Return the process that took the lock last, None if it is not known."""
     written = read_json(job.lock)
     try:
-        if isinstance(written, list):  # older versions
-            return Starter(int(written[0]), int(written[1]), str(written[2]), None)
         return Starter(int(written["pid"]), int(written["ticks"]), str(written["boot"]), str(written["host"]))
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -94,8 +91,7 @@ def _held(job: JobPaths) -> AgentError:
     name, run, starter = job.dir.name, pick_run(job), starter_of(job)
     if starter is not None and starter.is_elsewhere:
         hint = "stop it from there; a start --resume waits for what is left of a run that has lost its lead"
-        where = starter.host or "another machine"
-        return AgentError(f"{name} is in use on {where}", kind="refused", hint=hint, locked=True)
+        return AgentError(f"{name} is in use on {starter.host}", kind="refused", hint=hint, locked=True)
     state = read_state(run) if run else {"ended": True}
     if run and not state.get("ended") and is_alive(supervisor_of(state)):
         hint = f"to stop it: clusterctl stop {name}; or dispatch again to create a new job"
@@ -205,10 +201,7 @@ def holder_of(written: bytes) -> Holder:
         holder = loads(written)
         return Holder(str(holder["operation"]), int(holder["pid"]))
     except (ValueError, KeyError, TypeError):
-        import re
-
-        old = re.match(HOLDER_OF_OLDER_VERSIONS, written)
-        return Holder(old[1].decode(), int(old[2])) if old else Holder("process", None)
+        return Holder("process", None)
 
 
 class environments_lock:  # noqa: N801 - used like a function
