@@ -21,19 +21,6 @@ class AgentError(Exception):
         return {"kind": self.kind, "message": str(self), "hint": self.hint, "details": self.details}
 
 
-class suppress:  # noqa: N801 - like the one of contextlib, whose import takes 2.5 ms
-    """A context that ends silently at any of these errors."""
-
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self._kinds = kinds
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self._kinds)
-
-
 class Gone(Exception):  # noqa: N818 - an ordinary end, not an error
     """The other side of the SSH command is gone."""
 

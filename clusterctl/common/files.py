@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
 
-from clusterctl.common.errors import suppress
 from clusterctl.common.fastjson import dumps, loads
 
 TYPE_CHECKING = False

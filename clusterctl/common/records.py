@@ -8,8 +8,7 @@ dataclasses, and the classes of `typing`.
 from __future__ import annotations
 
 import sys
-
-from clusterctl.common.errors import suppress
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from clusterctl.agent.node.content import Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
 from clusterctl.agent.node.locks import dispatch_lock
-from clusterctl.common.errors import AgentError, suppress
+from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import (
     delete,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from contextlib import suppress
 
 from clusterctl.agent.dispatch.in_place import change, changed, journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
@@ -30,7 +31,7 @@ from clusterctl.agent.node.content import (
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
-from clusterctl.common.errors import AgentError, Gone, suppress
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id

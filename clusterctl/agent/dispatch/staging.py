@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from clusterctl.agent.dispatch.in_place import finish_directory, make_link, seal
 from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, lists_of, mark_verified, stamp_of
-from clusterctl.common.errors import AgentError, suppress
+from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import sha256_of, write_all
 from clusterctl.common.paths import JobPaths

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from clusterctl.common import seal
-from clusterctl.common.errors import AgentError, suppress
+from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
