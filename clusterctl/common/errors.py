@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+import errno
+from collections.abc import Sequence
+from typing import Any
 
 
 class AgentError(Exception):
@@ -27,8 +26,6 @@ class Gone(Exception):  # noqa: N818 - an ordinary end, not an error
 
 def describe_os_error(exc: OSError, doing: str) -> AgentError:
     """Return an operating system error as an error for the user, with a remedy if there is one."""
-    import errno
-
     remedies = {
         errno.ENOSPC: "free some space on that file system, or set ROOT_DIR to a larger one",
         errno.EDQUOT: "the quota is used up: free some space, or set ROOT_DIR to another file system",

@@ -9,12 +9,10 @@ Records, not dataclasses: `status` reads a spec on every node, and each import c
 
 from __future__ import annotations
 
-from clusterctl.common.records import Group, Record, dataclass
+from collections.abc import Mapping
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from clusterctl.common.records import Group, Record, dataclass
 
 NOTHING: Mapping[str, Any] = {}
 

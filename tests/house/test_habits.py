@@ -66,7 +66,6 @@ MAY_NAME_JOBS = {
 }
 MAY_PARSE_JSON = {
     "common.safe_json": "it has the bounds for text of others",
-    "common.fastjson": "for files of this account, and requests of the control machine",
     "export.directory": "what an earlier export wrote into the directory that the user names",
     "dispatch.last_dispatch": "a cache of this account, which may have more values",
     "observe.record.points": "a temporary file of this process",

@@ -14,9 +14,9 @@ from clusterctl.agent.node.content import MANY, Row, lists_of, stamp_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.common import seal as seals
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import digest_of, read_json
 from clusterctl.common.paths import RESERVED, JobPaths
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, order
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
 from clusterctl.agent.packages.venvs import Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.requirements import normal
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import DIRECTORY, LINK
 from clusterctl.common.wheels import Wheel
 
