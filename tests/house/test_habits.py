@@ -106,6 +106,11 @@ def test_job_directories_are_found_in_few_places_each_with_a_reason() -> None:
     assert {module for module in modules() if "JobPaths" in calls(module)} == set(MAY_NAME_JOBS)
 
 
+def test_private_modules_of_python_have_no_users() -> None:
+    users = {m for m in modules() if any(i.startswith("_") and i not in ("__future__", "_thread") for i in imports(m))}
+    assert users <= {"agent.boot", "common.records"}, "they differ between versions of Python"
+
+
 def test_no_module_uses_pickle() -> None:
     users = {m for m in modules() if {"pickle", "marshal", "shelve"} & {i.partition(".")[0] for i in imports(m)}}
     assert users == {"cluster.bundle"}, "it sends our own code to the nodes, over SSH, and loads nothing"
