@@ -82,7 +82,7 @@ def _find(root: Path, ref: str) -> JobPaths:
         return find_job(root, ref)
     except AgentError as exc:
         path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
-        if exc.kind != "no_job" or not is_job_name(path.name) or str(path.parent) != str(root):
+        if exc.kind != "no_job" or not is_job_name(path.name) or path.parent != root:
             raise
         if not of_job(path) and not agents_of(path, *AGENTS):
             raise
