@@ -42,7 +42,7 @@ def reworded(answer: Message, reword: Reword) -> Message:
 def _event(event: Message, reword: Reword) -> Message:
     new = {name: reword(value) if name in TEXTS and isinstance(value, str) else value for name, value in event.items()}
     if isinstance(event.get("tail"), list):
-        new["tail"] = _lines(event["tail"], event["ours"], reword)
+        new["tail"] = _lines(event["tail"], event.get("ours", ()), reword)
     if isinstance(event.get("cause"), dict):
         new["cause"] = _event(event["cause"], reword)
     return new
