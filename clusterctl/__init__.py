@@ -1,16 +1,15 @@
 """clusterctl trains models on plain SSH machines.
 
-This root is shipped to the nodes with `common`, `agent`, `runtime` and `torch`, so it imports nothing. The names of the
+This root is shipped to the nodes with `common`, `agent`, `runtime` and `torch`, so it imports little. The names of the
 Python API are resolved on first use (PEP 562), on the control machine only. Start reading at `cli/app.py` or
 `api/cluster.py`; docs/architecture.md shows the parts.
 """
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from clusterctl.api.cluster import Cluster
     from clusterctl.api.events import (
         Copied,

@@ -55,7 +55,7 @@ def for_script(value: Any) -> str:
 def for_csv(text: str) -> str:
     """Return text as the value of a CSV cell, before quoting, that no spreadsheet runs as a formula."""
     text = clean(text)
-    return f"'{text}" if text[:1] in tuple(FORMULA) and not _is_number(text) else text
+    return f"'{text}" if text[:1] in tuple(FORMULA) and not is_number(text) else text
 
 
 def for_label(text: str) -> str:
@@ -73,7 +73,8 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return True if text is a number, in the spelling of Python."""
     try:
         float(text)
     except ValueError:

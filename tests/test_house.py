@@ -39,7 +39,7 @@ MAY_IMPORT: Table = {
     "transport": ("common", "errors"),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
     "check": ("cluster", "errors", "inventory"),
-    "dispatch": ("certificates", "cluster", "common", "errors", "inventory"),
+    "dispatch": ("certificates", "cluster", "common", "errors", "escape", "inventory"),
     "launch": ("certificates", "check", "cluster", "common", "config", "errors", "inventory"),
     "setup": ("cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
     "observe": ("cluster", "common", "errors", "inventory"),

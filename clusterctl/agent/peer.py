@@ -14,14 +14,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
+from select import select
+from typing import Any
 
 from clusterctl.common.errors import AgentError, Gone
-from clusterctl.common.fastjson import dumps, loads
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from clusterctl.common.safe_json import dumps, loads
 
 MAX_LINE = 64 << 20
 BUFFERED = 1 << 17  # no less than what Python reads ahead
@@ -100,8 +98,6 @@ class Peer:
 
     def readable(self, others: Sequence[int], limit_s: float) -> list[int]:
         """Wait until one of these descriptors can be read, or a message arrives. Return those that can be."""
-        from select import select
-
         ready = select([self._incoming, *others], [], [], limit_s)[0]
         return [fd for fd in others if fd in ready]
 
@@ -118,8 +114,6 @@ class Peer:
         return Gone(f"nothing arrived from the control machine for {self.silence_s:g} s")
 
     def _is_readable(self, limit_s: float) -> bool:
-        from select import select
-
         ready = select([self._incoming], [], [], limit_s)[0]
         if ready:
             self._arrived = time.monotonic()
@@ -151,8 +145,6 @@ class Peer:
 
     def _await_reader(self) -> None:
         """Wait while the control machine does not read, as long as it sends beats."""
-        from select import select
-
         if not select([], [self._outgoing], [], LOOK_S)[1]:
             self.look()
 

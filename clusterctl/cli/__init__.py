@@ -9,12 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import NoReturn
 
 #: Before a collection. Imports make many objects, none of which is garbage: Python's 700 cost 20 ms of 230.
 YOUNG_OBJECTS = 100_000
-TYPE_CHECKING = False  # a shell waits for completions: `typing` and `signal` take longer to import than the answer
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main() -> None:

@@ -235,7 +235,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
                 rank=count,
                 attempt=count,
                 lines=list_of(pair_of(moment, line)),
-                ours=maybe(list_of(count)),
+                ours=list_of(count),
             )
         ),
         "seen": maybe(moment),

@@ -97,7 +97,7 @@ def receive(call: AgentCall, target: Path, report: Report) -> Received:
 
 
 def _left(node: Node, done: object) -> Iterator[Left]:
-    """Yield what the node reports as left there. Agents of older versions report nothing."""
+    """Yield what the node reports as left there; copies come without such a list."""
     rows = done.get("left", []) if isinstance(done, dict) else []
     more = done.get("more", 0) if isinstance(done, dict) else 0
     sound = isinstance(rows, list) and isinstance(more, int) and all(map(_is_row, rows[:MOST_LEFT]))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+import errno
+from collections.abc import Sequence
+from typing import Any
 
 
 class AgentError(Exception):
@@ -21,27 +20,12 @@ class AgentError(Exception):
         return {"kind": self.kind, "message": str(self), "hint": self.hint, "details": self.details}
 
 
-class suppress:  # noqa: N801 - like the one of contextlib, whose import takes 2.5 ms
-    """A context that ends silently at any of these errors."""
-
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self._kinds = kinds
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self._kinds)
-
-
 class Gone(Exception):  # noqa: N818 - an ordinary end, not an error
     """The other side of the SSH command is gone."""
 
 
 def describe_os_error(exc: OSError, doing: str) -> AgentError:
     """Return an operating system error as an error for the user, with a remedy if there is one."""
-    import errno
-
     remedies = {
         errno.ENOSPC: "free some space on that file system, or set ROOT_DIR to a larger one",
         errno.EDQUOT: "the quota is used up: free some space, or set ROOT_DIR to another file system",

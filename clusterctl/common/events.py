@@ -8,12 +8,10 @@ which are recorded as they come once their figures are checked.
 
 from __future__ import annotations
 
-from clusterctl.common.records import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any, Literal, Union
+from clusterctl.common.records import TypedDict
 
 
 class ExitFacts(TypedDict, total=False):
@@ -366,30 +364,29 @@ class Ended(_EndFacts):
     cause: Cause | None
 
 
-if TYPE_CHECKING:
-    Event = Union[
-        Copied,
-        Copying,
-        CutDropped,
-        Ended,
-        Exited,
-        Held,
-        Log,
-        LogFailure,
-        Lost,
-        Paused,
-        Phase,
-        Ready,
-        Rejoined,
-        Restarting,
-        RolledBack,
-        Saved,
-        Spawned,
-        Stalled,
-        Standstill,
-        StateLost,
-        Suspect,
-        TookOver,
-        Usage,
-        Warned,
-    ]
+Event = Union[
+    Copied,
+    Copying,
+    CutDropped,
+    Ended,
+    Exited,
+    Held,
+    Log,
+    LogFailure,
+    Lost,
+    Paused,
+    Phase,
+    Ready,
+    Rejoined,
+    Restarting,
+    RolledBack,
+    Saved,
+    Spawned,
+    Stalled,
+    Standstill,
+    StateLost,
+    Suspect,
+    TookOver,
+    Usage,
+    Warned,
+]

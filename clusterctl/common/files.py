@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from clusterctl.common.errors import suppress
-from clusterctl.common.fastjson import dumps, loads
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import hashlib
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import Any
-
-    from clusterctl.common.fastjson import LightPath
+from clusterctl.common.safe_json import dumps, loads
 
 READ_BYTES = 1 << 20
-SHORT_BYTES = 500_000
 SYNC_BEAT_S = 1.0
 
 
@@ -33,7 +27,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
-        os.replace(beside, path)  # noqa: PTH105 - a LightPath is a str, which has a `replace` of its own
+        beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -45,56 +39,38 @@ def sync_disk(path: Path, beat: Callable[[], None] = lambda: None) -> None:
     For 2,000 files this takes 70 ms, and to sync each of them takes seconds. But it waits for the data of all programs,
     so `beat` is called periodically. Raises OSError.
     """
-    import _thread
-
     failures: list[BaseException] = []
-    done = _thread.allocate_lock()
-    done.acquire()
 
     def sync() -> None:
         try:
             _sync_disk(path)
         except BaseException as failure:  # noqa: BLE001 - raised below
             failures.append(failure)
-        finally:
-            done.release()
 
-    _thread.start_new_thread(sync, ())  # `threading` itself takes 2 ms to import
-    while not done.acquire(timeout=SYNC_BEAT_S):
-        beat()
+    thread = threading.Thread(target=sync, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SYNC_BEAT_S)
+        if thread.is_alive():
+            beat()
     if failures:
         raise failures[0]
 
 
 def _sync_disk(path: Path) -> None:
     try:
-        import _ctypes  # without `ctypes` itself, which takes 1 ms to import
+        import ctypes
 
-        syncfs = _system_function("syncfs")
-    except (ImportError, AttributeError, TypeError, OSError):  # an incomplete, a static or a future Python
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (ImportError, AttributeError, TypeError, OSError):  # an incomplete or a static Python
         os.sync()
         return
     fd = os.open(path, os.O_RDONLY)
     try:
         if syncfs(fd):
-            raise OSError(_ctypes.get_errno(), os.strerror(_ctypes.get_errno()), str(path))
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     finally:
         os.close(fd)
-
-
-def _system_function(name: str) -> Callable[[int], int]:
-    """Return a C function as `ctypes.CDLL(None, use_errno=True)` has it."""
-    import _ctypes
-
-    class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # Python 3.9 has no brackets for it
-        _type_ = "i"
-
-    class Function(_ctypes.CFuncPtr):
-        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
-        _restype_ = Int
-
-    function: Callable[[int], int] = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name))  # type: ignore[arg-type]  # None: this program
-    return function
 
 
 def sync_directory(path: Path) -> None:
@@ -117,7 +93,7 @@ def write_json(path: Path, value: dict[str, Any], mode: int = 0o600, *, durable:
     write_atomic(path, b"{\n" + b",\n".join(lines) + b"\n}\n", mode, durable=durable)
 
 
-def read_json(path: Path | LightPath) -> Any:
+def read_json(path: Path) -> Any:
     """Return the parsed file, or None if it is missing or not JSON (a power cut may leave it empty)."""
     try:
         return loads(path.read_bytes())
@@ -131,22 +107,10 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def sha256_of(count: int) -> Callable[[], hashlib._Hash]:
-    """Return a constructor of sha256 for about `count` bytes in all. OpenSSL's is faster, but takes 2 ms to load."""
-    if count < SHORT_BYTES:
-        for name in ("_sha2", "_sha256"):  # since Python 3.12, and before
-            with suppress(ImportError):
-                builtin: Callable[[], hashlib._Hash] = __import__(name).sha256
-                return builtin
-    import hashlib
-
-    return hashlib.sha256
-
-
-def digest_of(path: str | Path, beat: Callable[[], None] = lambda: None) -> str:
+def digest_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
     """Return the sha256 of a file as hex digits. `beat` is called periodically."""
-    with open(path, "rb") as f:  # noqa: PTH123
-        digest = sha256_of(os.fstat(f.fileno()).st_size)()
+    with path.open("rb") as f:
+        digest = hashlib.sha256()
         while data := f.read(READ_BYTES):
             digest.update(data)
             beat()
@@ -165,7 +129,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def delete(path: Path | LightPath, beat: Callable[[], None] = lambda: None) -> None:
+def delete(path: Path, beat: Callable[[], None] = lambda: None) -> None:
     """Delete a file or a tree, even one with read-only directories. Does not follow links. Raises OSError.
 
     `beat` is called periodically.
@@ -179,7 +143,7 @@ def delete(path: Path | LightPath, beat: Callable[[], None] = lambda: None) -> N
         return
     if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
         path.chmod(0o700)
-    for name in os.listdir(path):  # noqa: PTH208 - Path.iterdir would be lazy
-        delete(path / name, beat)
+    for inside in list(path.iterdir()):
+        delete(inside, beat)
     path.rmdir()
     beat()

@@ -20,14 +20,13 @@ ROOT_DIR/
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 from clusterctl.common import seal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from clusterctl.common.files import read_json
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for sys.path
 ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for its end: do not move it
@@ -40,8 +39,6 @@ LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 def expand(path: str) -> Path:
     """Return the absolute path on this node; a leading `~` is this account's home."""
-    from pathlib import Path
-
     return Path(os.path.abspath(os.path.expanduser(path)))  # resolve() follows links
 
 
@@ -139,8 +136,6 @@ class RunPaths:
     @property
     def door(self) -> str:
         """The name, in Linux's abstract namespace, of the socket at which the lead's supervisor takes requests."""
-        import hashlib
-
         digest = hashlib.sha256(os.fsencode(os.path.realpath(self.dir))).hexdigest()
         return f"\0clusterctl-run-{digest[:32]}"
 
@@ -173,8 +168,6 @@ def job_directories(root: Path) -> Iterator[JobPaths]:
 
 def _is_adopted(job: JobPaths) -> bool:
     """Return True unless the directory has no record, or is a copy of a job with that job's record."""
-    from clusterctl.common.files import read_json
-
     if not job.is_own() or not job.record.is_file():
         return False
     record = read_json(job.record)

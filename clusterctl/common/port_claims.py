@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from pathlib import Path
 
 PREFIX = "clusterctl-port-"
 PORTS_COMPARED = 64  # from PORT, to find one that is free on all nodes
@@ -17,7 +18,7 @@ PORTS_COMPARED = 64  # from PORT, to find one that is free on all nodes
 def claimed_ports() -> list[int]:
     """Return the ports that any job of this machine has claimed, in ascending order."""
     try:
-        with open("/proc/net/unix", errors="replace") as file:  # noqa: PTH123 - agents do without pathlib here
+        with Path("/proc/net/unix").open(errors="replace") as file:
             names = [line.rstrip("\n").rpartition(f" @{PREFIX}")[2] for line in file]
     except OSError:
         return []

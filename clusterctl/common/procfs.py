@@ -7,16 +7,12 @@ processes of a run are found by this account's uid and by the environment that e
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
-from clusterctl.common.fastjson import LightPath
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
-
-PROC = LightPath("/proc")
+PROC = Path("/proc")
 POLL_S = 0.02
 LOOKS = 4  # at a process without an environment
 ROUNDS, QUIET_ROUNDS = 20, 2  # of looking at processes started since the round before
@@ -242,8 +238,6 @@ def _ancestors() -> set[int]:
 
 def send_signal(process: Identity, number: int) -> None:
     """Signal exactly this process, never another with its pid. A stopped process is continued to receive the signal."""
-    import signal
-
     handle = _open(process.pid)
     try:
         for each in (number, signal.SIGCONT) if is_alive(process) else ():
@@ -278,8 +272,6 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 def end_all(find: Callable[[], list[Identity]], grace_s: float) -> tuple[int, int, int]:
     """Send TERM, then KILL after the grace, until `find` returns nothing. Return (found, killed by KILL, survivors)."""
-    import signal
-
     seen: set[Identity] = set()
 
     def none_left(number: int) -> bool:

@@ -1,15 +1,14 @@
 """Frozen values with conversion from and to JSON objects.
 
 A `Record` is a frozen dataclass with keyword arguments, without importing `dataclasses` (15 ms) and `typing` (7 ms): a
-whole `status` on a node takes 9 ms, see fastjson.py. This module and run_spec.py take 1 ms. Type checkers see
+whole `status` on a node takes 9 ms, This module and run_spec.py take 1 ms. Type checkers see
 dataclasses, and the classes of `typing`.
 """
 
 from __future__ import annotations
 
 import sys
-
-from clusterctl.common.errors import suppress
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,12 +9,10 @@ Records, not dataclasses: `status` reads a spec on every node, and each import c
 
 from __future__ import annotations
 
-from clusterctl.common.records import Group, Record, dataclass
+from collections.abc import Mapping
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from clusterctl.common.records import Group, Record, dataclass
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -179,10 +177,9 @@ class Saving(Group):
     """The source of initial values, the schedules of checkpoints and models, their retention and their copies.
 
     `sources` are the pieces of the model that `load` names, or of the checkpoint to resume from if a node lacks some of
-    those that it needs. Without `save_model_every` a model is saved at the end of every pass. `server_cuts` means that
-    outside sync the pservers cut on the lead's word; leads of older versions stop the trainers. The lead's spec has in
-    `copies_from`, for each node, the nodes whose pieces it copies, and in `model_on_lead_mb` the largest model that it
-    merges.
+    those that it needs. Without `save_model_every` a model is saved at the end of every pass. `server_cuts` is there
+    outside sync: nodes of earlier versions refuse to rejoin without it. The lead's spec has in `copies_from`, for each
+    node, the nodes whose pieces it copies, and in `model_on_lead_mb` the largest model that it merges.
     """
 
     OMITTED = ("save_model_every", "keep_models", "server_cuts", "sources", "copies_from", "model_on_lead_mb")
@@ -326,11 +323,6 @@ class RunSpec(Record):
     def trains_with_ours(self) -> bool:
         """True if all pservers are ours. Then every trainer connects to them, and leaves the run before it exits."""
         return self.training.pservers > 0 and self.training.engine == "clusterctl" and not self.failures.whole
-
-    @property
-    def stops_trainers_to_save(self) -> bool:
-        """True if an older version leads the run, and asks trainers for cuts: processes of this version do not stop."""
-        return self.trains_with_ours and self.training.mode != "sync" and not self.saving.server_cuts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""JSON from untrusted senders: nodes, processes of a run, their files, and programs such as kubectl."""
+"""JSON: that of untrusted senders is parsed within bounds.
+
+These are nodes, processes of a run, their files, and programs such as kubectl.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,20 @@ MOST_VALUES = 1_000_000  # each may take thirty times the memory of its text
 MOST_BYTES = 64 << 20
 MOST = 1 << 63
 _STRING = re.compile(rb'"[^"]*"')
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def dumps(value: Any) -> bytes:
+    """Encode a value as JSON, on one line without spaces."""
+    return _ENCODER.encode(value).encode()
+
+
+def loads(data: bytes | str) -> Any:
+    """Parse JSON of this account, without bounds. Raises ValueError, also if it is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def parse(text: bytes | str, most_bytes: int = MOST_BYTES, deepest: int = DEEPEST) -> Any:
@@ -20,10 +37,7 @@ def parse(text: bytes | str, most_bytes: int = MOST_BYTES, deepest: int = DEEPES
         raise ValueError("it is too long")
     if len(line) > MOST_VALUES and _has_too_many(line):
         raise ValueError("it has too many values")
-    try:
-        value = json.loads(line)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    value = loads(line)
     if line.count(b"[") + line.count(b"{") > deepest and _is_deep(value, deepest):
         raise ValueError("it is nested too deeply")
     return value

@@ -48,7 +48,7 @@ def is_own(directory: str) -> bool:
 def is_verified(directory: str, mark: str) -> bool:
     """Return True if a job was made or verified since the node's last reboot. `directory` has its seal. Raises OSError.
 
-    Older versions made no marks; there the time of the seal decides.
+    An adopted job has no mark; there the time of the seal decides.
     """
     if os.path.exists(f"{directory}/{mark}"):
         return True

@@ -5,18 +5,15 @@ Paths are JSON strings in which bytes that are not UTF-8 are lone surrogates, so
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
+from collections.abc import Iterable
+from typing import Any, Callable
 
 from clusterctl.common.errors import AgentError, Gone
-from clusterctl.common.fastjson import dumps
-from clusterctl.common.files import sha256_of
 from clusterctl.common.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any, Callable
+from clusterctl.common.safe_json import dumps
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
@@ -57,9 +54,7 @@ def content_of(entries: Iterable[Entry]) -> str:
 
 
 def content_of_json(rows: bytes) -> str:
-    digest = sha256_of(len(rows))()
-    digest.update(rows)
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(rows).hexdigest()[:32]
 
 
 def owned_name(tree: str, source: str, node: int, nodes: int) -> str:

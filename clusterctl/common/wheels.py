@@ -8,14 +8,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import digest_of
-from clusterctl.common.tree import COPY_BYTES, END, HEADER
-
-if TYPE_CHECKING:
-    from clusterctl.common.tree import Stream
+from clusterctl.common.tree import COPY_BYTES, END, HEADER, Stream
 
 # A wheel's name has five or six parts (PEP 427). It becomes a path, and its parts become requirements.
 FILE_NAME = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[A-Za-z0-9_.]+){3,4}\.whl")

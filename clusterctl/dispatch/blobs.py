@@ -117,7 +117,7 @@ def _contents(top: Path, entry: Entry, offset: int) -> Iterator[bytes]:
     left = entry.size - offset
     yield HEADER.pack(bytes.fromhex(entry.digest), left)
     try:
-        with open(f"{top}/{entry.path}", "rb", buffering=0) as f:  # noqa: PTH123
+        with (top / entry.path).open("rb", buffering=0) as f:
             f.seek(offset)
             while left:
                 data = f.read(min(left, COPY_BYTES))

@@ -6,6 +6,8 @@ import csv
 import re
 from collections.abc import Sequence
 
+from clusterctl.escape import is_number
+
 TABLES = (".csv", ".tsv")
 SEPARATORS = "\t,;| "
 LOOKED_AT = 20  # records after the first
@@ -26,7 +28,7 @@ def has_header(records: Sequence[bytes], ending: str) -> bool:
         return False
     below = [row for row in rows[1:] if any(row)]
     whole = bool(below) and all(len(row) == len(rows[0]) for row in below)
-    if whole and any(all(_is_number(row[column]) for row in below) for column in range(len(rows[0]))):
+    if whole and any(all(is_number(row[column]) for row in below) for column in range(len(rows[0]))):
         return True
     repeated = any(name and name in row[number : number + 1] for row in below for number, name in enumerate(rows[0]))
     return ending in TABLES and not repeated
@@ -59,13 +61,5 @@ def _are_names(fields: Sequence[str]) -> bool:
     return (
         len(named) >= max(1, len(fields) - 1)
         and len(set(named)) == len(named)
-        and all(len(field) <= NAME_CHARS and NAME.search(field) and not _is_number(field) for field in named)
+        and all(len(field) <= NAME_CHARS and NAME.search(field) and not is_number(field) for field in named)
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -332,7 +332,7 @@ def _named_gpus(node: Node) -> Gpus | None:
 
 
 def _model_schedule(every: Every | None) -> SaveEvery | None:
-    """Return the schedule of models; None for that of older versions, the end of every pass."""
+    """Return the schedule of models; None for the default, the end of every pass."""
     if every is None:
         return SaveEvery(unit="end", n=0)
     return None if (every.unit, every.count) == ("pass", 1) else SaveEvery(unit=EVERY[every.unit], n=every.count)

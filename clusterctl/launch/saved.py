@@ -19,7 +19,7 @@ Holders = Mapping[str, frozenset[int]]
 
 
 class Piece(TypedDict, total=False):
-    """One file of a save, of a pserver or with the state of a trainer. `node` is missing from old manifests."""
+    """One file of a save, of a pserver or with the state of a trainer. `node` may be missing."""
 
     file: str
     pserver: int

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.common.errors import first_of
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import OF_RANKS
 from clusterctl.common.procfs import boot_id, identify
-from clusterctl.common.safe_json import parse
+from clusterctl.common.safe_json import dumps, parse
 from clusterctl.ranks.errors import USAGE_CODE, RankError
 from clusterctl.ranks.private import Directory, open_shared
 

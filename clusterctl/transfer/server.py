@@ -205,7 +205,7 @@ class _Verifier:
             beat()
         try:
             if source.key not in self._digests:
-                self._digests[source.key] = digest_of(f"/proc/self/fd/{source.fileno()}", _sometimes(beat))
+                self._digests[source.key] = digest_of(Path(f"/proc/self/fd/{source.fileno()}"), _sometimes(beat))
         finally:
             self._lock.release()
         return self._digests[source.key] == piece.sha256

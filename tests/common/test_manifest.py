@@ -20,7 +20,7 @@ def piece(**more: Any) -> dict[str, Any]:
     return {**about, **file, "checkpoint": True, "trainers": 2, "lanes": [1, 0], **more}
 
 
-def test_states_are_listed_apart_from_pieces_so_that_older_versions_read_the_manifest() -> None:
+def test_states_are_listed_apart_from_pieces() -> None:
     manifest = build_manifest("JOB", "0001", [piece(states=[1])], {1: {**STATE, "node": 3}})
     assert manifest is not None
     assert [file["file"] for file in manifest["files"]] == ["pserver-00000.safetensors"]

@@ -18,8 +18,8 @@ from clusterctl.agent.dispatch.in_place import changed
 from clusterctl.agent.dispatch.staging import Staging
 from clusterctl.agent.node.content import Source, stamp_of
 from clusterctl.common.errors import AgentError, Gone
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import RESERVED
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.seal import listing, read_seal
 from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, Stream, check, decode, leads_outside
 
@@ -198,7 +198,7 @@ def test_leftovers_of_a_broken_dispatch_are_removed_even_from_a_read_only_direct
     left.parent.chmod(0o500)
     work = Staging(tmp_path / "new", [entry], [0], in_place=False)
     work.begin()
-    work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True, True)})
+    work.copy({entry.digest: Source(left, stamp_of(left.stat()), True, True)})
     left.parent.chmod(0o700)
     assert (tmp_path / "new/tree/a").read_bytes() == b"same"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import os
 import subprocess
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from clusterctl.templates import copy_workspace
+from support.trees import import_programs
 
 PROGRAMS = ("model", "prepare_data", "train")
 COLUMNS = (
@@ -73,15 +73,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def programs(workspace: Path) -> SimpleNamespace:
-    """The workspace's programs as modules; their common names do not stay in sys.modules."""
-    sys.path.insert(0, str(workspace))
-    try:
-        modules = {name: importlib.import_module(name) for name in PROGRAMS}
-    finally:
-        sys.path.remove(str(workspace))
-        for name in PROGRAMS:
-            sys.modules.pop(name, None)
-    return SimpleNamespace(**modules)
+    return import_programs(workspace, PROGRAMS)
 
 
 @pytest.fixture

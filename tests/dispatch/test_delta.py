@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agent.nodes import PipeCluster, Pipes
 from clusterctl.agent.dispatch import in_place
 from clusterctl.agent.node import content
-from clusterctl.common.fastjson import dumps
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.seal import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError

@@ -13,8 +13,8 @@ import pytest
 from clusterctl.agent.dispatch import in_place
 from clusterctl.agent.dispatch.edit import Edit
 from clusterctl.agent.node.content import lists_of, read_list, read_manifest, stamp_of, write_lists
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import META, JobPaths
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.seal import listing, read_seal
 from clusterctl.common.tree import Entry, order
 from clusterctl.dispatch import scan

@@ -24,6 +24,11 @@ from clusterctl.dispatch.split import ShardName, split
 from clusterctl.errors import ConfigError, RefusedError, UsageError
 
 
+def write_two_lines(path: Path) -> None:
+    """Write the lines `1` and `2`, packed if the name says so."""
+    path.write_bytes(gzip.compress(b"1\n2\n") if path.suffix == ".gz" else b"1\n2\n")
+
+
 def records_of(data: bytes, delimiter: bytes) -> list[bytes]:
     """Return the records by the simple method, all in memory."""
     *whole, rest = data.split(delimiter)
@@ -93,7 +98,7 @@ def test_an_invalid_or_damaged_gz_file_is_named_in_the_error_and_leaves_nothing(
 def test_existing_shards_are_neither_overwritten_nor_mixed_with_new_ones(
     tmp_path: Path, source: str, existing: str
 ) -> None:
-    (tmp_path / source).write_bytes(gzip.compress(b"1\n2\n") if source.endswith(".gz") else b"1\n2\n")
+    write_two_lines(tmp_path / source)
     (tmp_path / existing).write_bytes(b"mine")
     with pytest.raises(RefusedError, match=existing):
         split(tmp_path / source, 2, b"\n")
@@ -132,7 +137,7 @@ def test_shards_that_appear_during_the_split_are_not_overwritten(
 def test_a_shard_keeps_the_ending_of_its_file_and_its_number_is_read_back(
     tmp_path: Path, name: str, first: str
 ) -> None:
-    (tmp_path / name).write_bytes(gzip.compress(b"1\n2\n") if name.endswith(".gz") else b"1\n2\n")
+    write_two_lines(tmp_path / name)
     shards, _ = split(tmp_path / name, 2, b"\n")
     assert shards[0].path.name == first
     assert shard_number(str(shards[1].path)) == 1

@@ -128,14 +128,8 @@ def test_a_start_up_file_that_prints_is_reported(tmp_path: Path) -> None:
         (sshd.daemons[0].home / ".bashrc").write_text("echo welcome\n")
         if b"welcome" not in _shell_output(sshd):
             pytest.skip("the login shell here reads no start-up file")
-        values: dict[str, Any] = {
-            "HOSTS": list(sshd.hosts),
-            "IDENTITY_FILE": str(sshd.identity),
-            "KNOWN_HOSTS": str(sshd.known_hosts),
-            "SSH_CONFIG": str(sshd.ssh_config),
-        }
         conf = tmp_path / "conf.py"
-        conf.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
+        sshd.write_conf(conf)
         command = [sys.executable, "-m", "clusterctl", "--conf", str(conf), "check"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 3

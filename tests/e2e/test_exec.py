@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, assert_its_reader_may_leave
 
 ON_NODE_2 = "test $(basename $HOME) = home && id=$(basename $(dirname $HOME)) || id=$(basename $HOME); test $id = node2"
 
@@ -114,13 +114,7 @@ def test_large_output_is_truncated_and_the_dropped_amount_is_reported(site: Site
 
 def test_the_reader_may_close_the_pipe_early(site: Site) -> None:
     process = site.popen("exec", "--no-fold", "--", "yes")
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(180) == 141
-    assert process.stderr is not None
-    with process.stderr:
-        assert process.stderr.read() == ""
+    assert_its_reader_may_leave(process)
 
 
 def test_ctrl_c_ends_the_command_and_lists_where_it_was_still_running(any_site: Site) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,14 +30,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSshCluster]:
 
 @pytest.fixture
 def run(sshd: OpenSshCluster, tmp_path: Path) -> Run:
-    values: dict[str, Any] = {
-        "HOSTS": list(sshd.hosts),
-        "IDENTITY_FILE": str(sshd.identity),
-        "KNOWN_HOSTS": str(sshd.known_hosts),
-        "SSH_CONFIG": str(sshd.ssh_config),
-    }
     conf = tmp_path / "conf.py"
-    conf.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
+    sshd.write_conf(conf)
     (tmp_path / "tasks.py").write_text(TASKS)
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:

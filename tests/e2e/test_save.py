@@ -157,7 +157,7 @@ def test_a_lead_that_was_killed_is_reported_as_lost(site: Site) -> None:
     site.ok("stop", job)
 
 
-def test_a_lead_that_has_no_door_was_started_by_an_older_version(site: Site) -> None:
+def test_a_lead_that_has_no_door_takes_no_requests(site: Site) -> None:
     """Its name is taken by another program here, so that the supervisor has none."""
     site.conf(**RARELY)
     job = site.dispatch(TRAIN)
@@ -167,7 +167,7 @@ def test_a_lead_that_has_no_door_was_started_by_an_older_version(site: Site) -> 
         site.ok("start", job, "--detach")
         result = site.run("save", job, "--json")
     assert result.code == 3
-    assert f"{job} was started by an older version of clusterctl" in result.json()["error"]["message"]
+    assert f"the lead of {job} takes no requests" in result.json()["error"]["message"]
     ended(site, job)
 
 

@@ -65,7 +65,6 @@ MAY_NAME_JOBS = {
 }
 MAY_PARSE_JSON = {
     "common.safe_json": "it has the bounds for text of others",
-    "common.fastjson": "for files of this account, and requests of the control machine",
     "export.directory": "what an earlier export wrote into the directory that the user names",
     "dispatch.last_dispatch": "a cache of this account, which may have more values",
     "observe.record.points": "a temporary file of this process",
@@ -104,6 +103,11 @@ def test_the_environment_is_read_in_few_places_each_with_a_reason() -> None:
 def test_job_directories_are_found_in_few_places_each_with_a_reason() -> None:
     """Others may have put one into a shared ROOT_DIR; nothing in it is to be believed."""
     assert {module for module in modules() if "JobPaths" in calls(module)} == set(MAY_NAME_JOBS)
+
+
+def test_private_modules_of_python_have_no_users() -> None:
+    users = {m for m in modules() if any(i.startswith("_") and i not in ("__future__", "_thread") for i in imports(m))}
+    assert users <= {"agent.boot", "common.records"}, "they differ between versions of Python"
 
 
 def test_no_module_uses_pickle() -> None:

@@ -50,7 +50,7 @@ def test_where_pservers_must_have_different_ports_there_is_a_warning() -> None:
     assert "no port in 7164..7227 is free on all nodes" in finding.message
 
 
-def test_it_is_in_the_specs_and_supervisors_of_older_versions_see_none() -> None:
+def test_it_is_in_the_specs_only_if_there_is_one() -> None:
     launch = made()
     about: Any = {"job": "JOB20261121-081530", "run": "0001", "addresses": dict.fromkeys(range(3), "h"), "lead": None}
     spec = launch.spec(launch.nodes[1], **about, pserver_port=7167)

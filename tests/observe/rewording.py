@@ -12,13 +12,11 @@ from typing import Any
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation, explain
 from clusterctl.observe.why.node_report import NodeReport
-from clusterctl.observe.why.older_versions import complete, ours_in
 
 Reword = Callable[[str], str]
 TEXTS = ("message", "why", "what", "count", "line")  # fields of events and causes that are for people to read
 #: The message of a runtime error is ours too; its class is not a text.
 RUNTIME_ERROR = re.compile(r"^(clusterctl\.runtime\.errors\.\w+): (.*)$")
-UNANSWERED = re.compile(r"UnreachableError: pserver (\d+)")
 _numbers = itertools.count()
 
 #: Ways to reword a text: consistently, to nothing, and to something new each time.
@@ -30,18 +28,6 @@ WAYS: Mapping[str, Reword] = {
 }
 
 Message = dict[str, Any]
-
-
-def as_written_now(answer: Message) -> Message:
-    """Return the answer of a node that ran an older version with the fields of the current one."""
-    outputs = [{**output, "ours": ours_in([text for _, text in output["lines"]])} for output in answer["outputs"]]
-    return {**answer, "events": [_with_peers(complete(event)) for event in answer["events"]], "outputs": outputs}
-
-
-def _with_peers(event: Message) -> Message:
-    text = "\n".join(map(str, event.get("tail") or ()))
-    whole = {**event, "peers": [f"pserver{number}" for number in UNANSWERED.findall(text)]} if text else event
-    return {**whole, "cause": _with_peers(event["cause"])} if isinstance(event.get("cause"), dict) else whole
 
 
 def reworded(answer: Message, reword: Reword) -> Message:
@@ -56,14 +42,14 @@ def reworded(answer: Message, reword: Reword) -> Message:
 def _event(event: Message, reword: Reword) -> Message:
     new = {name: reword(value) if name in TEXTS and isinstance(value, str) else value for name, value in event.items()}
     if isinstance(event.get("tail"), list):
-        new["tail"] = _lines(event["tail"], event.get("ours") or (), reword)
+        new["tail"] = _lines(event["tail"], event.get("ours", ()), reword)
     if isinstance(event.get("cause"), dict):
         new["cause"] = _event(event["cause"], reword)
     return new
 
 
 def _texts(output: Message, reword: Reword) -> list[str]:
-    return _lines([text for _, text in output["lines"]], output.get("ours") or (), reword)
+    return _lines([text for _, text in output["lines"]], output["ours"], reword)
 
 
 def _lines(lines: Sequence[str], ours: Sequence[int], reword: Reword) -> list[str]:

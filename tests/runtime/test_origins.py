@@ -43,6 +43,13 @@ def resumed(root: Path, program: Any, *before: str, trainers: int = 1, ignore: S
         return cluster.train(program)
 
 
+@pytest.fixture
+def saved_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model `saved` in the current directory, with the tables a and old."""
+    monkeypatch.chdir(tmp_path)
+    save_model("saved", {"a": np.ones(2), "old": np.ones(3)})
+
+
 def warned(capsys: pytest.CaptureFixture[str]) -> list[str]:
     lines = capsys.readouterr().out.splitlines()
     return [re.sub(r" step-\d+", "", line) for line in lines if line.startswith("warning: the ")]
@@ -86,10 +93,8 @@ def test_a_table_that_is_declared_in_the_first_pass_is_not_reported(
 
 
 def test_in_a_long_pass_undeclared_tables_are_reported_after_some_pushes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    saved_here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_model("saved", {"a": np.ones(2), "old": np.ones(3)})
     with connect(load="saved") as ps:
         a = ps.dense("a", 2, SGD(1.0))
         for batch in ps.steps(lambda pass_, rng: range(SOON + 1), passes=1):
@@ -131,11 +136,7 @@ def test_a_model_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
         cluster.train(trains("c"), load="vectors")
 
 
-def test_local_mode_compares_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_model("saved", {"a": np.ones(2), "old": np.ones(3)})
+def test_local_mode_compares_too(saved_here: None, capsys: pytest.CaptureFixture[str]) -> None:
     with connect(load="saved") as ps:
         assert trains("a")(ps) == -2.0
     assert len(warned(capsys)) == 1

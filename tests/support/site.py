@@ -237,3 +237,14 @@ def fresh(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
     left = site.leftovers()
     site.end_everything()
     assert not left, f"processes left on the nodes: {left}"
+
+
+def assert_its_reader_may_leave(process: subprocess.Popen[str]) -> None:
+    """Assert that a program ends silently, as of SIGPIPE, once nobody reads its output any more."""
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(180) == 141
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == ""

@@ -1,10 +1,14 @@
-"""Descriptions of directory trees, for comparison."""
+"""Descriptions of directory trees, for comparison, and the programs in one."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
+import sys
+from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 from clusterctl.common.paths import RESERVED
 
@@ -26,3 +30,15 @@ def _described(path: Path) -> tuple[object, ...]:
     if stat.S_ISLNK(kind):
         return kind, status.st_mtime_ns, path.readlink()
     return kind, mode, status.st_mtime_ns, path.read_bytes() if stat.S_ISREG(kind) else None
+
+
+def import_programs(workspace: Path, names: Collection[str]) -> SimpleNamespace:
+    """Return a workspace's programs as modules; their common names do not stay in sys.modules."""
+    sys.path.insert(0, str(workspace))
+    try:
+        modules = {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(workspace))
+        for name in names:
+            sys.modules.pop(name, None)
+    return SimpleNamespace(**modules)

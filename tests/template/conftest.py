@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from clusterctl.templates import copy_workspace
+from support.trees import import_programs
 
 PROGRAMS = ("model", "neighbours", "prepare_data", "train")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -27,15 +27,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def programs(workspace: Path) -> SimpleNamespace:
-    """The workspace's programs as modules, removed from sys.modules because of their common names."""
-    sys.path.insert(0, str(workspace))
-    try:
-        modules = {name: importlib.import_module(name) for name in PROGRAMS}
-    finally:
-        sys.path.remove(str(workspace))
-        for name in PROGRAMS:
-            sys.modules.pop(name, None)
-    return SimpleNamespace(**modules)
+    return import_programs(workspace, PROGRAMS)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from support.site import Site
 
 ROOT = Path(__file__).parents[2]
 # The commit to upgrade from. To try another one: CLUSTERCTL_UPGRADE_FROM=REVISION make upgrade
-COMMIT = os.environ.get("CLUSTERCTL_UPGRADE_FROM") or "e2d1c2307c1003432122066c83eefbb57dddd1df"
+COMMIT = os.environ.get("CLUSTERCTL_UPGRADE_FROM") or "035332af3cb03878c66da33746a02da2ca86e03f"
 VERSION = f"0.0.0+before.{os.getpid()}"
 BACKENDS = ("embedded", "ssh")
 NODES = 3

@@ -7,20 +7,18 @@ import shutil
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from clusterctl.agent.dispatch.in_place import seal
 from clusterctl.agent.node.content import MANY, Row, lists_of, stamp_of
 from clusterctl.agent.node.locks import JobLock
+from clusterctl.agent.peer import Peer
 from clusterctl.common import seal as seals
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import digest_of, read_json
 from clusterctl.common.paths import RESERVED, JobPaths
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, order
-
-if TYPE_CHECKING:
-    from clusterctl.agent.peer import Peer
 
 
 def adopt(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -97,7 +95,7 @@ def _scan(directory: Path, beat: Callable[[], None]) -> tuple[list[Row], int]:
                 path = f"{below}/{item.name}" if below else item.name
                 if path in RESERVED:
                     continue
-                row = _row(path, item.path, beat)
+                row = _row(path, Path(item.path), beat)
                 others += row is None
                 if row is not None:
                     rows.append(row)
@@ -106,18 +104,18 @@ def _scan(directory: Path, beat: Callable[[], None]) -> tuple[list[Row], int]:
     return sorted(rows, key=lambda row: order(row.entry.path)), others
 
 
-def _row(path: str, where: str, beat: Callable[[], None]) -> Row | None:
+def _row(path: str, where: Path, beat: Callable[[], None]) -> Row | None:
     """Return the row of one path, with the digest of a file; None for a socket, pipe or device."""
-    status = os.lstat(where)
+    status = where.lstat()
     mode, time_ns = stat.S_IMODE(status.st_mode) & 0o777, status.st_mtime_ns
     if stat.S_ISDIR(status.st_mode):
         return Row(Entry(path, DIRECTORY, mode, time_ns), None)
     if stat.S_ISLNK(status.st_mode):
-        return Row(Entry(path, LINK, mode, time_ns, target=str(Path(where).readlink())), None)
+        return Row(Entry(path, LINK, mode, time_ns, target=str(where.readlink())), None)
     if not stat.S_ISREG(status.st_mode):
         return None
     digest, stamp = digest_of(where, beat), stamp_of(status)
-    if stamp_of(os.lstat(where)) != stamp:
+    if stamp_of(where.lstat()) != stamp:
         raise AgentError(f"{where} changed while it was being read", hint="start again when nothing writes to it")
     return Row(Entry(path, FILE, mode, time_ns, status.st_size, digest), stamp)
 

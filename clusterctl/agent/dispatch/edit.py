@@ -6,16 +6,14 @@ their text. Whatever is unusual is no edit, and takes the long way.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from clusterctl.agent.dispatch.in_place import finish_directory, has_other_bytes, make_writable, place, seal
 from clusterctl.agent.node.content import FEW, Lists, Row, Stamp, encode_row, read_list, row_line, sums_of
-from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.paths import JobPaths
+from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.tree import DIRECTORY, FILE, Entry, is_sound
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
 
 GAP = "\0\0"  # between the lines of a seal
 NEXT = b'],["'  # between the rows of a list
@@ -84,7 +82,7 @@ class Edit:
         directories = {number: row.entry for number, row in {**self._above, **rows}.items()}
         for number in sorted(directories, reverse=True):
             if directories[number].kind == DIRECTORY:
-                finish_directory(f"{tree}/{directories[number].path}", directories[number])
+                finish_directory(tree / directories[number].path, directories[number])
         manifest, listing = self._manifest, self._listing
         for number, row in rows.items():
             manifest = _replaced(manifest, encode_row(self._old[number]), encode_row(row))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable
 
-from clusterctl.agent.node.content import Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
+from clusterctl.agent.node.content import Lists, Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
 from clusterctl.agent.node.locks import dispatch_lock
-from clusterctl.common.errors import AgentError, suppress
-from clusterctl.common.fastjson import LightPath, dumps, loads
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import (
     delete,
     is_locked,
@@ -24,16 +26,11 @@ from clusterctl.common.files import (
     write_json,
 )
 from clusterctl.common.paths import JobPaths, incoming_dir
+from clusterctl.common.procfs import wait_until
+from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any, Callable
-
-    from clusterctl.agent.node.content import Lists
-
-    Apply = Callable[[Path, Path, dict[str, Any]], None]
+Apply = Callable[[Path, Path, dict[str, Any]], None]
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -86,7 +83,6 @@ def supersede(
 
 def recover(root: Path) -> None:
     """Finish the change that a killed agent had begun. Called before every operation that finds a journal."""
-    from clusterctl.common.procfs import wait_until
 
     def settled() -> bool:
         try:
@@ -138,7 +134,7 @@ def change(tree: Path, staging: Path, record: dict[str, Any], entries: list[Entr
     rows = [place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
     for entry in reversed(entries):
         if entry.kind == DIRECTORY:
-            finish_directory(f"{tree}/{entry.path}", entry)
+            finish_directory(tree / entry.path, entry)
     seal(JobPaths(tree), record, lists_of(rows, dumps(entries)))
 
 
@@ -174,40 +170,40 @@ def _kind(path: Path) -> str:
     return DIRECTORY if stat.S_ISDIR(mode) else LINK if stat.S_ISLNK(mode) else FILE
 
 
-def _remove(path: Path | LightPath) -> None:
+def _remove(path: Path) -> None:
     with suppress(NotADirectoryError):
         delete(path)
 
 
 def place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: Entry) -> Row:
     """Give a path of `tree` the bytes and attributes of an entry, and return its row."""
-    path = f"{tree}/{entry.path}"
+    path = tree / entry.path
     known = base.get(entry.path)
     if known is not None and known.entry == entry:
         return known
     if entry.kind == DIRECTORY:
         with suppress(FileExistsError):
-            os.mkdir(path, 0o700)  # noqa: PTH102
+            path.mkdir(0o700)
         return Row(entry, None)
     if entry.kind == LINK:
-        _remove(LightPath(path))
+        _remove(path)
         make_link(path, entry)
         return Row(entry, None)
     with suppress(FileNotFoundError):
-        os.replace(staging / "new" / str(number), path)  # noqa: PTH105
-    os.chmod(path, entry.mode)  # noqa: PTH101
+        (staging / "new" / str(number)).replace(path)
+    path.chmod(entry.mode)
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
-    return Row(entry, stamp_of(os.lstat(path)))
+    return Row(entry, stamp_of(path.lstat()))
 
 
-def make_link(path: str, entry: Entry) -> None:
-    os.symlink(entry.target, path)  # noqa: PTH211
+def make_link(path: Path, entry: Entry) -> None:
+    path.symlink_to(entry.target)
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
 
 
-def finish_directory(path: str, entry: Entry) -> None:
+def finish_directory(path: Path, entry: Entry) -> None:
     """Set mode and time of a directory whose contents are complete."""
-    os.chmod(path, entry.mode)  # noqa: PTH101
+    path.chmod(entry.mode)
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from clusterctl.common.errors import AgentError
-from clusterctl.common.tree import shortened
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from clusterctl.common.tree import Entry
+from clusterctl.common.tree import Entry, shortened
 
 PATH_BYTES = 4095  # of Linux, without the terminating zero
 CHARACTER_BYTES = 4  # at most

@@ -12,12 +12,18 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable
 
+from clusterctl.agent.dispatch.edit import Edit
 from clusterctl.agent.dispatch.in_place import change, changed, journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
 from clusterctl.agent.dispatch.room import Need
+from clusterctl.agent.dispatch.staging import Staging
 from clusterctl.agent.node.content import (
     FEW,
+    Row,
     Source,
     Sums,
     exact_listing,
@@ -30,21 +36,12 @@ from clusterctl.agent.node.content import (
 )
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
-from clusterctl.common.errors import AgentError, Gone, suppress
-from clusterctl.common.fastjson import dumps, loads
+from clusterctl.agent.relay.relay import Relay
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
-from clusterctl.common.tree import FILE, Entry, content_of_json, decode, fold_rows, order
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any, Callable
-
-    from clusterctl.agent.dispatch.edit import Edit
-    from clusterctl.agent.dispatch.staging import Staging
-    from clusterctl.agent.node.content import Row
-    from clusterctl.agent.relay.relay import Relay
+from clusterctl.common.safe_json import dumps, loads
+from clusterctl.common.tree import FILE, Entry, Stream, content_of_json, decode, fold_rows, order
 
 
 def receive(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -70,7 +67,7 @@ class _Dispatch:
         self._entries: list[Entry] = []
         self._listed = b"[]"
         self._sources: dict[str, Source] = {}
-        self._torn: dict[str, tuple[str, int]] = {}
+        self._torn: dict[str, tuple[Path, int]] = {}
         self._relay: Relay | None = None
         self._staging = incoming_dir(root) / f"{request['nonce']}-{os.getpid()}"
 
@@ -115,7 +112,7 @@ class _Dispatch:
         if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
             self._read_base()
             if not all(
-                digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
+                digest_of(job.dir / entry.path, self._peer.beat) == entry.digest
                 for entry, stamp in self._base or ()
                 if stamp
             ):
@@ -193,8 +190,6 @@ class _Dispatch:
             or not 0 < len(rows) <= FEW
         ):
             return False
-        from clusterctl.agent.dispatch.edit import Edit
-
         try:
             edit = Edit(self._newest, self._listing, [Entry(*row) for row in rows])
         except (OSError, TypeError, ValueError, AttributeError):
@@ -232,7 +227,7 @@ class _Dispatch:
         if self._exact and self._newest and not self._edit:
             for entry, stamp in self._base or ():
                 if stamp and entry.digest in sizes:
-                    self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False, True)
+                    self._sources[entry.digest] = Source(self._newest.dir / entry.path, stamp, False, True)
         missing = [digest for digest in sizes if digest not in self._sources]
         sources = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
         rehash = self._request["rehash"]
@@ -264,8 +259,6 @@ class _Dispatch:
         return rows
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
-        from clusterctl.agent.dispatch.staging import Staging
-
         began = time.monotonic()
         target = self._root / message["go"]
         if os.path.lexists(target):
@@ -318,8 +311,6 @@ class _Dispatch:
 
     def _take(self, work: Staging, message: dict[str, Any]) -> None:
         """Receive bytes through the relay, then directly, until none are missing."""
-        from clusterctl.common.tree import Stream
-
         if "relay" in message:
             self._take_from_relay(work, message["relay"], message["resume"])
             message = self._request_missing(work)

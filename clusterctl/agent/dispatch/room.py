@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from clusterctl.agent.node.content import BLOCK
+from clusterctl.agent.node.content import BLOCK, Source, Sums
 from clusterctl.common.procfs import PROC, boot_id
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from typing import Any
-
-    from clusterctl.agent.node.content import Source, Sums
-    from clusterctl.common.tree import Entry
+from clusterctl.common.tree import Entry
 
 #: File systems on which a copy always takes as much space as its original. On others, both may share it.
 COPIES_IN_FULL = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
@@ -25,7 +20,7 @@ class Need:
 
     def __init__(self, root: Path, entries: list[Entry], sources: dict[str, Source], torn: dict[str, int]) -> None:
         self._root = root
-        self._device = os.stat(root).st_dev  # noqa: PTH116
+        self._device = root.stat().st_dev
         self._entries = entries
         self._sources = sources
         self._torn = torn
@@ -72,7 +67,7 @@ def _type_of(device: int) -> str:
     """Return the type of the file system on a device, such as "ext4"; "" if it is not listed."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = (PROC / "self/mountinfo").read_text().splitlines()
+        mounts = (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     types = (line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == wanted)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Callable
 
 from clusterctl.agent.dispatch.in_place import finish_directory, make_link, seal
 from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, lists_of, mark_verified, stamp_of
-from clusterctl.common.errors import AgentError, suppress
-from clusterctl.common.fastjson import dumps
-from clusterctl.common.files import sha256_of, write_all
+from clusterctl.common.errors import AgentError
+from clusterctl.common.files import write_all
 from clusterctl.common.paths import JobPaths
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, HEADER, LINK, Entry, Stream
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import hashlib
-    from collections.abc import Iterable
-    from pathlib import Path
-    from typing import Any, Callable
 
 LARGE = 8 << 20  # from this size on, an interrupted file is resumed
 
@@ -32,7 +29,7 @@ class Staging:
         numbers: Iterable[int],
         *,
         in_place: bool,
-        torn: dict[str, str] | None = None,
+        torn: dict[str, Path] | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`numbers`: the files of `entries` to be made. `torn`: by digest, the paths of files received in part before.
@@ -49,7 +46,6 @@ class Staging:
         self._in_place = in_place
         for number in numbers:
             self._wanted.setdefault(entries[number].digest, []).append(number)
-        self._sha256 = sha256_of(sum(entries[numbers[0]].size for numbers in self._wanted.values()))
 
     def begin(self) -> None:
         """Create all directories."""
@@ -59,7 +55,7 @@ class Staging:
         if not self._in_place:
             for entry in self._entries:
                 if entry.kind == DIRECTORY:
-                    os.mkdir(f"{self._path}/tree/{entry.path}", 0o700)  # noqa: PTH102
+                    (self._path / "tree" / entry.path).mkdir(0o700)
 
     def _name(self, number: int) -> str:
         return f"new/{number}" if self._in_place else f"tree/{self._entries[number].path}"
@@ -70,7 +66,7 @@ class Staging:
     def torn(self) -> dict[str, int]:
         """Return the bytes received so far, by digest, of large files that did not arrive whole."""
         lacking = (digest for digest, numbers in self._wanted.items() if not self.has(numbers[0]))
-        return {digest: os.stat(self._torn[digest]).st_size for digest in lacking if digest in self._torn}  # noqa: PTH116
+        return {digest: self._torn[digest].stat().st_size for digest in lacking if digest in self._torn}
 
     def take(self, stream: Stream, resume: dict[str, int], *, strict: bool = True) -> None:
         """Receive blobs until their end; for the files in `resume`, only the bytes after that offset.
@@ -105,8 +101,8 @@ class Staging:
     def _write(self, number: int, offset: int, stream: Stream) -> bool:
         """Write a file from the stream. Return True if the bytes match the digest; others are not kept."""
         entry = self._entries[number]
-        name = f"{self._path}/{self._name(number)}"
-        path = f"{self._path}/{TORN}{entry.digest}" if entry.size >= LARGE else name
+        name = self._path / self._name(number)
+        path = self._path / f"{TORN}{entry.digest}" if entry.size >= LARGE else name
         try:
             fd = self._opened(entry, path, offset)
             try:
@@ -119,7 +115,7 @@ class Staging:
                     left -= len(data)
                 right = digest.hexdigest() == entry.digest
                 if right and path != name:
-                    os.rename(path, name)  # noqa: PTH104
+                    path.rename(name)
                     del self._torn[entry.digest]
                 if right:
                     self._set_metadata(fd, number)
@@ -127,15 +123,14 @@ class Staging:
                 os.close(fd)
         except BaseException:  # the stream ended, or the relay broke: missing files are sent directly
             if path == name:
-                with suppress(FileNotFoundError):  # it could not be created
-                    os.unlink(path)  # noqa: PTH108
+                path.unlink(missing_ok=True)  # it may not have been created
             raise
         if not right:
-            os.unlink(path)  # noqa: PTH108
+            path.unlink()
             self._torn.pop(entry.digest, None)
         return right
 
-    def _opened(self, entry: Entry, path: str, offset: int) -> int:
+    def _opened(self, entry: Entry, path: Path, offset: int) -> int:
         """Open a new file, or a torn one with its first `offset` bytes. The caller closes the descriptor."""
         if entry.size < LARGE:
             return self._create(path)
@@ -144,7 +139,7 @@ class Staging:
             self._torn[entry.digest] = path
             return self._create(path)
         if torn != path:
-            os.rename(torn, path)  # noqa: PTH104
+            torn.rename(path)
             self._torn[entry.digest] = path
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         os.ftruncate(fd, offset)
@@ -152,7 +147,7 @@ class Staging:
 
     def _digest_of_beginning(self, fd: int, count: int) -> hashlib._Hash:
         """Hash the first bytes of a file, and leave its position after them."""
-        digest = self._sha256()
+        digest = hashlib.sha256()
         while count:
             data = os.read(fd, min(count, COPY_BYTES))
             if not data:
@@ -162,7 +157,7 @@ class Staging:
             self._beat()
         return digest
 
-    def _create(self, path: str) -> int:
+    def _create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def _set_metadata(self, fd: int, number: int) -> None:
@@ -185,10 +180,10 @@ class Staging:
                 source = self._own(number)
 
     def _own(self, number: int) -> Source:
-        return Source(f"{self._path}/{self._name(number)}", self._stamps[number], False, True)
+        return Source(self._path / self._name(number), self._stamps[number], False, True)
 
     def _copy(self, number: int, source: Source) -> None:
-        entry, path = self._entries[number], f"{self._path}/{self._name(number)}"
+        entry, path = self._entries[number], self._path / self._name(number)
         moved = source.movable and _moved(source.path, path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)
         try:
@@ -204,18 +199,18 @@ class Staging:
         tree = self._path / "tree"
         for entry in self._entries:
             if entry.kind == LINK:
-                make_link(f"{tree}/{entry.path}", entry)
+                make_link(tree / entry.path, entry)
         for entry in reversed(self._entries):  # children first: making a child changes its directory's time
             if entry.kind == DIRECTORY:
-                finish_directory(f"{tree}/{entry.path}", entry)
+                finish_directory(tree / entry.path, entry)
         rows = [Row(entry, self._stamps.get(number)) for number, entry in enumerate(self._entries)]
         seal(JobPaths(tree), record, lists_of(rows, listed))
 
 
-def _moved(source: str, path: str) -> bool:
+def _moved(source: Path, path: Path) -> bool:
     """Move a file. Return False if that failed: its directory may be read-only already."""
     try:
-        os.rename(source, path)  # noqa: PTH104
+        source.rename(path)
     except PermissionError:
         return False
     return True

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from clusterctl.agent.lead.messages import Order
 from clusterctl.agent.lead.saving.messages import SaveAnswer, Saved
-
-if TYPE_CHECKING:
-    from clusterctl.common.events import Event
+from clusterctl.common.events import Event
 
 
 class Policy(NamedTuple):

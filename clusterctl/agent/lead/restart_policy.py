@@ -6,10 +6,8 @@ Failures are forgiven after an hour: a weekend-long job may lose a process now a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from clusterctl.common.events import Cause
+from clusterctl.common.events import Cause
 
 FORGIVEN_AFTER_S = 3600.0
 FIRST_DELAY_S = 1.0

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.lead.actions import Action, RecordEvent
-
-if TYPE_CHECKING:
-    from clusterctl.common.events import Ended, RunWarning, Warned
+from clusterctl.common.events import Ended, RunWarning, Warned
 
 MOST_WARNINGS = 20
 MOST_CHARACTERS = 500

@@ -9,7 +9,7 @@ import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, AnswerSave, Finish, ManifestAction, Policy, RecordEvent, SendOrder
@@ -22,12 +22,10 @@ from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, 
 from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
+from clusterctl.common.events import Event, RunWarning
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.transfer.tls import run_context
-
-if TYPE_CHECKING:
-    from clusterctl.common.events import Event, RunWarning
 
 SPARE_CONNECTIONS = 64  # besides two of each node, whose TLS handshake is not complete
 COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node is reachable

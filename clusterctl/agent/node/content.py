@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Callable
 
 from clusterctl.common import seal
-from clusterctl.common.errors import AgentError, suppress
-from clusterctl.common.fastjson import dumps, loads
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.procfs import boot_id
 from clusterctl.common.records import NamedTuple
+from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.seal import VERIFIED, joined, line_of, listing, read_seal, write_seal
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
-    from typing import Callable
 
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
@@ -55,7 +53,7 @@ class Source(NamedTuple):
     If it is not `sure`, a power cut may have damaged it.
     """
 
-    path: str
+    path: Path
     stamp: Stamp
     movable: bool
     sure: bool
@@ -189,7 +187,7 @@ def find_sources(
 
 def is_still(source: Source, size: int) -> bool:
     try:
-        status = os.lstat(source.path)
+        status = source.path.lstat()
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size and stamp_of(status) == source.stamp
@@ -205,7 +203,7 @@ def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
     sure = is_verified(job.meta)
     for row in read_manifest(job.dir) or ():
         if row.stamp and row.entry.digest in missing:
-            yield row.entry.digest, Source(f"{job.dir}/{row.entry.path}", row.stamp, False, sure)
+            yield row.entry.digest, Source(job.dir / row.entry.path, row.stamp, False, sure)
 
 
 def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
@@ -216,20 +214,20 @@ def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
             for line in lines:
                 with suppress(ValueError, TypeError):  # the last line may be torn
                     digest, path, stamp = loads(line)
-                    yield digest, Source(f"{staging}/{path}", Stamp(*stamp), True, sure)
+                    yield digest, Source(staging / path, Stamp(*stamp), True, sure)
 
 
-def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:
+def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[Path, int]]:
     """Return the beginnings of large files from interrupted dispatches, as (path, bytes) by digest."""
-    torn: dict[str, tuple[str, int]] = {}
+    torn: dict[str, tuple[Path, int]] = {}
     for staging in incoming.iterdir():
         for path in staging.iterdir() if sizes and staging.is_dir() else ():
             digest = path.name[len(TORN) :]
             if path.name.startswith(TORN) and digest in sizes:
                 status = path.lstat()
-                known = torn.get(digest, ("", 0))[1]
+                known = torn[digest][1] if digest in torn else 0
                 if stat.S_ISREG(status.st_mode) and known < status.st_size < sizes[digest]:
-                    torn[digest] = (str(path), status.st_size)
+                    torn[digest] = (path, status.st_size)
     return torn
 
 
@@ -238,7 +236,7 @@ def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> N
 
     `beat` is called periodically. Raises AgentError if the source changes in the meantime.
     """
-    with open(source.path, "rb") as f:  # noqa: PTH123
+    with source.path.open("rb") as f:
         left = size
         with suppress(OSError, AttributeError):  # not on this system, or not between these file systems
             while left and (done := os.copy_file_range(f.fileno(), fd, min(left, RANGE_BYTES))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,6 @@ def memory() -> dict[str, int]:
 
 def try_to_write(root: Path) -> None:
     """Write a temporary file in ROOT_DIR. Raises OSError if that is not possible."""
-    import tempfile  # 1.4 ms, for `check` only
-
     with tempfile.NamedTemporaryFile(dir=root / META) as f:
         f.write(b"x" * 4096)
         f.flush()
@@ -117,5 +116,5 @@ def half_dispatched(root: Path) -> list[str]:
     if is_dispatching(root):
         return []
     incoming = incoming_dir(root)
-    names = sorted(os.listdir(incoming)) if incoming.is_dir() else []  # noqa: PTH208 - it may be removed in the meantime
+    names = sorted(path.name for path in incoming.iterdir()) if incoming.is_dir() else []
     return names[:MOST_NAMED]

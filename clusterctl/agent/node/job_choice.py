@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TypedDict
 
 from clusterctl.agent.node.jobs import LIVE, check_own, find_job, is_free, read_state, run_state
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths, find_jobs, job_directories
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import TypedDict
 
-    class RanJob(TypedDict):
-        """A job that ran, the time when its newest run began, and if that run is live."""
+class RanJob(TypedDict):
+    """A job that ran, the time when its newest run began, and if that run is live."""
 
-        job: str
-        t: float
-        live: bool
+    job: str
+    t: float
+    live: bool
 
 
 MOST_ENDED = 5  # the control machine needs more than one only if the nodes disagree
@@ -42,7 +40,7 @@ def choose_job(root: Path, ref: str | None, *, to_resume: bool = False) -> tuple
 def _newest_job(root: Path) -> JobPaths:
     """Return the newest job. What other accounts have put into a shared ROOT_DIR does not count."""
     for job in job_directories(root):
-        if job.record.is_file() and job.dir.lstat().st_uid == os.getuid():
+        if job.dir.lstat().st_uid == os.getuid() and job.record.is_file():
             check_own(job)
             return job
     raise AgentError("there is no job", kind="no_job", hint="send one with clusterctl dispatch")
@@ -56,7 +54,7 @@ def _ran(root: Path) -> list[RanJob]:
             continue
         run = job.run(name)
         try:
-            t = os.stat(run.spec).st_mtime  # noqa: PTH116 - `root` may be a LightPath
+            t = run.spec.stat().st_mtime
         except FileNotFoundError:  # a start that was killed
             continue
         live = not is_free(job) and run_state(run, read_state(run)) in LIVE

@@ -8,6 +8,9 @@ another ROOT_DIR or of another account is never among them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Callable
 
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, RunPaths, find_jobs, is_job_name
@@ -27,12 +30,6 @@ from clusterctl.common.procfs import (
     stat_fields,
     variable,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-    from typing import Any, Callable
 
 MARK = b"CLUSTERCTL_JOB_DIR"
 SUPERVISOR, GUARDIAN = b"supervisor", b"guardian"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from shlex import quote
+from typing import Any, TypeVar
 
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import is_locked, read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, is_job_id, job_directories
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec, RunSummary
+from clusterctl.common.safe_json import dumps
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any, TypeVar
-
-    Spec = TypeVar("Spec", RunSpec, RunSummary)
+Spec = TypeVar("Spec", RunSpec, RunSummary)
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
 LIVE = (STARTING, RUNNING)
@@ -46,7 +44,7 @@ def find_job(root: Path, ref: str) -> JobPaths:
         names = ", ".join(job.dir.name for job in matches)
         raise AgentError(f"{ref} is ambiguous: {names}", kind="usage")
     named = next((job for job in job_directories(root) if job.dir.name == ref), None)
-    if named is not None and named.record.is_file():
+    if named is not None and (not named.is_own() or named.record.is_file()):
         check_own(named)
     raise AgentError(f"there is no job {ref}", kind="no_job", hint=LIST_JOBS)
 
@@ -54,8 +52,6 @@ def find_job(root: Path, ref: str) -> JobPaths:
 def check_own(job: JobPaths) -> None:
     """Raise AgentError if another account owns a job directory or can write to it."""
     if not job.is_own():
-        from shlex import quote
-
         hint = f"if you trust what is in it: chmod go-w {quote(str(job.dir))} {quote(str(job.meta))}"
         raise AgentError(f"{job.dir} belongs to another account, or others can write to it", kind="refused", hint=hint)
 

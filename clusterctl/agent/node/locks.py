@@ -6,32 +6,30 @@ import errno
 import fcntl
 import os
 import time
+from pathlib import Path
+from typing import Any
 
+from clusterctl.agent.node.jobs import pick_run, read_state, supervisor_of
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import is_locked, read_json
 from clusterctl.common.paths import META, JobPaths, incoming_dir
+from clusterctl.common.procfs import Identity, boot_id, identify, is_alive, wait_until
 from clusterctl.common.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
+from clusterctl.common.safe_json import dumps, loads
 
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
 HOLDER_BYTES = 200
-HOLDER_OF_OLDER_VERSIONS = rb"a (\w+) \(pid (\d+)\)"
 LOCK_S = 0.5  # a process that only tests the lock holds it for an instant
 
 
 class Starter(NamedTuple):
-    """The process that took a job's lock last, and its host; in a lock of an older version that is None."""
+    """The process that took a job's lock last, and its host."""
 
     pid: int
     ticks: int
     boot: str
-    host: str | None
+    host: str
 
     @property
     def is_elsewhere(self) -> bool:
@@ -39,9 +37,7 @@ class Starter(NamedTuple):
 
         So does a machine that was restarted. Nothing is left there, and its silence is noticed within seconds.
         """
-        from clusterctl.common.procfs import boot_id
-
-        return self.boot != boot_id() or self.host not in (None, host_name())
+        return self.boot != boot_id() or self.host != host_name()
 
 
 def host_name() -> str:
@@ -52,10 +48,8 @@ def starter_of(job: JobPaths) -> Starter | None:
     """Return the process that took the lock last, None if it is not known."""
     written = read_json(job.lock)
     try:
-        if isinstance(written, list):  # older versions
-            return Starter(int(written[0]), int(written[1]), str(written[2]), None)
         return Starter(int(written["pid"]), int(written["ticks"]), str(written["boot"]), str(written["host"]))
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -69,8 +63,6 @@ class JobLock:
         self._job = job
 
     def __enter__(self) -> int:
-        from clusterctl.common.procfs import identify, wait_until
-
         self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if wait_until(lambda: _try_lock(self._fd), LOCK_S):
             os.ftruncate(self._fd, 0)
@@ -88,14 +80,10 @@ class JobLock:
 
 def _held(job: JobPaths) -> AgentError:
     """Return the error for a job whose lock another process holds: a run, a start, or a guardian after a run."""
-    from clusterctl.agent.node.jobs import pick_run, read_state, supervisor_of
-    from clusterctl.common.procfs import Identity, is_alive
-
     name, run, starter = job.dir.name, pick_run(job), starter_of(job)
     if starter is not None and starter.is_elsewhere:
         hint = "stop it from there; a start --resume waits for what is left of a run that has lost its lead"
-        where = starter.host or "another machine"
-        return AgentError(f"{name} is in use on {where}", kind="refused", hint=hint, locked=True)
+        return AgentError(f"{name} is in use on {starter.host}", kind="refused", hint=hint, locked=True)
     state = read_state(run) if run else {"ended": True}
     if run and not state.get("ended") and is_alive(supervisor_of(state)):
         hint = f"to stop it: clusterctl stop {name}; or dispatch again to create a new job"
@@ -120,8 +108,8 @@ class dispatch_lock:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         self._incoming.mkdir(0o700, parents=True, exist_ok=True)
-        beside = f"{self._incoming.parent}/.{LOCK}.{os.getpid()}"
-        self._path = f"{self._incoming.parent}/{LOCK}"
+        beside = self._incoming.parent / f".{LOCK}.{os.getpid()}"
+        self._path = self._incoming.parent / LOCK
         self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -129,14 +117,14 @@ class dispatch_lock:  # noqa: N801 - used like a function
             try:
                 _link(beside, self._path)
             finally:
-                os.unlink(beside)  # noqa: PTH108
+                beside.unlink()
         except BaseException:
             os.close(self._fd)
             raise
 
     def __exit__(self, *_: object) -> None:
         try:
-            os.unlink(self._path)  # noqa: PTH108
+            self._path.unlink()
         finally:
             os.close(self._fd)
 
@@ -146,7 +134,7 @@ def is_dispatching(root: Path) -> bool:
     return is_locked(incoming_dir(root).parent / LOCK)
 
 
-def _link(beside: str, path: str) -> None:
+def _link(beside: Path, path: Path) -> None:
     for _ in range(LOCK_TRIES):
         try:
             os.link(beside, path)
@@ -156,7 +144,7 @@ def _link(beside: str, path: str) -> None:
     raise AgentError("cannot take the dispatch lock", hint=f"is another program changing {path}?")
 
 
-def _remove_dead(path: str) -> None:
+def _remove_dead(path: Path) -> None:
     """Remove the lock of a holder that is gone. Raises AgentError if it is alive."""
     try:
         other = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS requires write access for an exclusive lock
@@ -164,14 +152,14 @@ def _remove_dead(path: str) -> None:
         return
     try:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(other), os.stat(path)):  # noqa: PTH116
-            os.unlink(path)  # noqa: PTH108
+        if os.path.samestat(os.fstat(other), path.stat()):
+            path.unlink()
     except FileNotFoundError:
         return
     except OSError as exc:
         if exc.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        holder = read_json(LightPath(path)) or {}
+        holder = read_json(path) or {}
         by = holder.get("by", "unknown")
         raise AgentError(
             f"another dispatch is running on this node (by {by})",
@@ -205,10 +193,7 @@ def holder_of(written: bytes) -> Holder:
         holder = loads(written)
         return Holder(str(holder["operation"]), int(holder["pid"]))
     except (ValueError, KeyError, TypeError):
-        import re
-
-        old = re.match(HOLDER_OF_OLDER_VERSIONS, written)
-        return Holder(old[1].decode(), int(old[2])) if old else Holder("process", None)
+        return Holder("process", None)
 
 
 class environments_lock:  # noqa: N801 - used like a function
@@ -223,8 +208,6 @@ class environments_lock:  # noqa: N801 - used like a function
         self._limit_s = limit_s
 
     def __enter__(self) -> Holder | None:
-        from clusterctl.common.procfs import wait_until
-
         self._directory.mkdir(0o700, exist_ok=True)
         self._fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

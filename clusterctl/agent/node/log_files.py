@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, NamedTuple
 
 from clusterctl.agent.node.log_index import INDEX_ENTRY, LogIndex, Times
-from clusterctl.common.fastjson import loads
+from clusterctl.common.safe_json import loads
 
 INDEX_EVERY_S = 0.05
 ROTATE_BYTES = 256 << 20

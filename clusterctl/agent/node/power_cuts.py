@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Callable
+from pathlib import Path
+from typing import Callable
 
 from clusterctl.agent.node.content import Row, is_verified, mark_verified, read_manifest, stamp_of
 from clusterctl.common.files import digest_of
-from clusterctl.common.paths import META
-
-if TYPE_CHECKING:
-    from clusterctl.common.paths import JobPaths
+from clusterctl.common.paths import META, JobPaths
 
 
 def find_damage(job: JobPaths, beat: Callable[[], None]) -> list[str]:
@@ -23,15 +20,15 @@ def find_damage(job: JobPaths, beat: Callable[[], None]) -> list[str]:
     rows = read_manifest(job.dir)
     if rows is None:
         return [f"{META}/manifest"]
-    damaged = [row.entry.path for row in rows if _is_damaged(f"{job.dir}/{row.entry.path}", row, beat)]
+    damaged = [row.entry.path for row in rows if _is_damaged(job.dir / row.entry.path, row, beat)]
     if not damaged:
         mark_verified(job.meta)
     return damaged
 
 
-def _is_damaged(path: str, row: Row, beat: Callable[[], None]) -> bool:
+def _is_damaged(path: Path, row: Row, beat: Callable[[], None]) -> bool:
     try:
-        status = os.lstat(path)
+        status = path.lstat()
     except OSError:
         return False
     if row.stamp != stamp_of(status):  # somebody changed it

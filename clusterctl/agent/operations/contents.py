@@ -15,13 +15,12 @@ from typing import Any
 
 from clusterctl.agent.node.content import Row, read_manifest, stamp_of
 from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
-from clusterctl.agent.operations.diagnose import versions_of
 from clusterctl.agent.packages.venvs import Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.requirements import normal
+from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import DIRECTORY, LINK
 from clusterctl.common.wheels import Wheel
 
@@ -82,4 +81,4 @@ def _packages(root: Path, run: RunPaths | None) -> dict[str, str]:
     spec = need_spec(run)
     lock = Venvs(root).read_lock(Path(spec.venv).name) if spec.venv else None
     installed = {normal(wheel.name): wheel.version for wheel in (Wheel(*row) for row in lock or ())}
-    return {**installed, **versions_of(root, spec)}
+    return {**installed, **(spec.versions or {})}

@@ -16,8 +16,7 @@ from clusterctl.agent.node.jobs import describe, describe_run, find_job, need_sp
 from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
-from clusterctl.common.files import read_json
-from clusterctl.common.paths import RunPaths, interpreter_record, log_stem
+from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 from clusterctl.common.requirements import file_of, names_in
 from clusterctl.common.run_spec import RunSpec
@@ -62,16 +61,8 @@ def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "requirements": names_in(job.dir),
         "requirements_file": file_of(job.dir),
         "environment": Path(spec.venv).name if spec.venv else None,
-        **({"spec": spec.to_json(), "versions": versions_of(root, spec)} if request.get("spec") else {}),
+        **({"spec": spec.to_json(), "versions": dict(spec.versions or {})} if request.get("spec") else {}),
     }
-
-
-def versions_of(root: Path, spec: RunSpec) -> dict[str, str]:
-    """Return the versions that the run found; those of the last start on this node if an older version started it."""
-    if spec.versions is not None:
-        return dict(spec.versions)
-    known = read_json(interpreter_record(root)) or {}
-    return dict(known.get("versions") or {})
 
 
 class Printed:
@@ -79,24 +70,16 @@ class Printed:
 
     def __init__(self) -> None:
         self._lines: dict[tuple[Any, ...], set[str]] = {}
-        self._unknown: set[tuple[Any, ...]] = set()  # of a version whose events do not report lines
 
     def take(self, event: dict[str, Any]) -> None:
-        if event.get("event") not in PRINTING or "role" not in event:
-            return
-        process = (event["role"], event.get("rank"))
         line = event.get("line")
-        if isinstance(line, str):
-            self._lines.setdefault(process, set()).add(line)
-        else:
-            self._unknown.add(process)
+        if event.get("event") in PRINTING and "role" in event and isinstance(line, str):
+            self._lines.setdefault((event["role"], event.get("rank")), set()).add(line)
 
-    def ours(self, role: str, rank: int, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return `ours`, the indexes of such lines among (time, line) of a process, or nothing if they are unknown."""
-        if (role, rank) in self._unknown:
-            return {}
+    def ours(self, role: str, rank: int, lines: Sequence[Sequence[Any]]) -> list[int]:
+        """Return the indexes of such lines among (time, line) of a process."""
         printed = self._lines.get((role, rank), ())
-        return {"ours": [at for at, (_, line) in enumerate(lines) if line in printed or line.startswith(REMARK)]}
+        return [at for at, (_, line) in enumerate(lines) if line in printed or line.startswith(REMARK)]
 
 
 def _relevant(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
@@ -149,7 +132,7 @@ def _outputs(
             if (role, rank, attempt) in stopped and not any(TRACEBACK in line for _, line in lines):
                 continue
             ours = printed.ours(role, rank, lines)
-            yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines, **ours}
+            yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines, "ours": ours}
 
 
 def _attempt(event: dict[str, Any]) -> tuple[Any, ...]:

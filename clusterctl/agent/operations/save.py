@@ -85,8 +85,8 @@ def _check_running(run: RunPaths, alone_s: float) -> None:
         raise _not_running(name, f"it is {now}" if not state.get("ended") else f"it has ended ({now})")
     if alone_s > UP_S and is_alive(supervisor_of(state)):
         raise AgentError(
-            f"{name} was started by an older version of clusterctl, which saves at its own times only (SAVE_EVERY)",
-            hint=f"to run it with this version: clusterctl stop {name}, then clusterctl start --resume {name}",
+            f"the lead of {name} takes no requests: it could not open its socket, or runs in another network namespace",
+            hint="it saves at the times of SAVE_EVERY; run clusterctl on the node in the same namespace as the run",
         )
 
 

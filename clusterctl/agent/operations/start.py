@@ -260,12 +260,6 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     about = {"job": job.dir.name, "run": run.run}
     if state.get("ended"):
         return {**about, "did": "ended", "state": state["ended"]["state"]}
-    if spec.stops_trainers_to_save:
-        raise AgentError(
-            f"{job.dir.name} was started by an older version whose checkpoints work otherwise",
-            hint=f"stop it and start it again with --resume: clusterctl stop {job.dir.name}, "
-            f"then clusterctl start --resume --job_workspace {job.dir.name}",
-        )
     if supervisor is not None and is_alive(supervisor):
         send_signal(supervisor, signal.SIGUSR1)
         return {**about, "did": "told"}

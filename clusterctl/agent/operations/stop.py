@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
+from clusterctl.agent.node import ports
 from clusterctl.agent.node.job_processes import AGENTS, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import (
     check_own,
@@ -19,18 +22,13 @@ from clusterctl.agent.node.jobs import (
     reason_to_stop,
     run_state,
 )
+from clusterctl.agent.node.locks import starter_of
+from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import mark, write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
-
-TYPE_CHECKING = False  # and no pathlib: see fastjson.py
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
-
-    from clusterctl.agent.peer import Peer
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start in progress holds the job's lock before there is a supervisor to signal
@@ -84,7 +82,7 @@ def _find(root: Path, ref: str) -> JobPaths:
         return find_job(root, ref)
     except AgentError as exc:
         path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
-        if exc.kind != "no_job" or not is_job_name(path.name) or str(path.parent) != str(root):
+        if exc.kind != "no_job" or not is_job_name(path.name) or path.parent != root:
             raise
         if not of_job(path) and not agents_of(path, *AGENTS):
             raise
@@ -132,8 +130,6 @@ def _end_supervisors(alive: list[Identity], grace_s: float) -> None:
 
 def _end_holder(job: JobPaths) -> None:
     """End a start that holds the lock and waits for a vanished control machine. It has started nothing."""
-    from clusterctl.agent.node.locks import starter_of
-
     starter = starter_of(job)
     if starter is not None:
         process = Identity(*starter[:3])
@@ -150,8 +146,6 @@ def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
     had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
     if not had:
         return []
-    from clusterctl.agent.node import ports
-
     ours = os.path.realpath(job.dir)
     listeners: list[dict[str, Any]] = []
 

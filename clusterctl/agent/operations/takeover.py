@@ -59,10 +59,9 @@ def await_former_life(job: JobPaths, request: dict[str, Any], peer: Peer, clock:
 def _looks(peer: Peer, starter: Starter, clock: Clock) -> Iterator[float]:
     """Yield the seconds that have passed, about once a second. Raises `Gone`."""
     began = clock()
-    where = f" on {starter.host}" if starter.host else ""
     while True:
         yield clock() - began
-        peer.beat(waits=f"waiting for an earlier run{where} to end")
+        peer.beat(waits=f"waiting for an earlier run on {starter.host} to end")
         peer.readable([], POLL_S)
         peer.look()
 
@@ -117,7 +116,7 @@ def _is_stopping(run: RunPaths) -> bool:
 
 
 def _still_running(run: RunPaths, starter: Starter) -> AgentError:
-    name, where = run.job.dir.name, starter.host or "another machine"
+    name, where = run.job.dir.name, starter.host
     return AgentError(
         f"{name} is still running on {where} (run {int(run.run)})",
         kind="refused",

@@ -73,7 +73,7 @@ def _marks(paths: Iterable[str]) -> dict[str, list[int] | None]:
 def _mark(path: str) -> list[int] | None:
     """Return numbers that change with a file, or with the list of a directory; None if there is none."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - forty of them
+        status = Path(path).stat()
     except OSError:
         return None
     return [status.st_ino, status.st_ctime_ns]

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,8 +105,6 @@ class Venvs:
         name = self.name_of(lock)
         if self._works(name):
             return Built(name, None)
-        import tempfile  # `start` only looks an environment up
-
         beside = Path(tempfile.mkdtemp(prefix=".", dir=self.directory))
         try:
             builder, problem = self._install(beside, lock, store, is_gone, uv)

@@ -11,19 +11,17 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.messages import LastLines, ProcessName
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.agent.supervisor.cpu_meter import CpuMeter
+from clusterctl.common.events import Usage
 from clusterctl.common.paths import log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.common.run_spec import ProcessSpec
 from clusterctl.common.safe_json import parse_event
-
-if TYPE_CHECKING:
-    from clusterctl.common.events import Usage
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096

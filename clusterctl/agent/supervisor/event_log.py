@@ -8,16 +8,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent.supervisor.child import Child, process_of
-from clusterctl.common.events import dropped_cut_after, warnings_after
+from clusterctl.common.events import Event, RunWarning, dropped_cut_after, warnings_after
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.procfs import Identity, boot_id, identify
-
-if TYPE_CHECKING:
-    from clusterctl.common.events import Event, RunWarning
 
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.messages import Report
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.common.events import FailureFacts
+from clusterctl.common.events import Event, FailureFacts
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
-
-if TYPE_CHECKING:
-    from clusterctl.common.events import Event
 
 
 class Record(Protocol):

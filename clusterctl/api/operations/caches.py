@@ -1,14 +1,12 @@
-"""The directory of caches on this machine. Imports little, since completion reads a cache at each Tab."""
+"""The directory of caches on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 
 def cache_directory(environ: Mapping[str, str]) -> str:
@@ -23,18 +21,18 @@ def private_cache(environ: Mapping[str, str]) -> str:
     Where it cannot be made there is no cache. Nor where it belongs to another account, as in a container that maps
     accounts; the path is then below a file. Only the user of a `sudo` that keeps HOME shares it with root.
     """
-    path = cache_directory(environ)
+    path = Path(cache_directory(environ))
     with contextlib.suppress(OSError):  # it exists, or this disk is read-only
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # noqa: PTH103, PTH120
-        os.mkdir(path, 0o700)  # noqa: PTH102
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        path.mkdir(0o700)
     with contextlib.suppress(OSError):
-        found = os.stat(path)  # noqa: PTH116
+        found = path.stat()
         own = {os.geteuid(), int(environ["SUDO_UID"])} if _is_sudo(environ) else {os.geteuid()}
-        if not {found.st_uid, os.lstat(path).st_uid} <= own:  # it may be a link
+        if not {found.st_uid, path.lstat().st_uid} <= own:  # it may be a link
             return f"{os.devnull}/clusterctl"
         if stat.S_IMODE(found.st_mode) != 0o700:
-            os.chmod(path, 0o700)  # noqa: PTH101
-    return path
+            path.chmod(0o700)
+    return str(path)
 
 
 def _is_sudo(environ: Mapping[str, str]) -> bool:

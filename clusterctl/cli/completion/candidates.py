@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 from clusterctl.cli.completion.command_line import CommandLine
 from clusterctl.cli.completion.known import Known, fields_of
 from clusterctl.cli.completion.values import Values
-from clusterctl.common.fastjson import loads
+from clusterctl.common.safe_json import loads
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
-
-    Found = list[tuple[str, str]]
+Found = list[tuple[str, str]]
 
 NOT_FILES = "none"
 
 
 def table() -> dict[str, Any]:
     """Return the commands, their options and the words of closed sets; tests/cli/make_completions.py makes them."""
-    with open(__file__.replace("candidates.py", "table.json"), "rb") as file:  # noqa: PTH123 - pathlib is slow
-        return fields_of(loads(file.read()))
+    return fields_of(loads(Path(__file__).with_name("table.json").read_bytes()))
 
 
 def complete(words: Sequence[str], current: str, environ: Mapping[str, str]) -> tuple[str, Found]:

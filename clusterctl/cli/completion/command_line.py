@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from clusterctl.cli.completion.known import fields_of
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+from clusterctl.cli.completion.known import fields_of
 
 
 class CommandLine:

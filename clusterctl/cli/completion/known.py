@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import binascii
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from clusterctl.api.operations.caches import cache_directory
-from clusterctl.common.fastjson import loads
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from clusterctl.common.safe_json import loads
 
 VERSION = 1
 MOST_BYTES = 1_000_000
@@ -40,9 +38,9 @@ class Known:
     def of(cls, options: Mapping[str, str], environ: Mapping[str, str]) -> Known:
         """Return what is known of the conf.py that the options of a command line mean."""
         conf = options.get("--conf") or environ.get("CLUSTERCTL_CONF") or "conf.py"
-        if "--dir" in options and not os.path.exists(conf):  # noqa: PTH110 - pathlib is slow
+        if "--dir" in options and not Path(conf).exists():
             conf = f"{options['--dir']}/conf.py"
-        return read(cache_directory(environ), os.path.expanduser(conf))  # noqa: PTH111
+        return read(cache_directory(environ), os.path.expanduser(conf))  # noqa: PTH111 - `~NAME` may be of nobody
 
 
 def path_of(cache_dir: str, conf: str) -> str:
@@ -54,7 +52,7 @@ def read(cache_dir: str, conf: str) -> Known:
     """Return what is known of a conf.py: nothing if there is no file, or it is damaged or about another one."""
     conf = os.path.realpath(conf)
     try:
-        with open(path_of(cache_dir, conf), "rb") as file:  # noqa: PTH123
+        with Path(path_of(cache_dir, conf)).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         value = fields_of(loads(data)) if len(data) <= MOST_BYTES else {}
     except (OSError, ValueError, RecursionError):

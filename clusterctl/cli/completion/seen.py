@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.completion.known import MOST_BYTES, VERSION, Known, checked, fields_of, path_of, read
-from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import write_atomic
 from clusterctl.common.paths import is_job_name, job_key
+from clusterctl.common.safe_json import dumps
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Inventory

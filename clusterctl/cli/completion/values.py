@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from clusterctl.cli.completion.known import Known
 from clusterctl.common.paths import job_key
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
-
-    from clusterctl.cli.completion.known import Known
 
 FILES = {"file": "files", "dir": "dirs", "target": "dirs", "none": "none"}
 

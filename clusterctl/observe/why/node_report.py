@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from clusterctl.cluster.shapes import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
-from clusterctl.observe.why.older_versions import complete, ours_in
 
 
 def _whole(value: object) -> bool:
@@ -85,7 +84,7 @@ class NodeReport:
     def events(self) -> list[dict[str, Any]]:
         """The events in order of time, without those that were written on behalf of a supervisor that was gone."""
         sound = (event for event in self.answer.get("events", ()) if _is_sound(event) and not event.get("late"))
-        return sorted(map(complete, sound), key=lambda event: float(event["t"]))
+        return sorted(sound, key=lambda event: float(event["t"]))
 
     @cached_property
     def is_closed(self) -> bool:
@@ -113,9 +112,7 @@ class NodeReport:
         """The last lines of an attempt, by our clock; empty if the node did not send them."""
         for output in self.answer.get("outputs", ()):
             if (output["role"], output["rank"], output["attempt"]) == (role, rank, attempt):
-                lines = [(self.at(t), text) for t, text in output["lines"]]
-                ours = output.get("ours")
-                return Output(lines, ours_in([text for _, text in lines]) if ours is None else ours)
+                return Output([(self.at(t), text) for t, text in output["lines"]], output["ours"])
         return Output()
 
 

@@ -90,7 +90,7 @@ class PServer:
         first = env.rank * self.layout.per_pserver
         lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
         for lane in lanes:
-            lane.core.greeting.update(ports=self.ports, cuts_made=0)  # trainers of older versions count cuts
+            lane.core.greeting.update(ports=self.ports)
         self.server = Server(lanes, self._write)
         self.cuts = CutPart(self.server, lambda phase, facts: self._send("cut", {"phase": phase, **facts}))
 

@@ -163,7 +163,7 @@ class Adagrad(Rule):
         return (self.start,)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON, without `start` if it is 0: a pserver of an older version does not know it."""
+        """Return the JSON, without `start` if it is 0."""
         return {name: value for name, value in super().to_json().items() if name != "start" or value}
 
     def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int, rate: float) -> None:

@@ -82,7 +82,7 @@ _DIRECTORIES_KEPT = 256
 _KEPT_PARTS = 64
 
 # Kinds of a trainer's requests, and of the replies.
-HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET, BUFFERS = 1, 2, 3, 4, 5, 6, 7, 9, 10  # 8 was used by older versions
+HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET, BUFFERS = 1, 2, 3, 4, 5, 6, 7, 9, 10
 OK, ERROR, STATE = 64, 65, 66
 REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, SET, BUFFERS))
 REPLIES = frozenset((OK, ERROR, STATE))

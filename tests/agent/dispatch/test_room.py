@@ -28,7 +28,7 @@ TREE = [
     file("twin", 100, "new"),
     Entry("link", LINK, 0o777, 0, target="old"),
 ]
-SOURCES = {"left over": Source("x", STAMP, True, True), "here": Source("y", STAMP, False, True)}
+SOURCES = {"left over": Source(Path("x"), STAMP, True, True), "here": Source(Path("y"), STAMP, False, True)}
 
 
 @pytest.mark.parametrize(("kind", "copied"), [("ext4", 101), ("tmpfs", 101), ("btrfs", 0), ("", 0)])

@@ -14,7 +14,7 @@ from clusterctl.agent.node.jobs import describe, find_job, list_jobs, mark_ended
 from clusterctl.agent.operations.names import find_named
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
-from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.paths import JobPaths, RunPaths, is_job_id
 from clusterctl.common.procfs import identify
 
 FIRST, SECOND = "JOB20261121-081530", "JOB20261121-081530-2"
@@ -206,3 +206,21 @@ def test_a_damaged_spec_affects_only_its_own_run(tmp_path: Path, text: str) -> N
     assert describe(run.job, "0001")["state"] == "succeeded"
     with pytest.raises(AgentError, match=r"0002/spec\.json is"):
         describe(run.job)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("JOB20261121-081530", True),
+        ("JOB20261121-081530-12", True),
+        ("JOB20261121-081530-", False),
+        ("JOB20261121-081530-1-2", False),
+        ("JOB20261121-08153", False),
+        ("JOB2026112x-081530", False),
+        ("JOB\u0662\u0660\u0662\u0666\u0661\u0661\u0662\u0661-081530", False),
+        ("XYZ20261121-081530", False),
+        ("JOB", False),
+    ],
+)
+def test_job_ids_are_distinguished_from_other_names(name: str, is_one: bool) -> None:
+    assert is_job_id(name) is is_one

@@ -32,15 +32,9 @@ def test_lines_of_clusterctl_are_identified_by_the_events_that_report_them() -> 
         {"event": "saved", "tag": "step-1", "complete": True},
         {"event": "log", "role": "trainer", "rank": 1, "line": "mine"},
     )
-    assert lines.ours("trainer", 1, LINES) == {"ours": [1, 3]}
-    assert lines.ours("pserver", 1, LINES) == {"ours": [2, 3]}
-    assert lines.ours("trainer", 0, LINES) == {"ours": [3]}, "it printed nothing"
-
-
-def test_no_lines_are_identified_if_events_of_an_older_version_do_not_report_them() -> None:
-    lines = printed({"event": "pass", "role": "trainer", "rank": 1, "step": 9})
-    assert lines.ours("trainer", 1, LINES) == {}
-    assert lines.ours("trainer", 0, LINES) == {"ours": [3]}
+    assert lines.ours("trainer", 1, LINES) == [1, 3]
+    assert lines.ours("pserver", 1, LINES) == [2, 3]
+    assert lines.ours("trainer", 0, LINES) == [3], "it printed nothing"
 
 
 def test_of_frequent_events_only_the_first_and_the_last_of_each_process_are_sent(tmp_path: Path) -> None:

@@ -96,18 +96,10 @@ def test_the_lock_names_its_process_its_boot_and_its_host(run: RunPaths) -> None
         assert json.loads(run.job.lock.read_text())["host"] == os.uname().nodename
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"pid": 1}', '[1, "x", "boot"]'])
+@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"pid": 1}', '[1, 2, "boot"]'])
 def test_a_lock_that_names_nobody_is_nobodys(run: RunPaths, text: str) -> None:
     run.job.lock.write_text(text)
     assert starter_of(run.job) is None
-
-
-def test_a_lock_of_an_older_version_names_the_boot_only(run: RunPaths) -> None:
-    write = run.job.lock.write_text
-    write(json.dumps([1, 2, "another"]))
-    assert starter_of(run.job) == Starter(1, 2, "another", None)
-    assert Starter(1, 2, "another", None).is_elsewhere
-    assert not Starter(1, 2, boot_id(), None).is_elsewhere
 
 
 def test_another_boot_may_be_that_of_another_machine_with_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,16 @@ def test_a_program_that_never_reports_is_never_stalled() -> None:
     assert (play.events, server.sent) == ([], [])
 
 
+def assert_stalls_unconnected(play: Play, trainer: Fake) -> None:
+    """Assert that the trainer, which others wait for, is stalled as one that never connected, and killed."""
+    play.passes(STALL_S - 30)
+    assert trainer.state == "running"
+    play.passes(10)
+    assert (trainer.state, play.events[0]["unconnected"]) == ("stalled", True)
+    play.timers()
+    assert trainer.signals == [signal.SIGKILL]
+
+
 def test_a_trainer_that_never_reports_is_stalled_once_others_wait_for_it_counted_from_its_start() -> None:
     trainer = Fake("trainer")
     play = Play(trainer, on_stall="fail")
@@ -126,12 +136,7 @@ def test_a_trainer_that_never_reports_is_stalled_once_others_wait_for_it_counted
     play.passes(STALL_S)
     assert play.events == [], "that attempt is not here"
     play.watchdog.carry_out({"do": "awaited", "role": "trainer", "rank": 0, "attempt": 1})
-    play.passes(STALL_S - 30)
-    assert trainer.state == "running"
-    play.passes(10)
-    assert (trainer.state, play.events[0]["unconnected"]) == ("stalled", True)
-    play.timers()
-    assert trainer.signals == [signal.SIGKILL]
+    assert_stalls_unconnected(play, trainer)
     play.says(trainer, "stacks")
     assert trainer.state == "running"
 
@@ -143,12 +148,7 @@ def test_a_trainer_that_others_wait_for_is_watched_even_if_the_order_comes_befor
     play.watchdog.carry_out({"do": "awaited", "role": "trainer", "rank": 0, "attempt": 2})
     play.passes(10)
     trainer.alive, trainer.attempt = True, 2
-    play.passes(STALL_S - 30)
-    assert trainer.state == "running"
-    play.passes(10)
-    assert (trainer.state, play.events[0]["unconnected"]) == ("stalled", True)
-    play.timers()
-    assert trainer.signals == [signal.SIGKILL]
+    assert_stalls_unconnected(play, trainer)
 
 
 def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_does_not() -> None:

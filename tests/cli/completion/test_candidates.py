@@ -155,7 +155,7 @@ def test_an_answer_imports_nothing_that_takes_time(cache: Cache) -> None:
     allowed = ("clusterctl.cli.completion", "clusterctl.common")
     small = {"clusterctl", "clusterctl.api", "clusterctl.api.operations", "clusterctl.api.operations.caches"}
     assert {name for name in ours if not name.startswith(allowed)} == {*small, "clusterctl.cli"}
-    slow = {"typer", "rich", "paramiko", "json", "pathlib", "typing", "re", "enum", "hashlib", "subprocess"}
+    slow = {"typer", "rich", "paramiko", "subprocess"}
     assert not slow & set(loaded.split())
 
 

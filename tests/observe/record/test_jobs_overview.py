@@ -57,7 +57,7 @@ def test_figures_are_means_of_all_trainers_and_the_lead_has_the_rest() -> None:
     }
 
 
-def test_a_run_without_figures_is_listed_as_by_older_versions() -> None:
+def test_a_run_without_figures_is_listed_without_their_keys() -> None:
     assert listed({}, {}) == {"run": "0001", "state": "succeeded"}
 
 

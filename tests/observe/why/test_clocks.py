@@ -44,9 +44,8 @@ def test_a_wrong_clock_is_noted_with_the_cause() -> None:
 def test_clocks_are_compared_before_the_network_is_blamed() -> None:
     for skew_s, words in ({}, "each other"), ({3: -3 * YEAR_S}, "their clocks differ by 3.0 years"):
         history = History(skew_s=skew_s)
-        history.note(20.0, 3, "lost", lost_node=0, message="node 0 is lost", why="no heartbeat for 10 s", silent_s=10.0)
-        history.note(20.1, 0, "lost", lost_node=3, message="node 3 is lost", why="no heartbeat for 10 s", silent_s=10.0)
-        cause = {"kind": "node_lost", "node": 3, "message": "node 3 is lost", "why": "no heartbeat for 10 s"}
+        history.lost_lead(20.0, 3, silent_s=10.0)
+        cause = history.lost(20.1, 3, silent_s=10.0)
         explanation = history.fail(20.2, cause, silent=[3]).explain()
         assert explanation.cause is not None
         diagnosis = explanation.cause.diagnosis

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.agent.lead.messages import cause_of_stop
 from clusterctl.observe.why.first_cause import Explanation
-from observe.histories import START_T, History, traceback
+from observe.histories import GONE, START_T, History, traceback
 
 NOT_ANSWERED = "clusterctl.runtime.errors.UnreachableError: pserver {0} (10.0.0.{0}:7164) has not answered for 60 s"
 
@@ -87,7 +87,7 @@ def test_a_full_disk_hit_by_the_supervisor_is_reported() -> None:
     message = "cannot write its log: No space left on device"
     about = {"role": "trainer", "rank": 3, "attempt": 1}
     history.note(4.0, 3, "log", level="error", message=message, **about)
-    cause = {"kind": "node", "message": message, "t": START_T + 4.0, "node": 3, "tail": [], **about}
+    cause = history.failure(4.0, 3, message, errno="ENOSPC", **about)
     history.answers[3]["free_bytes"] = 0
     explanation = history.fail(4.01, cause).explain()
     assert_cause(explanation, "trainer3", "no_space", node=3)
@@ -104,7 +104,7 @@ def test_a_full_disk_that_keeps_a_node_from_writing_its_last_state_is_not_taken_
     message = "cannot write its log: No space left on device"
     about = {"role": "trainer", "rank": node, "attempt": 1}
     history.note(4.0, node, "log", level="error", message=message, **about)
-    cause = {"kind": "node", "message": message, "t": START_T + 4.0, "node": node, "tail": [], **about}
+    cause = history.failure(4.0, node, message, errno="ENOSPC", **about)
     history.fail(4.01, cause)
     own = history.answers[node]
     own.update(state="lost", seen=START_T + 3.5)  # its state.json is older, and its supervisor is gone
@@ -134,8 +134,9 @@ def test_a_start_that_failed_is_not_a_stop_by_the_user() -> None:
 
 def test_a_missing_command_is_reported() -> None:
     history = History()
-    cause = {"kind": "node", "message": "cannot start 'pyhton': No such file or directory", "node": 0, "tail": []}
-    explanation = history.fail(1.0, {**cause, "role": "trainer", "rank": 0, "attempt": 1, "t": START_T + 1}).explain()
+    message = "cannot start 'pyhton': No such file or directory"
+    about = {"role": "trainer", "rank": 0, "attempt": 1, "errno": "ENOENT", "command": "pyhton"}
+    explanation = history.fail(1.0, history.failure(1.0, 0, message, **about)).explain()
     assert_cause(explanation, "trainer0", "missing_program")
 
 
@@ -155,8 +156,8 @@ def test_output_before_the_last_step_is_not_the_cause() -> None:
     history = History()
     history.step(9.0, 40)
     words = traceback("KeyError: 'cache'")
-    lines = [[START_T + 5.0, line] for line in words] + [[START_T + 9.5, "bad licence"]]
-    history.answers[2]["outputs"] = [{"role": "trainer", "rank": 2, "attempt": 1, "lines": lines}]
+    history.output(5.0, "trainer2", words)
+    history.output(9.5, "trainer2", ["bad licence"])
     explanation = history.fail(10.01, history.exit(10.0, "trainer2", 1)).explain()
     assert_cause(explanation, "trainer2", "exit")
     assert explanation.cause is not None
@@ -203,9 +204,8 @@ def test_lack_of_memory_on_a_gpu_is_reported_with_where_to_look_for_others_who_u
 def test_lack_of_memory_on_a_gpu_that_the_program_survived_is_not_the_cause() -> None:
     history = History()
     history.step(9.0, 40)
-    lines = [[START_T + 5.0, line] for line in traceback(OUT_OF_GPU_MEMORY)]
-    lines += [[START_T + 10.0, line] for line in traceback("KeyError: 'lr'")]
-    history.answers[2]["outputs"] = [{"role": "trainer", "rank": 2, "attempt": 1, "lines": lines}]
+    history.output(5.0, "trainer2", traceback(OUT_OF_GPU_MEMORY))
+    history.output(10.0, "trainer2", traceback("KeyError: 'lr'"))
     assert_cause(history.fail(10.01, history.exit(10.0, "trainer2", 1)).explain(), "trainer2", "exception")
 
 
@@ -339,8 +339,7 @@ def test_a_process_that_was_stopped_as_it_exited_is_the_cause_if_the_first_one_c
     def play(lines: list[str], complaint: str, at: float = 3.0) -> Explanation:
         history = History()
         history.step(2.5, 1)
-        shown = [[START_T + at, line] for line in lines]
-        history.answers[2]["outputs"] = [{"role": "trainer", "rank": 2, "attempt": 1, "lines": shown}]
+        history.output(at, "trainer2", lines)
         return history.fail(3.31, history.exit(3.3, "trainer0", 1, traceback(complaint))).explain()
 
     assert_cause(play(mine, complaint), "trainer2", "exception", node=2)
@@ -354,8 +353,7 @@ def test_an_exception_after_a_stall_that_was_only_reported_is_the_cause_and_a_ki
     for code, expected in ((1, "peer_silent"), (-9, "stalled")):
         history = History()
         history.step(2.5, 1)
-        about = {"role": "trainer", "rank": 1, "attempt": 1}
-        history.note(6.5, 1, "stalled", stalled_s=4.0, message="has made no step for 3 s: stalled", **about)
+        history.stalled(6.5, "trainer1", stalled_s=4.0)
         lines = traceback("TimeoutError: feature store did not answer for 9 s") if code > 0 else []
         explanation = history.fail(12.1, history.exit(12.0, "trainer1", code, lines)).explain()
         assert_cause(explanation, "trainer1", expected)
@@ -377,9 +375,8 @@ def test_a_supervisor_that_a_signal_from_outside_ended_is_named() -> None:
 def test_a_killed_supervisor_is_reported() -> None:
     history = History()
     history.killed(2, 10.0)
-    history.note(18.0, 0, "lost", message="its supervisor is gone")["node"] = 2
+    cause = history.lost(18.0, 2, GONE)
     history.exit(17.0, "trainer1", 1, traceback(NOT_ANSWERED.format(2)))
-    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: its supervisor is gone"}
     explanation = history.fail(18.0, cause, silent=[2]).explain()
     assert_cause(explanation, None, "supervisor_killed", node=2)
     assert explanation.not_heard_of == (2,)
@@ -394,7 +391,7 @@ def test_a_supervisor_killed_right_after_another_failure_is_not_its_cause(error:
     history.step(5.0, 1)
     exited = history.exit(10.6, "trainer1", 1, traceback(error))
     history.killed(2, 10.1 if error.startswith("ValueError") else 10.7)
-    history.note(10.9, 0, "lost", message="its supervisor is gone")["node"] = 2
+    history.lost(10.9, 2, GONE)
     explanation = history.fail(10.61, exited, silent=[2]).explain()
     assert_cause(explanation, "trainer1", "exception" if error.startswith("ValueError") else "peer_refused", node=1)
 
@@ -402,16 +399,14 @@ def test_a_supervisor_killed_right_after_another_failure_is_not_its_cause(error:
 def test_a_rebooted_node_is_reported() -> None:
     history = History()
     history.killed(2, 10.0, booted=START_T + 60)
-    history.note(40.0, 0, "lost", message="nothing heard of it for 30 s")["node"] = 2
-    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: nothing heard of it for 30 s"}
+    cause = history.lost(40.0, 2, silent_s=30.0)
     assert_cause(history.fail(40.0, cause, silent=[2]).explain(), None, "rebooted", node=2)
 
 
 def test_a_node_that_is_unreachable_now_is_reported_with_what_the_others_know() -> None:
     history = History()
-    history.note(40.0, 0, "lost", message="nothing heard of it for 30 s")["node"] = 2
+    cause = history.lost(40.0, 2, silent_s=30.0)
     history.exit(35.0, "trainer1", 1, traceback(NOT_ANSWERED.format(2)))
-    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: nothing heard of it for 30 s"}
     explanation = history.fail(40.0, cause, silent=[2]).explain(silent={2: "connection timed out"})
     assert_cause(explanation, None, "node_down", node=2)
     assert explanation.cause is not None
@@ -422,12 +417,10 @@ def test_a_node_that_is_unreachable_now_is_reported_with_what_the_others_know() 
 def test_a_partition_is_recognized_by_two_nodes_that_lost_each_other() -> None:
     history = History()
     history.note(13.0, 0, "suspect", silent_s=3.0)["node"] = 3
-    history.note(40.0, 0, "lost", message="nothing heard of it for 30 s")["node"] = 3
-    message = "the lead on node0 is lost: nothing heard of the lead for 30 s"
-    history.note(40.5, 3, "lost", lost_node=0, message=message)
-    cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: nothing heard of it for 30 s"}
+    cause = history.lost(40.0, 3, silent_s=30.0)
+    other = history.lost_lead(40.5, 3)
     history.fail(40.1, cause, silent=[3])
-    history.note(41.0, 3, "ended", state="failed", cause={"kind": "node_lost", "node": 0, "message": message})
+    history.note(41.0, 3, "ended", state="failed", cause=other)
     history.answers[3]["state"] = "failed"
     explanation = history.explain()
     assert_cause(explanation, None, "partition", node=3)
@@ -437,29 +430,24 @@ def test_a_partition_is_recognized_by_two_nodes_that_lost_each_other() -> None:
 
 def test_a_lead_that_all_others_lost_was_cut_off_itself() -> None:
     history = History()
-    message = "the lead on node0 is lost: nothing heard of the lead for 30 s"
+    causes = [history.lost(40.0, node, silent_s=30.0) for node in (1, 2, 3)]
     for node in (1, 2, 3):
-        history.note(40.0, 0, "lost", message="nothing heard of it for 30 s")["node"] = node
-        history.note(40.2, node, "lost", lost_node=0, message=message)
-    cause = {"kind": "node_lost", "node": 1, "message": "node1 is lost: nothing heard of it for 30 s"}
-    assert_cause(history.fail(40.0, cause).explain(), None, "partition", node=0)
+        history.lost_lead(40.2, node)
+    assert_cause(history.fail(40.0, causes[0]).explain(), None, "partition", node=0)
 
 
 def test_a_lead_that_slept_is_blamed_even_if_it_lost_only_one_of_the_nodes_that_lost_it() -> None:
     history = History()
-    message = "the lead on node0 is lost: nothing heard of the lead for 30 s"
     for node in (1, 2, 3):
-        history.note(40.2, node, "lost", lost_node=0, message=message)
-    history.note(50.0, 0, "lost", message="it had taken the lead for lost")["node"] = 3
-    cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: it had taken the lead for lost"}
+        history.lost_lead(40.2, node)
+    cause = history.lost(50.0, 3, "it had taken the lead for lost")
     assert_cause(history.fail(50.0, cause).explain(), None, "node_silent", node=0)
 
 
 def test_a_silent_node_that_was_alive_is_reported() -> None:
     history = History()
     history.note(13.0, 0, "suspect", silent_s=3.0)["node"] = 3
-    history.note(40.0, 0, "lost", message="nothing heard of it for 30 s")["node"] = 3
-    cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: nothing heard of it for 30 s"}
+    cause = history.lost(40.0, 3, silent_s=30.0)
     assert_cause(history.fail(40.1, cause).explain(), None, "node_silent", node=3)
     history.answers[3]["halted"] = True
     explanation = history.explain()
@@ -471,12 +459,10 @@ def test_a_silent_node_that_was_alive_is_reported() -> None:
 def test_a_lost_lead_is_reported_whether_it_answers_or_not(asked: bool) -> None:
     history = History()
     history.killed(0, 10.0)
-    message = "the lead on node0 is lost: its supervisor is gone (connection refused)"
-    cause = {"kind": "node_lost", "node": 0, "message": message}
-    for node in (1, 2, 3):
-        history.note(12.0, node, "lost", lost_node=0, message=message)
+    why = "its supervisor is gone (connection refused)"
+    causes = [history.lost_lead(12.0, node, why, silent_s=None) for node in (1, 2, 3)]
     history.stop_all(12.1, silent=[0])
-    history.end(12.5, cause, "failed", silent=[0])
+    history.end(12.5, causes[0], "failed", silent=[0])
     explanation = history.explain("lost", {} if asked else {0: "connection refused"})
     assert_cause(explanation, None, "supervisor_killed" if asked else "node_down", node=0)
 
@@ -492,7 +478,7 @@ def test_a_shutdown_of_a_node_begins_with_the_termination_of_its_processes() -> 
     history = History()
     first = history.exit(10.0, "trainer2", -15)
     history.exit(10.05, "pserver2", -15)
-    history.note(18.0, 0, "lost", message="its supervisor is gone")["node"] = 2
+    history.lost(18.0, 2, GONE)
     explanation = history.fail(10.1, first).explain()
     assert_cause(explanation, "trainer2", "signal", node=2)
 
@@ -525,10 +511,8 @@ def test_a_time_limit_is_reported() -> None:
 
 def test_a_stalled_process_is_the_cause_when_the_time_limit_ends_the_run() -> None:
     history = History()
-    words = {"stalled_s": 20.0, "message": "has made no step for 20 s: stalled"}
-    history.note(50.0, 2, "stalled", role="trainer", rank=2, attempt=1, **words)
-    stacks = {"role": "trainer", "rank": 2, "attempt": 1, "lines": [[START_T + 50.1, 'File "train.py", line 9 in f']]}
-    history.answers[2]["outputs"] = [stacks]
+    history.stalled(50.0, "trainer2")
+    history.output(50.1, "trainer2", ['File "train.py", line 9 in f'])
     explanation = history.fail(60.0, {"kind": "time_limit", "message": "the time limit of 60 s is over"}).explain()
     assert_cause(explanation, "trainer2", "stalled")
     assert explanation.cause is not None
@@ -539,10 +523,8 @@ def test_a_stalled_process_is_the_cause_when_the_time_limit_ends_the_run() -> No
 
 def test_a_stalled_process_is_reported_with_the_error_of_its_thread_and_without_its_kill() -> None:
     history = History()
-    words = traceback("ValueError: shard 3: bad magic")
-    output = {"role": "trainer", "rank": 2, "attempt": 1, "lines": [[START_T + 5.0, line] for line in words]}
-    history.answers[2]["outputs"] = [output]
-    history.note(50.0, 2, "stalled", role="trainer", rank=2, attempt=1, stalled_s=20.0, message="stalled")
+    history.output(5.0, "trainer2", traceback("ValueError: shard 3: bad magic"))
+    history.stalled(50.0, "trainer2")
     killed = history.exit(51.0, "trainer2", -9, stalled=True, message="stalled for 20 s")
     explanation = history.fail(51.1, killed).explain()
     assert_cause(explanation, "trainer2", "stalled")
@@ -578,23 +560,22 @@ def test_a_trainer_that_finished_has_not_left_early(why_not: str) -> None:
 
 def test_a_stall_that_was_over_is_not_blamed() -> None:
     history = History()
-    about = {"role": "trainer", "rank": 2, "attempt": 1}
-    history.note(50.0, 2, "stalled", stalled_s=20.0, message="stalled", **about)
-    history.note(52.0, 2, "stalled", over=True, state="running", message="goes on", **about)
+    history.stalled(50.0, "trainer2")
+    history.stalled(52.0, "trainer2", over=True, state="running", message="goes on")
     explanation = history.fail(60.0, {"kind": "time_limit", "message": "over"}).explain()
     assert_cause(explanation, None, "time_limit")
 
 
 def test_a_stall_that_was_made_a_failure_is_reported_as_a_stall() -> None:
     history = History()
-    history.note(50.0, 2, "stalled", role="pserver", rank=2, attempt=1, stalled_s=20.0, message="stalled")
+    history.stalled(50.0, "pserver2")
     killed = history.exit(51.0, "pserver2", -9, stalled=True, message="stalled for 20 s")
     assert_cause(history.fail(51.1, killed).explain(), "pserver2", "stalled")
 
 
 def test_a_stopped_pserver_is_blamed_by_the_trainers_that_wait_for_it() -> None:
     history = History()
-    history.note(30.0, 1, "stalled", role="pserver", rank=1, attempt=1, stalled_s=20.0, message="has not answered")
+    history.stalled(30.0, "pserver1")
     gone = history.exit(40.0, "trainer3", 1, traceback(NOT_ANSWERED.format(1)))
     assert_cause(history.fail(40.1, gone).explain(), "pserver1", "stalled")
 
@@ -688,8 +669,7 @@ def lost_supervisor() -> History:
     """A run in which the supervisor of node 2 is killed and the lead gives the node up."""
     history = History()
     history.killed(2, 10.0)
-    history.note(10.5, 0, "lost", message="its supervisor is gone")["node"] = 2
-    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: its supervisor is gone"}
+    cause = history.lost(10.5, 2, GONE)
     return history.fail(10.5, cause, silent=[2])
 
 
@@ -715,12 +695,10 @@ def test_a_supervisor_that_took_over_is_not_the_one_that_was_lost(rebooted: bool
 
 def test_a_paused_node_is_recognized_by_its_own_event() -> None:
     history = History()
-    message = "the lead on node0 is lost: nothing heard of the lead for 30 s"
     for node in (1, 2, 3):
-        history.note(40.2, node, "lost", lost_node=0, message=message)
-    history.note(50.0, 0, "lost", message="it had taken the lead for lost")["node"] = 3
+        history.lost_lead(40.2, node)
+    cause = history.lost(50.0, 3, "it had taken the lead for lost")
     history.note(50.1, 0, "paused", paused_s=40.0, message="the supervisor did not run for 40 s")
-    cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: it had taken the lead for lost"}
     explanation = history.fail(50.0, cause).explain()
     assert_cause(explanation, None, "paused", node=0)
     assert explanation.cause is not None
@@ -730,7 +708,7 @@ def test_a_paused_node_is_recognized_by_its_own_event() -> None:
 def test_a_node_the_run_waits_for_is_open_until_it_is_back() -> None:
     history = History()
     history.killed(2, 10.0)
-    history.note(10.5, 0, "lost", message="its supervisor is gone", waits=True)["node"] = 2
+    history.lost(10.5, 2, GONE, waits=True)
     history.note(10.5, 0, "phase", phase="gathering")
     (node,) = history.explain("starting").open
     assert (node.node, node.awaited, node.diagnosis.kind) == (2, True, "supervisor_killed")
@@ -759,9 +737,8 @@ def test_a_trainer_the_run_waits_for_is_open_until_it_starts_again() -> None:
 
 def test_the_cause_is_reported_while_the_run_is_still_stopping() -> None:
     history = History()
-    history.note(10.5, 0, "lost", message="its supervisor is gone")["node"] = 2
+    cause = history.lost(10.5, 2, GONE)
     history.killed(2, 10.0)
-    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: its supervisor is gone"}
     history.note(10.5, 0, "phase", phase="stopping", cause=cause)
     assert_cause(history.explain("running"), None, "supervisor_killed", node=2)
 
@@ -769,7 +746,7 @@ def test_the_cause_is_reported_while_the_run_is_still_stopping() -> None:
 def test_a_stall_that_was_ended_by_a_stop_remains_open() -> None:
     history = History()
     history.step(3.0, 9)
-    history.note(603.0, 1, "stalled", role="trainer", rank=1, attempt=1, stalled_s=600.0, message="has made no step")
+    history.stalled(603.0, "trainer1", stalled_s=600.0)
     explanation = history.fail(700.0, {"kind": "stopped", "message": "stopped by the user"}, "stopped").explain()
     assert [one.process for one in explanation.open] == ["trainer1"]
     assert explanation.before == ()

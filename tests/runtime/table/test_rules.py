@@ -316,7 +316,7 @@ def test_every_rule_is_tested_here() -> None:
     assert {type(rule).__name__ for rule in ALL} == set(RULES)
 
 
-def test_an_adagrad_that_starts_at_zero_is_written_as_older_versions_write_it() -> None:
+def test_an_adagrad_that_starts_at_zero_is_written_without_its_start() -> None:
     assert "start" not in Adagrad(0.1).to_json()
     assert rule_from_json(Adagrad(0.1, start=0.5).to_json()) == Adagrad(0.1, start=0.5)
     assert rule_from_json(Adagrad(0.1).to_json()) == Adagrad(0.1)

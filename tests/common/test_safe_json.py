@@ -1,0 +1,24 @@
+"""JSON of this account; that of others is tested in tests/security/test_bombs.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterctl.common.safe_json import dumps, loads
+
+TEXT = 'quote " back \\ line \n \u00fc \u2028 \U0001f989'
+VALUE = {"a": [1, 2.5, -1e300, None, True, {}], "text": TEXT, "b": float("inf")}
+
+
+def test_json_is_written_on_one_line_without_spaces() -> None:
+    packed = json.dumps(VALUE, separators=(",", ":")).encode()
+    assert dumps(VALUE) == packed
+    assert loads(packed) == loads(b"\n" + json.dumps(VALUE, indent=1).encode() + b"\n") == VALUE
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"{} {}", b"nope", b"\xff", b"[1,]", b"{'a': 1}"])
+def test_invalid_json_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - as of json, with whatever words
+        loads(text)
