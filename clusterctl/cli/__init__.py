@@ -9,27 +9,26 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import NoReturn
 
 #: Before a collection. Imports make many objects, none of which is garbage: Python's 700 cost 20 ms of 230.
 YOUNG_OBJECTS = 100_000
-TYPE_CHECKING = False  # a shell waits for completions: `typing` and `signal` take longer to import than the answer
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main() -> None:
     """Entry point of the `clusterctl` program."""
-    if len(sys.argv) == 1:
-        from clusterctl.cli.completion.answer import answer_shell
-
-        if answer_shell():
-            _leave(0)
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     repeat_ignored_interrupts()
     try:
-        from clusterctl.cli.app import run
+        if len(sys.argv) == 1 and os.environ.get("_CLUSTERCTL_COMPLETE"):
+            from clusterctl.cli.declarations import NAME, app
+            from clusterctl.cli.typer_adapter import answer_shell
 
-        code = run()
+            code = answer_shell(app, NAME)
+        else:
+            from clusterctl.cli.app import run
+
+            code = run()
     except KeyboardInterrupt:  # while modules were being imported
         from clusterctl.errors import InterruptedRun
 

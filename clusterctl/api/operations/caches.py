@@ -1,14 +1,11 @@
-"""The directory of caches on this machine. Imports little, since completion reads a cache at each Tab."""
+"""The directory of caches on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 
 def cache_directory(environ: Mapping[str, str]) -> str:
