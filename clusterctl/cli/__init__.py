@@ -21,10 +21,7 @@ def main() -> None:
     repeat_ignored_interrupts()
     try:
         if len(sys.argv) == 1 and os.environ.get("_CLUSTERCTL_COMPLETE"):
-            from clusterctl.cli.declarations import NAME, app
-            from clusterctl.cli.typer_adapter import answer_shell
-
-            code = answer_shell(app, NAME)
+            code = answer_shell()
         else:
             from clusterctl.cli.app import run
 
@@ -34,6 +31,17 @@ def main() -> None:
 
         code = InterruptedRun.exit_code
     _leave(code)
+
+
+def answer_shell() -> int:
+    """Print completions for a shell that asks for them. No error is shown, since it asks at every press of Tab."""
+    try:
+        from clusterctl.cli.declarations import NAME, app
+        from clusterctl.cli.typer_adapter import complete
+
+        return complete(app, NAME)
+    except Exception:  # noqa: BLE001 - such as a damaged installation
+        return 1
 
 
 def repeat_ignored_interrupts() -> None:

@@ -45,7 +45,8 @@ class Command(TyperCommand):
         return [] if ctx.meta.get(AFTER_OURS) else [*params, *more]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        return super().shell_complete(ctx, incomplete or "--")  # after the last argument
+        """Return the options that fit; all of them for an empty word, which no argument is left to take."""
+        return super().shell_complete(ctx, incomplete or "--")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
@@ -92,23 +93,21 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
     return register
 
 
-def answer_shell(app: typer.Typer, name: str) -> int:
-    """Answer a shell that asks for completions through the environment, in the form of typer's scripts.
+def complete(app: typer.Typer, name: str) -> int:
+    """Answer a shell that asks for completions through the environment, as typer's scripts do; return the exit code.
 
-    No error is shown: a shell asks at every press of Tab. The scripts of older versions ask otherwise, and get nothing.
+    The scripts of older versions ask otherwise, and get nothing.
     """
     if "_" not in os.environ[ASKS]:
         return 0
     sys.modules["rich"] = None  # type: ignore[assignment]  # typer would import it, for 100 ms, to render each help
-    answer, code = io.StringIO(), 1
+    answer, code = io.StringIO(), 0
     with redirect_stdout(answer), redirect_stderr(io.StringIO()):
         try:
             before = _join_words(os.environ)
             typer.main.get_command(app).main(args=[], prog_name=name)
         except SystemExit as exc:  # fish asks for the code
             code = int(exc.code or 0)
-        except Exception:  # noqa: BLE001 - such as a damaged installation
-            return code
     for line in filter(None, answer.getvalue().splitlines()):
         print(line.removeprefix(before))
     return code

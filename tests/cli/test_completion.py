@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli import answer_shell
 from clusterctl.cli.completion import ASKS
-from clusterctl.cli.declarations import NAME, app
 from clusterctl.cli.seen import VERSION, SeenFile
-from clusterctl.cli.typer_adapter import answer_shell
 from support.terminal import Terminal
 
 JOB, OLDER = "JOB20261125-153906", "JOB20261124-120000"
@@ -64,7 +63,7 @@ def offered(
     def ask(**variables: str) -> list[str]:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        answer_shell(app, NAME)
+        answer_shell()
         out, err = capsys.readouterr()
         assert err == ""
         return [line.partition("\t")[0] for line in out.splitlines()]
