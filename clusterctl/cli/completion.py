@@ -19,8 +19,9 @@ from clusterctl.cli.seen import SeenFile, SeenNames
 ASKS = "_CLUSTERCTL_COMPLETE"  # the variable with which typer's scripts ask
 SHELLS = ("bash", "zsh", "fish", "powershell")
 Values = list[tuple[str, str]]
-#: No shell gives these characters a meaning, wherever typer's scripts insert or evaluate them.
+#: No shell gives these characters a meaning, wherever typer's scripts insert or evaluate them; nor those of `ABOUT`.
 SAFE = re.compile(r"\w[\w.,:/@+=-]*")
+ABOUT = re.compile(r"[\w.,:/@+= -]*")
 
 
 def one_of(*words: str) -> Callable[[], list[str]]:
@@ -112,12 +113,13 @@ def _seen(ctx: typer.Context, otherwise: str = "") -> SeenNames:
 
 
 def _safe(values: Iterable[tuple[str, str]]) -> Values:
-    return [(value, about) for value, about in values if SAFE.fullmatch(value)]
+    """Return the values that need no quotes, without a description that could mean something to a shell."""
+    return [(value, about if ABOUT.fullmatch(about) else "") for value, about in values if SAFE.fullmatch(value)]
 
 
 def _jobs(names: SeenNames) -> Iterator[tuple[str, str]]:
     for job, about in names.newest_first():
-        named = [name for name in about["runs"].values() if SAFE.fullmatch(name)]
+        named = [name for name in about["runs"].values() if name]
         yield job, ", ".join(filter(None, [*named[-1:], about["state"]]))
 
 

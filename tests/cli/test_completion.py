@@ -183,9 +183,9 @@ START = {
 }
 #: A function that shows its arguments, in place of the program.
 SHOW = {
-    "bash": "show() { printf 'GO''T<'; printf '%s|' \"$@\"; echo 'EN''D'; }",
-    "zsh": "show() { printf 'GO''T<'; printf '%s|' \"$@\"; echo 'EN''D'; }",
-    "fish": "function show; printf 'GO''T<'; printf '%s|' $argv; echo 'EN''D'; end",
+    "bash": "show() { printf 'GO''T<'; printf '%s|' \"$@\"; echo 'EN''D>'; }",
+    "zsh": "show() { printf 'GO''T<'; printf '%s|' \"$@\"; echo 'EN''D>'; }",
+    "fish": "function show; printf 'GO''T<'; printf '%s|' $argv; echo 'EN''D>'; end",
 }
 LOAD = {
     "bash": 'eval "$(clusterctl completion bash)"',
@@ -217,11 +217,11 @@ def gets(shell_name: str, home: Path) -> Iterator[Callable[[str], list[str]]]:
     """Return a function that types keys after `clusterctl `, and returns the arguments that the program would get."""
     with Terminal(START[shell_name], environment(home), columns=300) as terminal:
         terminal.press(f"cd {home}; {LOAD[shell_name]}; {SHOW[shell_name]}; show ready\n")
-        terminal.expect("GOT<ready|END", 60)
+        terminal.expect("GOT<ready|END>", 60)
 
         def gets(typed: str) -> list[str]:
             terminal.press(f"clusterctl {typed}\x01show \n")
-            return terminal.expect("END", 60).rpartition("GOT<clusterctl|")[2].removesuffix("|END").split("|")
+            return terminal.expect("END>", 60).rpartition("GOT<clusterctl|")[2].removesuffix("|END>").split("|")
 
         yield gets
 
@@ -238,7 +238,8 @@ def test_a_shell_inserts_what_is_offered_and_runs_nothing_of_it(
     assert gets("dispatch my\t")[-1].rstrip("/") == "my space"
     for number in range(1, 10):
         assert gets(f"--only t{number}\t") == ["--only", f"t{number}"]
-    assert gets("--only \t\x15clusterctl status") == ["status"]  # a list of all of them
+    for words in ("--only ", "status ", f"status {OLDEST}/", "start --set ", "start --"):  # lists of all candidates
+        assert gets(f"{words}\t\x15clusterctl ready") == ["ready"]
     assert not (home / "pwned").exists()
 
 
