@@ -17,22 +17,31 @@ YOUNG_OBJECTS = 100_000
 
 def main() -> None:
     """Entry point of the `clusterctl` program."""
-    if len(sys.argv) == 1:
-        from clusterctl.cli.completion.answer import answer_shell
-
-        if answer_shell():
-            _leave(0)
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     repeat_ignored_interrupts()
     try:
-        from clusterctl.cli.app import run
+        if len(sys.argv) == 1 and os.environ.get("_CLUSTERCTL_COMPLETE"):
+            code = answer_shell()
+        else:
+            from clusterctl.cli.app import run
 
-        code = run()
+            code = run()
     except KeyboardInterrupt:  # while modules were being imported
         from clusterctl.errors import InterruptedRun
 
         code = InterruptedRun.exit_code
     _leave(code)
+
+
+def answer_shell() -> int:
+    """Print completions for a shell that asks for them. No error is shown, since it asks at every press of Tab."""
+    try:
+        from clusterctl.cli.declarations import NAME, app
+        from clusterctl.cli.typer_adapter import complete
+
+        return complete(app, NAME)
+    except Exception:  # noqa: BLE001 - such as a damaged installation
+        return 1
 
 
 def repeat_ignored_interrupts() -> None:

@@ -12,12 +12,10 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
-from clusterctl.cli.completion.scripts import SCRIPTS
 from clusterctl.cli.console import Console
 from clusterctl.cli.declarations import NAME, app
 from clusterctl.cli.hints import READ_CONF
 from clusterctl.cli.invocation import Invocation, fail_on_broken_pipe
-from clusterctl.cli.typer_adapter import use_scripts
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
 START_OPTIONS = (
@@ -79,12 +77,7 @@ def checked(arguments: Arguments) -> Arguments:
 
 def call(words: Sequence[str], invocation: Invocation) -> None:
     """Run the command that `words` name, or show help. Raises UsageError for an invalid command line."""
-    if not words:  # `main` also answers PowerShell's completion request, which arrives through the environment
-        typer.main.get_command(app).main(args=[], prog_name=NAME, standalone_mode=False)
-        return
-    if words[0] in ("--install-completion", "--show-completion"):
-        use_scripts(SCRIPTS)
-    group = typer.main.get_command(_only(words[0]))
+    group = typer.main.get_command(_only(words[0]) if words else app)
     try:
         with group.make_context(NAME, list(words), obj=invocation) as context:  # `main` would swallow interrupts
             group.invoke(context)

@@ -116,10 +116,10 @@ class Invocation:
 
     def _keep_for_completion(self, cluster: Cluster) -> None:
         """Keep the names of the nodes, and from now on of the jobs that the command reports."""
-        from clusterctl.cli.completion.seen import Seen
+        from clusterctl.cli.seen import SeenFile
 
         if cluster.settings.source is not None:
-            seen = Seen(self.cache_dir, cluster.settings.source, of_some=bool(self.options.only))
+            seen = SeenFile(self.cache_dir, cluster.settings.source, of_some=bool(self.options.only))
             seen.nodes(cluster.inventory)
             self.console.on_document = seen.document
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import io
+import os
+import sys
+from collections.abc import Callable, MutableMapping
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from clusterctl.cli.arguments import suggest
+from clusterctl.cli.completion import ASKS
 from clusterctl.errors import UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -19,6 +24,7 @@ GLOBAL_HELP = (
 )
 # click's UsageError; typer bundles its own copy of click and does not export this class
 ParserError = cast("type[Exception]", typer.BadParameter.__base__)
+AFTER_OURS = f"{__name__}.after_ours"  # in the `meta` of a context: the arguments are those of another program
 STRAY_HINTS = {
     "start": "--job_workspace JOB starts a dispatched job; --job_dispatch_package WORKSPACE dispatches one first",
     "task": "put the arguments of the task after --",
@@ -30,7 +36,23 @@ class Command(TyperCommand):
 
     allow_extra_args = True  # refused here, with a hint
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options and arguments; for a shell that asks, the global options too, and none after `--`."""
+        params = super().get_params(ctx)
+        if not ctx.resilient_parsing:
+            return params
+        more = [param for param in ctx.find_root().command.params if not param.name.endswith("_completion")]
+        return [] if ctx.meta.get(AFTER_OURS) else [*params, *more]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return the options that fit; all of them for an empty word, which no argument is left to take."""
+        return super().shell_complete(ctx, incomplete or "--")
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            ctx.meta[AFTER_OURS] = "--" in args
+            if any(args[-1:] == [name] for param in self.get_params(ctx) if _has_value(param) for name in param.opts):
+                args = args[:-1]  # its value is being typed; without it, typer would not parse the arguments
         try:
             rest = super().parse_args(ctx, args)
         except ParserError as exc:
@@ -71,12 +93,37 @@ def command(group: typer.Typer, name: str, example: str, *, hidden: bool = False
     return register
 
 
-def use_scripts(scripts: Mapping[str, str]) -> None:
-    """Replace the scripts that typer's `--install-completion` installs for these shells."""
-    from typer import _completion_shared
+def complete(app: typer.Typer, name: str) -> int:
+    """Answer a shell that asks for completions through the environment, as typer's scripts do; return the exit code.
 
-    for shell, script in scripts.items():
-        _completion_shared._completion_scripts[shell] = script.replace("%", "%%")  # typer replaces names in it
+    The scripts of older versions ask otherwise, and get nothing.
+    """
+    if "_" not in os.environ[ASKS]:
+        return 0
+    sys.modules["rich"] = None  # type: ignore[assignment]  # typer would import it, for 100 ms, to render each help
+    answer, code = io.StringIO(), 0
+    with redirect_stdout(answer), redirect_stderr(io.StringIO()):
+        try:
+            before = _join_words(os.environ)
+            typer.main.get_command(app).main(args=[], prog_name=name)
+        except SystemExit as exc:  # fish asks for the code
+            code = int(exc.code or 0)
+    for line in filter(None, answer.getvalue().splitlines()):
+        print(line.removeprefix(before))
+    return code
+
+
+def _join_words(environ: MutableMapping[str, str]) -> str:
+    """Join the words that bash divides at `=`; return what stays of the last one, as bash replaces only its end."""
+    words = environ.get("COMP_WORDS", "").split("\n")[: int(environ.get("COMP_CWORD", 0)) + 1]
+    joined: list[str] = []
+    for word in words:
+        if joined and (word == "=" or joined[-1].endswith("=")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    environ.update(COMP_WORDS="\n".join(joined), COMP_CWORD=str(len(joined) - 1))
+    return joined[-1][: joined[-1].rfind("=") + 1]
 
 
 def _usage_error(exc: Any, ctx: Any) -> UsageError:
@@ -97,6 +144,10 @@ def _usage_error(exc: Any, ctx: Any) -> UsageError:
         case "BadParameter":
             return UsageError(f"{_label(exc.param)} {_bad_number(exc)}")
     return UsageError(exc.format_message(), hint=hint)
+
+
+def _has_value(param: Any) -> bool:
+    return param.param_type_name == "option" and not param.is_flag
 
 
 def _label(param: Any) -> str:

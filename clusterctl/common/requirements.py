@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 
 FILE = "requirements.txt"
-LOCKS = ("pylock.toml", "uv.lock")  # either of them replaces requirements.txt
+UV_LOCK = "uv.lock"
+LOCKS = ("pylock.toml", UV_LOCK)  # either of them replaces requirements.txt
 RUNTIME = ("numpy", "pyzmq", "cryptography")  # imported by our runtime
 RUNTIME_BEFORE = RUNTIME[:2]  # in environments of older versions, which stay good: it can do without the last one
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

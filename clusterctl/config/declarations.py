@@ -6,12 +6,15 @@ of them; tests keep the three in step.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterctl.config.carriers import parse_via
 from clusterctl.config.hosts import some_hosts
 from clusterctl.config.parsers import (
+    OneOf,
     Parser,
     choice,
     command,
@@ -53,6 +56,13 @@ class Setting:
     def spellings(self) -> tuple[str, ...]:
         """The names allowed in conf.py, the preferred one first."""
         return (self.name, self.old) if self.old else (self.name,)
+
+    @property
+    def examples(self) -> Sequence[str]:
+        """Values for completion: all of them if they are words, else those that the meaning has in quotes."""
+        if isinstance(self.parse, OneOf):
+            return self.parse.words
+        return ("True", "False") if self.parse is flag else re.findall(r'"([^"]+)"', self.doc)
 
     @property
     def kept(self) -> bool:

@@ -13,6 +13,7 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,15 +92,20 @@ def flag(value: object) -> bool:
     raise ValueError("must be True or False")
 
 
-def choice(*words: str) -> Parser[str]:
-    """Accept exactly one of `words`."""
+@dataclass(frozen=True)
+class OneOf:
+    """Accepts exactly one of `words`."""
 
-    def parse(value: object) -> str:
-        if isinstance(value, str) and value in words:
+    words: tuple[str, ...]
+
+    def __call__(self, value: object) -> str:
+        if isinstance(value, str) and value in self.words:
             return value
-        raise ValueError("must be " + " or ".join(f'"{word}"' for word in words))
+        raise ValueError("must be " + " or ".join(f'"{word}"' for word in self.words))
 
-    return parse
+
+def choice(*words: str) -> OneOf:
+    return OneOf(words)
 
 
 def command(value: object) -> tuple[str, ...]:

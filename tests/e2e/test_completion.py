@@ -18,11 +18,12 @@ def offered(site: Site, *words: str) -> list[str]:
     env = {
         **{"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "CLUSTERCTL_CONF": str(site.conf_path)},
         "XDG_CACHE_HOME": str(site.nodes_directory / "cache"),
-        **{"_CLUSTERCTL_COMPLETE": "fish", "_CLUSTERCTL_WORDS": "\x1f".join(["clusterctl", *words])},
+        **{"_CLUSTERCTL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        "_TYPER_COMPLETE_ARGS": " ".join(["clusterctl", *words]),
     }
     command = [sys.executable, "-m", "clusterctl"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    return [line.partition("\t")[0] for line in done.stdout.splitlines()[1:]]
+    return [line.partition("\t")[0] for line in done.stdout.splitlines()]
 
 
 def test_commands_refresh_what_is_completed(site: Site) -> None:

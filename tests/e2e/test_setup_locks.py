@@ -51,6 +51,9 @@ dependencies = [
 name = "colorama"
 version = "0.4.6"
 source = {{ registry = "{PYPI[0]}" }}
+wheels = [
+    {{ url = "{url}/colorama-0.4.6-py3-none-any.whl", hash = "sha256:{"0" * 64}", size = 1 }},
+]
 
 [[package]]
 name = "tiny"
@@ -72,7 +75,9 @@ def test_a_job_runs_with_the_wheels_of_a_lock_whatever_built_its_environment(
 ) -> None:
     site.conf(ENGINE="none")
     wheel = describe(tiny(site.directory / "index", "1.5"))
-    files = {"uv.lock": uv_lock(wheel, index), "requirements.txt": "this is not used\n"}
+    real_uv()
+    project = '[project]\nname = "mine"\nversion = "0.1"\nrequires-python = ">=3.9"\n'
+    files = {"uv.lock": uv_lock(wheel, index), "pyproject.toml": project, "requirements.txt": "this is not used\n"}
     directory = site.workspace(TRAIN, **files)
     others = setup(site, directory, "--only=node[1-3]", "--no-uv")
     assert [node["built_by"] for node in others["nodes"]] == ["clusterctl"] * 3

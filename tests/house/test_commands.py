@@ -17,6 +17,7 @@ CALLS: Mapping[str, str] = {
     "cli.adopted": "launch.adopt",
     "cli.causes": "observe.why.report",
     "cli.chosen_settings": "config.declarations",
+    "cli.completion": "config.declarations",
     "cli.commands.diff": "report.formats",
     "cli.commands.export": "export",
     "cli.commands.logs": "observe.folding",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from clusterctl.cli.completion.scripts import SCRIPTS
+from typer._completion_shared import get_completion_script
+
+from clusterctl.cli.completion import ASKS, SHELLS
 from clusterctl.cli.invocation import Invocation
+from clusterctl.errors import UsageError
 
 
-def completion(invocation: Invocation, shell: str) -> None:
-    from clusterctl.errors import UsageError
-
-    if shell not in SCRIPTS:
-        raise UsageError(f"there is no completion for {shell!r}", hint=f"use one of {', '.join(SCRIPTS)}")
-    invocation.console.document({"shell": shell, "script": SCRIPTS[shell]})
+def completion(invocation: Invocation, shell: str, program: str) -> None:
+    """Print the script of typer with which a shell completes the command line of `program`."""
+    if shell not in SHELLS:
+        raise UsageError(f"there is no completion for {shell!r}", hint=f"use one of {', '.join(SHELLS)}")
+    script = get_completion_script(prog_name=program, complete_var=ASKS, shell=shell)
+    invocation.console.document({"shell": shell, "script": script})
     if not invocation.console.json:
-        print(SCRIPTS[shell])
+        print(script)

@@ -1,6 +1,7 @@
 """The commands, their options and their help. Implementations are imported on call to keep `--help` fast.
 
-May import `cli.typer_adapter` and, when a command is called, `cli.commands`. Start reading at `commands.py`.
+May import `cli.typer_adapter`, `cli.completion` and, when a command is called, `cli.commands`. Start reading at
+`commands.py`.
 """
 
 from clusterctl.cli.declarations import commands, completion, nodes, views

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from clusterctl.cli import completion
 from clusterctl.cli.declarations.fake import BackendOption
 from clusterctl.cli.declarations.options import (
     AdoptOption,
@@ -26,6 +27,7 @@ from clusterctl.cli.declarations.options import (
     ResumeOption,
     RoleOption,
     RunArgument,
+    RunOption,
     SetOption,
     StorageOption,
     TargetArgument,
@@ -41,7 +43,10 @@ def init(
     template: Annotated[
         str,
         typer.Option(
-            "--template", metavar="NAME", help="ngram (a language model), ctr (click-through) or torch (a transformer)."
+            "--template",
+            metavar="NAME",
+            help="ngram (a language model), ctr (click-through) or torch (a transformer).",
+            autocompletion=completion.templates,
         ),
     ] = "ngram",
 ) -> None:
@@ -148,7 +153,15 @@ def start(
 def submit(
     context: typer.Context,
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
-    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="The scheduler: slurm or kubernetes.")] = "slurm",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="SCHEDULER",
+            help="The scheduler: slurm or kubernetes.",
+            autocompletion=completion.one_of("slurm", "kubernetes"),
+        ),
+    ] = "slurm",
     nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="The number of nodes.")] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="The time limit: minutes, 2:00:00 or 1-12:00:00.")
@@ -216,7 +229,10 @@ def logs(
     role: RoleOption = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="TEXT", help="Only these nodes; same as --only.")
+        str | None,
+        typer.Option(
+            "--node", metavar="TEXT", help="Only these nodes; same as --only.", autocompletion=completion.nodes
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -304,8 +320,11 @@ def collect(
     context: typer.Context,
     job: RunArgument = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
-    run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", metavar="TEXT", help="This model instead of the newest.")] = None,
+    run: RunOption = None,
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", metavar="TEXT", help="This model instead of the newest.", autocompletion=completion.tags),
+    ] = None,
     of_pass: Annotated[int | None, typer.Option("--pass", min=0, metavar="N", help="The model of this pass.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every model, not only the newest.")] = False,
 ) -> None:

@@ -7,12 +7,21 @@ from typing import Annotated
 
 import typer
 
+from clusterctl.cli import completion
 from clusterctl.cli.typer_adapter import GLOBAL_HELP, Group, command
 
 FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Directory of the cluster.")]
-FakeNodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="2 or node2.")]
+FakeNodeArgument = Annotated[
+    str, typer.Argument(metavar="NODE", help="2 or node2.", autocompletion=completion.fake_nodes)
+]
 BackendOption = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="embedded (no root, no sshd), ssh or docker.")
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="embedded (no root, no sshd), ssh or docker.",
+        autocompletion=completion.backends,
+    ),
 ]
 fake_app = typer.Typer(
     cls=Group,

@@ -7,17 +7,38 @@ from typing import Annotated
 
 import typer
 
+from clusterctl.cli import completion
+
 JOB_HELP = "Job id or unique prefix, job directory, or name of a run. Default: the running job, else the last that ran."
 RUN_HELP = f"{JOB_HELP[:-1]}. JOB/2 is its run 2."
-JobArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=JOB_HELP)]
-RunArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=RUN_HELP)]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
+JobArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=completion.jobs)]
+RunArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=RUN_HELP, autocompletion=completion.runs)]
+RoleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--role",
+        metavar="TEXT",
+        help="pserver, trainer or scheduler.",
+        autocompletion=completion.one_of("pserver", "trainer", "scheduler"),
+    ),
+]
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Override ENGINE in conf.py: torch, paddle, mpi, ...",
+        autocompletion=completion.engines,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of conf.py for this run. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting of conf.py for this run. Repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Run a directory that was deployed by hand, where it is below ROOT_DIR.")
@@ -28,16 +49,34 @@ ResumeOption = Annotated[
 ]
 JobWorkspaceOption = Annotated[
     str | None,
-    typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."),
+    typer.Option(
+        "--job_workspace",
+        "--job-workspace",
+        metavar="DIR",
+        help="Dispatched job to start: directory or id.",
+        autocompletion=completion.jobs,
+    ),
 ]
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="WORKSPACE|JOB", help="An existing directory is dispatched and started; otherwise, a dispatched job."
+        metavar="WORKSPACE|JOB",
+        help="An existing directory is dispatched and started; otherwise, a dispatched job.",
+        autocompletion=completion.jobs,
     ),
 ]
+RunOption = Annotated[
+    int | None,
+    typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.", autocompletion=completion.run_numbers),
+]
 NameOption = Annotated[
-    str | None, typer.Option("--name", metavar="TEXT", help="Name the run; commands accept it in place of JOB.")
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="TEXT",
+        help="Name the run; commands accept it in place of JOB.",
+        autocompletion=completion.run_names,
+    ),
 ]
 PackageOption = Annotated[
     Path | None,
@@ -53,17 +92,37 @@ LeaveOutOption = Annotated[
 ]
 ResumeFromOption = Annotated[
     str | None,
-    typer.Option("--resume-from", metavar="JOB", help="Resume from the newest complete checkpoint of another job."),
+    typer.Option(
+        "--resume-from",
+        metavar="JOB",
+        help="Resume from the newest complete checkpoint of another job.",
+        autocompletion=completion.jobs,
+    ),
 ]
 LoadOption = Annotated[
     str | None,
-    typer.Option("--load", metavar="JOB", help="Start with the newest complete model of a job, on the same nodes."),
+    typer.Option(
+        "--load",
+        metavar="JOB",
+        help="Start with the newest complete model of a job, on the same nodes.",
+        autocompletion=completion.jobs,
+    ),
 ]
 LoadRunOption = Annotated[
-    int | None, typer.Option("--load-run", min=1, metavar="N", help="The newest model of this run of it.")
+    int | None,
+    typer.Option(
+        "--load-run",
+        min=1,
+        metavar="N",
+        help="The newest model of this run of it.",
+        autocompletion=completion.run_numbers,
+    ),
 ]
 LoadTagOption = Annotated[
-    str | None, typer.Option("--load-tag", metavar="TEXT", help="This model of it instead of the newest.")
+    str | None,
+    typer.Option(
+        "--load-tag", metavar="TEXT", help="This model of it instead of the newest.", autocompletion=completion.tags
+    ),
 ]
 FoldOption = Annotated[
     bool | None,

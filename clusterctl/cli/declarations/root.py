@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from clusterctl.cli import completion
 from clusterctl.cli.declarations.fake import fake_app
 from clusterctl.cli.typer_adapter import Group
 
@@ -26,7 +27,10 @@ app.add_typer(fake_app, name="fake")
 def _global(
     conf: Annotated[Path | None, typer.Option(metavar="PATH", help="Default: CLUSTERCTL_CONF, else conf.py.")] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="NODESET", help="node[0-3], host names, tags, failed@last.")
+        str | None,
+        typer.Option(
+            metavar="NODESET", help="node[0-3], host names, tags, failed@last.", autocompletion=completion.nodes
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document, or one line per event.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,

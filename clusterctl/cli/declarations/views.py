@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.declarations.options import JobArgument, RunArgument
+from clusterctl.cli import completion
+from clusterctl.cli.declarations.options import JobArgument, RunArgument, RunOption
 from clusterctl.cli.declarations.root import app
 from clusterctl.cli.typer_adapter import command
 
@@ -19,7 +20,7 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: ./JOB...-runN.html")
     ] = None,
-    run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
+    run: RunOption = None,
 ) -> None:
     """Write the story of a run as one HTML file: outcome, first cause, curves, timeline, settings, last log lines."""
     from clusterctl.cli.commands.report import report
@@ -30,8 +31,13 @@ def report(
 @command(app, "diff", "clusterctl diff JOB20261121-081530/1 JOB20261121-081530/2")
 def diff(
     context: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="JOB (its newest run), JOB/N for its run N, or a name.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="JOB (its newest run), JOB/N for its run N, or a name.", autocompletion=completion.runs
+        ),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.", autocompletion=completion.runs)],
 ) -> None:
     """Compare two runs: settings, arguments, ENV, packages, files, metrics. Only differences are shown."""
     from clusterctl.cli.commands.diff import diff
@@ -43,9 +49,17 @@ def diff(
 def export(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, or that of an export to replace.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="tensorboard, trace or csv.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="tensorboard, trace or csv.",
+            autocompletion=completion.one_of("tensorboard", "trace", "csv"),
+        ),
+    ],
     job: RunArgument = None,
-    run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
+    run: RunOption = None,
 ) -> None:
     """Write the metrics and the timeline of a run to files for other programs."""
     from clusterctl.cli.commands.export import export

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from clusterctl.common.files import digest_of
-from clusterctl.common.requirements import LOCKS, normal
+from clusterctl.common.requirements import UV_LOCK, normal
 from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.setup.locks.locked_files import AGAIN, UNIT, LockedFile
 from clusterctl.setup.locks.pylock import Pylock
 from clusterctl.setup.locks.targets import Target
-from clusterctl.setup.locks.uv_lock import UvLock
+from clusterctl.setup.locks.uv_export import export
 from clusterctl.setup.platforms import Platform
 
 if sys.version_info >= (3, 11):
@@ -27,13 +27,6 @@ else:
 
 PYPI = ("https://pypi.org/simple", "https://pypi.org/simple/")
 PYPI_FILES = "files.pythonhosted.org"
-
-
-class Lock(Protocol):
-    @property
-    def names(self) -> list[str]: ...
-
-    def select(self, target: Target) -> list[LockedFile]: ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Picked:
 class LockFile:
     """A lock file and its workspace, whose wheels it may name. `name` is the name of the file."""
 
-    def __init__(self, path: Path, lock: Lock) -> None:
+    def __init__(self, path: Path, lock: Pylock) -> None:
         self.path = path
         self._lock = lock
 
@@ -90,7 +83,7 @@ class LockFile:
 
     @property
     def names(self) -> list[str]:
-        """The names of the required projects: the direct ones only, if the file tells them apart."""
+        """The names of the locked projects."""
         return self._lock.names
 
     def pick(self, platform: Platform, store: WheelStore) -> Picked:
@@ -135,10 +128,9 @@ def _pin(file: LockedFile) -> str:
 
 
 def read_lock(path: Path, data: bytes) -> LockFile:
-    """Parse a lock file of either kind. Raises ConfigError."""
+    """Parse a pylock.toml, or what uv exports of a uv.lock. Raises ConfigError."""
     try:
-        parsed: dict[str, Any] = tomllib.loads(data.decode())
+        parsed: dict[str, Any] = tomllib.loads((export(path) if path.name == UV_LOCK else data).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"{path} is not TOML: {exc}", hint=AGAIN) from exc
-    kinds: dict[str, type[Pylock | UvLock]] = dict(zip(LOCKS, (Pylock, UvLock), strict=True))
-    return LockFile(path, kinds[path.name](str(path), parsed))
+    return LockFile(path, Pylock(str(path), parsed))

@@ -1,16 +1,13 @@
-"""The files that a lock file names for a package, and the wheel among them that fits a kind of node."""
+"""A file that a lock file names for a package."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
-
-from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from clusterctl.common.wheels import DIGEST, FILE_NAME
 from clusterctl.errors import ConfigError
@@ -41,16 +38,6 @@ class LockedFile:
     @property
     def is_wheel(self) -> bool:
         return self.file.endswith(".whl")
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package to install: where its error messages place it, and its files."""
-
-    where: str
-    name: str
-    wheels: Sequence[LockedFile]
-    sdist: LockedFile | None
 
 
 def locked_file(where: str, name: str, version: str, row: Mapping[str, Any], index: str | None) -> LockedFile:
@@ -86,30 +73,3 @@ def inner_path(where: str, name: str, path: str) -> PurePosixPath:
     if inside.is_absolute() or ".." in inside.parts or "\\" in path or "\0" in path:
         raise ConfigError(f"{where}: {name}: {path!r} is outside the workspace", hint="put the wheel in the workspace")
     return inside
-
-
-def pick_file(package: Package, ranks: Mapping[Tag, int], kind: str) -> LockedFile:
-    """Return the wheel that fits best, else the source distribution. Raises ConfigError if there is neither."""
-    rated = [(rank, wheel) for wheel in package.wheels if (rank := _rank(wheel, ranks)) is not None]
-    if rated:
-        return min(rated, key=lambda item: (item[0], item[1].file))[1]
-    if package.sdist is None:
-        hint = "lock a version that has a wheel for these nodes, or set PYTHON in conf.py to another interpreter"
-        raise ConfigError(f"{package.where}: no wheel of {package.name} runs on {kind}", hint=hint)
-    return package.sdist
-
-
-def _rank(wheel: LockedFile, ranks: Mapping[Tag, int]) -> tuple[int, int] | None:
-    """Return a number that is smaller for a better tag, and one that is smaller for a newer build."""
-    try:
-        _, _, build, tags = parse_wheel_filename(wheel.file)
-    except InvalidWheelFilename:
-        return None
-    found = [ranks[tag] for tag in tags if tag in ranks]
-    return (min(found), -build[0] if build else 0) if found else None
-
-
-def split_files(files: Iterable[LockedFile]) -> tuple[list[LockedFile], LockedFile | None]:
-    """Return the wheels among the files, and the source distribution if there is one."""
-    every = list(files)
-    return [file for file in every if file.is_wheel], next((file for file in every if not file.is_wheel), None)

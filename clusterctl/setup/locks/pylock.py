@@ -38,7 +38,7 @@ class Pylock:
     def select(self, target: Target) -> list[LockedFile]:
         """Return one file of every package to install."""
         try:
-            chosen = list(self._lock.select(environment=target.markers, tags=list(target.ranks)))
+            chosen = list(self._lock.select(environment=target.markers, tags=target.tags))
         except (pylock.PylockSelectError, *UNDEFINED) as exc:
             hint = "lock for these nodes too, or set PYTHON in conf.py to another interpreter"
             raise ConfigError(f"{self._where} has nothing for {target.name}: {exc}", hint=hint) from exc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packaging.markers import Environment
@@ -15,18 +14,15 @@ NAMES = {"cp": ("cpython", "CPython"), "pp": ("pypy", "PyPy")}
 
 @dataclass(frozen=True)
 class Target:
-    """`ranks` has the tags of wheels that run there, the best one first; `markers` the values of markers."""
+    """`tags` are those of wheels that run there, the best one first; `markers` has the values of markers."""
 
     name: str
-    python: str
-    ranks: Mapping[Tag, int]
+    tags: list[Tag]
     markers: Environment
 
     @classmethod
     def of(cls, platform: Platform) -> Target:
-        tags = list(dict.fromkeys(_tags(platform)))
-        ranks = {tag: number for number, tag in enumerate(tags)}
-        return cls(str(platform.kind), platform.python, ranks, _markers(platform))
+        return cls(str(platform.kind), list(dict.fromkeys(_tags(platform))), _markers(platform))
 
 
 def _tags(platform: Platform) -> list[Tag]:

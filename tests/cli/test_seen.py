@@ -12,13 +12,36 @@ from typing import Any
 
 import pytest
 
-from cli.completion.caches import HOSTILE, JOB, NO_NAMES, OLDER, Cache, job, node
-from clusterctl.api.operations.caches import cache_directory
-from clusterctl.cli.completion import known, seen
-from clusterctl.cli.completion.known import Known
-from clusterctl.cli.completion.seen import Seen
+from clusterctl.cli import seen
+from clusterctl.cli.seen import VERSION, SeenFile, SeenNames
 from clusterctl.config import from_values
 from clusterctl.inventory import build
+
+JOB, OLDER = "JOB20261125-153906", "JOB20261124-120000"
+ODD_NAMES = ("two words", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "café", "x=1", "b\\slash")
+NO_NAMES = ("", "new\nline", "tab\tab", "bell\x07", "\x1b[2J", "\u202eright", "-rf", "x" * 201, 3, None, ["a"])
+
+
+class Cache:
+    """The file about `home`/conf.py in the cache of a user."""
+
+    def __init__(self, home: Path) -> None:
+        self.directory = home / "cache"
+        self.conf = home / "conf.py"
+        self.path = SeenFile(self.directory, self.conf).path
+        self.path.parent.mkdir(parents=True)
+
+    def write(self, nodes: object, jobs: object) -> None:
+        about = {"v": VERSION, "conf": str(self.conf.resolve()), "nodes": nodes, "jobs": jobs}
+        self.path.write_text(json.dumps(about))
+
+
+def node(number: int, *tags: object) -> dict[str, Any]:
+    return {"label": f"node{number}", "host": f"10.0.0.{number}", "name": "", "tags": list(tags)}
+
+
+def job(state: str = "", tags: tuple[object, ...] = (), **names: object) -> dict[str, Any]:
+    return {"state": state, "runs": {number.strip("_"): name for number, name in names.items()}, "tags": list(tags)}
 
 
 @pytest.fixture
@@ -26,12 +49,12 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path)
 
 
-def writer(cache: Cache, *, of_some: bool = False) -> Seen:
-    return Seen(Path(cache_directory(cache.environ)), cache.conf, of_some=of_some)
+def writer(cache: Cache, *, of_some: bool = False) -> SeenFile:
+    return SeenFile(cache.directory, cache.conf, of_some=of_some)
 
 
-def read(cache: Cache) -> Known:
-    return Known.of({}, cache.environ)
+def read(cache: Cache) -> SeenNames:
+    return writer(cache).read()
 
 
 def learn(cache: Cache, *documents: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +135,8 @@ def test_what_names_no_job_on_the_nodes_is_not_learned(cache: Cache, document: d
 
 
 def test_names_that_a_shell_or_a_terminal_could_take_for_something_else_are_dropped(cache: Cache) -> None:
-    cache.write([node(0, "", *HOSTILE[:10], *NO_NAMES)], {JOB: job("", NO_NAMES, _1="new\nline", _2="fine", x="x")})
-    assert read(cache).nodes[0]["tags"] == list(HOSTILE[:10])
+    cache.write([node(0, *ODD_NAMES, *NO_NAMES)], {JOB: job("", NO_NAMES, _1="new\nline", _2="fine", x="x")})
+    assert read(cache).nodes[0]["tags"] == list(ODD_NAMES)
     assert read(cache).jobs == {JOB: job("", (), _1="", _2="fine")}
 
 
@@ -122,7 +145,7 @@ def test_names_that_a_shell_or_a_terminal_could_take_for_something_else_are_drop
     [
         *("", "{", "[]", "null", '"text"', "[" * 100_000, "\udcff", '{"v": 1}', '{"v": 2, "nodes": [], "jobs": {}}'),
         '{"v": 1, "conf": "another", "nodes": [{"label": "node0"}]}',
-        f'{{"v": 1, "padding": "{"x" * known.MOST_BYTES}"}}',
+        f'{{"v": 1, "padding": "{"x" * seen.MOST_BYTES}"}}',
     ],
     ids=lambda text: text[:30],
 )
@@ -140,33 +163,33 @@ def test_a_malformed_value_is_dropped(cache: Cache, value: object) -> None:
 
 
 def test_the_cache_is_bounded_and_keeps_the_newest(cache: Cache) -> None:
-    jobs = {f"JOB20261125-{number:06d}": job("", (), _1="name") for number in range(known.MOST_JOBS + 5)}
-    cache.write([node(number) for number in range(known.MOST_NODES + 5)], jobs)
+    jobs = {f"JOB20261125-{number:06d}": job("", (), _1="name") for number in range(seen.MOST_JOBS + 5)}
+    cache.write([node(number) for number in range(seen.MOST_NODES + 5)], jobs)
     learn(cache, {"job": JOB, "nodes": []})
-    assert len(read(cache).nodes) == known.MOST_NODES
-    assert list(read(cache).jobs) == [*jobs, JOB][-known.MOST_JOBS :]
-    assert cache.path.stat().st_size < known.MOST_BYTES
+    assert len(read(cache).nodes) == seen.MOST_NODES
+    assert list(read(cache).jobs) == [*jobs, JOB][-seen.MOST_JOBS :]
+    assert cache.path.stat().st_size < seen.MOST_BYTES
 
 
 def test_a_full_cache_is_still_read(cache: Cache) -> None:
     """Of the longest names the writer keeps fewer, rather than write a file that no reader takes."""
-    tags = [f"{number:03d}" + "x" * 190 for number in range(known.MOST_TAGS)]
+    tags = [f"{number:03d}" + "x" * 190 for number in range(seen.MOST_TAGS)]
     cache.write([node(number) for number in range(10)], {})
     inventory = SimpleNamespace(
         nodes=[
             SimpleNamespace(label=f"node{n}", host=SimpleNamespace(hostname="h", name=None), tags=tags)
-            for n in range(known.MOST_NODES)
+            for n in range(seen.MOST_NODES)
         ]
     )
     writer(cache).nodes(inventory)  # type: ignore[arg-type]
-    assert cache.path.stat().st_size <= known.MOST_BYTES
+    assert cache.path.stat().st_size <= seen.MOST_BYTES
     assert len(read(cache).nodes) > 100
 
 
 def test_the_oldest_files_are_removed(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen, "MOST_FILES", 3)
     for number in range(5):
-        one = Seen(Path(cache_directory(cache.environ)), tmp_path / f"{number}.py")
+        one = SeenFile(cache.directory, tmp_path / f"{number}.py")
         one.document({"job": JOB, "nodes": []})
         (newest,) = (path for path in cache.path.parent.iterdir() if path.stat().st_mtime > 1000)
         os.utime(newest, (number, number))
@@ -184,7 +207,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(cache: Cache) -> None:
 def test_readers_never_see_half_a_file(cache: Cache) -> None:
     cache.write([node(0)], {JOB: job()})
     is_over = threading.Event()
-    failures: list[Known] = []
+    failures: list[SeenNames] = []
 
     def look() -> None:
         while not is_over.is_set():
