@@ -399,12 +399,14 @@ class ServerCore:
         return [*out, self._farewell(bye)]
 
     def _probe(self, message: wire.Message) -> list[Output]:
-        held = [m for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank]
+        saves = [m for m in self._book.waiting() if m.rank == message.rank]
+        held = [*(m for m in self.policy.held(message.rank) if m.rank == message.rank), *saves]
         held += self._copying.messages(message.rank, message.attempt)
+        is_saving = self._copying.holds or bool(saves)
         needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
-        waiting = [0] if needs_values else [] if self._copying.holds else self.policy.waited_for()
+        waiting = [0] if needs_values else [] if is_saving else self.policy.waited_for()
         facts: dict[str, Any] = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
-        if self._copying.holds:
+        if is_saving:
             facts["saving"] = True
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
 
