@@ -3,8 +3,9 @@
 Only processes that send messages are watched, and trainers that others have been waiting for. Every message of a
 trainer is a sign of life: it reports steps at most a second apart, and while it waits for others, that it waits. So the
 silent one is the one that the others wait for. A pserver has to answer a ping, in which all of its lanes take part; as
-long as the save advances that it writes, it is busy. A process that is stopped by a signal is silent, too. Only the lead can see that all trainers of the run wait for each
-other, or for one that has never sent a message; the pace of each process is reported to it.
+long as the save advances that it writes, it is busy. A process that is stopped by a signal is silent, too. Only the
+lead can see that all trainers of the run wait for each other, or for one that has never sent a message; the pace of
+each process is reported to it.
 """
 
 from __future__ import annotations

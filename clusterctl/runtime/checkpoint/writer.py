@@ -145,8 +145,8 @@ def write_piece(
     """Write `output_dir/TAG/pserver-0000P.safetensors`; return the receipt (see `manifest`).
 
     `tables` (`DenseRun`, `SparseLane`) may have several disjoint parts of one name. With `cursors`, one per trainer, it
-    is a checkpoint: it includes the state of rules, and the receipt marks it. A model may have `buffers`. `on_tensor` is
-    called before each tensor.
+    is a checkpoint: it includes the state of rules, and the receipt marks it. A model may have `buffers`. `on_tensor`
+    is called before each tensor is written.
     Raises OSError, such as on a full disk, which leaves an earlier file of this name unchanged.
     """
     parts = sorted(tables, key=lambda table: table.spec.name)
