@@ -596,7 +596,7 @@ def test_the_stall_of_an_attempt_that_was_replaced_is_over(state: str) -> None:
     else:
         history.end(60.0, None, state)
         explanation = history.explain()
-    assert {one.process for one in explanation.before} == {"trainer2"}
+    assert [(one.kind, one.process) for one in explanation.before] == [("stalled", "trainer2")]
     assert explanation.open == ()
 
 
