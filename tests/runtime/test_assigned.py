@@ -81,6 +81,23 @@ def test_what_trainer_0_cannot_assign_is_refused_as_its_batches_are_over(tmp_pat
         cluster.train(lambda ps: train(ps, limited, lambda rank: 2 + 2 * rank))
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_unequal_values_before_a_save_are_refused(tmp_path: Path, asks: bool) -> None:
+    """Otherwise the model could have some values of each: also the one of the end of the run, if there is no call."""
+
+    def program(ps: Any) -> None:
+        w = ps.dense("w", COUNT, SGD(0.5))
+        for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
+            ps.push({w: w.value}, samples=1)
+        ps.assign(w, np.full(COUNT, float(ps.rank)))
+        if asks:
+            ps.save("best")
+
+    words = "'w' was assigned a value by trainer . before the save '.*', and another by trainer "
+    with thread_cluster(tmp_path, 2, 2) as cluster, pytest.raises(TableError, match=words):
+        cluster.train(program)
+
+
 @pytest.mark.parametrize("count", [0, 1, 1000, 200_000])
 def test_sketches_are_equal_up_to_rounding_and_show_changes(count: int) -> None:
     values = RNG.standard_normal(count).astype(np.float32)

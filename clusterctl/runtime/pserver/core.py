@@ -20,6 +20,7 @@ from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, Wir
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.declarations import Declared, Place
 from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
+from clusterctl.runtime.pserver.requests import assigned_values
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import TrainerState
@@ -338,7 +339,11 @@ class ServerCore:
         return wire.Part(wire.ROWS16 if self.state.half else wire.ROWS, rows, request.table)
 
     def _save(self, message: wire.Message) -> list[Output]:
-        tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
+        facts, at_pass_end = message.json(), bool(message.flags & wire.END_OF_PASS)
+        tag = str(facts.get("tag", ""))
+        if self.state.lane == 0 and (own := assigned_values(facts)):
+            self.state.declarations.check_saved(tag, message.step, message.rank, own)
+            self._require_same_tables()
         gone = [wire.json_part({"gone": self._gone()})] if self.trainers.gone_from else []
         done = Reply(message.rank, message.answer(wire.OK, parts=gone))
         if message.flags & wire.REPEATED and not self._is_first:

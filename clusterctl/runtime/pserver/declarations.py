@@ -62,6 +62,7 @@ class Declarations:
         self.failure: TableError | None = None
         self.names = TensorNames()
         self._first: dict[tuple[int, str], Place] = {}  # of any attempt
+        self._saved: dict[tuple[str, int], tuple[int, Mapping[int, Sketch]]] = {}  # of the first that asked
 
     def take(self, rank: int, declared: Declared, tables: Iterable[tuple[str, str]], place: Place) -> None:
         """Take tables that a trainer declares, as (name, kind). Raises TableError if a name collides with another."""
@@ -108,9 +109,21 @@ class Declarations:
                 what = f"was assigned a value by {_names(has[:1])} before step {step}, and another by {_names(others)}"
             else:
                 continue
-            name = next((name for _, name in self._first if table_key(name) == key), "")
-            self.failure = TableError(f"table {name!r} {what}", remedy=_ASSIGN)
+            self._refuse(key, what)
             return
+
+    def check_saved(self, tag: str, step: int, rank: int, own: Mapping[int, Sketch]) -> None:
+        """Compare values that programs have given to tables before they asked for a save, after the same step."""
+        first, values = self._saved.setdefault((tag, step), (rank, own))
+        for key in own:
+            if key in values and not may_be_equal(values[key], own[key]):
+                what = f"was assigned a value by trainer {first} before the save {tag!r}, and another by trainer {rank}"
+                self._refuse(key, what)
+                return
+
+    def _refuse(self, key: int, what: str) -> None:
+        name = next((name for _, name in self._first if table_key(name) == key), "")
+        self.failure = TableError(f"table {name!r} {what}", remedy=_ASSIGN)
 
     def _fail(self, found: Mapping[str, Differ], since: str) -> None:
         if not found or self.failure is not None:

@@ -207,7 +207,7 @@ class RequestValidator:
         if not isinstance(rates, dict):
             raise WireError("the rates of a push are not an object")
         by_table = dict(self._rate(name, rate) for name, rate in rates.items())
-        return position, by_table, facts.get("state") is True, _assigned(facts.get("assigned", {}))
+        return position, by_table, facts.get("state") is True, assigned_values(facts)
 
     def _rate(self, name: str, rate: Any) -> tuple[int, float]:
         key = int(name) if _is_key(name) else -1
@@ -256,10 +256,11 @@ def _weight(samples: int) -> np.float32:
     return weight
 
 
-def _assigned(given: Any) -> dict[int, Sketch]:
-    """Return the assigned values of a push, by key of the table. Raises WireError."""
+def assigned_values(facts: Mapping[str, Any]) -> dict[int, Sketch]:
+    """Return the values that a program has assigned, by key of the table. Raises WireError."""
+    given = facts.get("assigned", {})
     if not isinstance(given, dict) or not all(_is_key(key) and _is_sketch(own) for key, own in given.items()):
-        raise WireError("the assigned values of a push are malformed")
+        raise WireError("the assigned values of a request are malformed")
     return {int(key): own for key, own in given.items()}
 
 

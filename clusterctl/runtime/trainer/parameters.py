@@ -78,7 +78,7 @@ class Parameters:
         self.before_push()
         client = self.client
         self.send_assigned()
-        assigned = self._sketches() if self.assigned else {}
+        assigned = self.sketches()
         self.assigned.clear()
         sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
         client.push(self.packer.pack(sent, client.used, context.rates), context, samples, assigned)
@@ -92,7 +92,7 @@ class Parameters:
         self.assigned[table.name] = table
         self.is_saved = False
 
-    def _sketches(self) -> dict[int, Sketch]:
+    def sketches(self) -> dict[int, Sketch]:
         """Return what shows if all trainers have assigned equal values; of so many tables as fit into a message."""
         tables = list(self.assigned.values())[:_MOST_SKETCHES]
         return {table.key: sketch(table.value) for table in tables} if self.client.trainers > 1 else {}
