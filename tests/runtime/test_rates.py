@@ -173,12 +173,14 @@ def with_facts(facts: Any) -> wire.Message:
         {"rates": {str(SPEC.key): True}},
         {"rates": [1]},
         {"rates": 0},
+        *({"assigned": given} for given in (0, [1], {"w": []}, {"9" * 5_000: []}, {"17": 0.1}, {"17": [1.0]})),
+        *({"assigned": {"17": [1.0, bad]}} for bad in (None, True, float("nan"), 10**400, "1", [])),
         {"cursor": "x" * 4_096},
         {"cursor": "x" * 4_096, "rates": {str(SPEC.key): 0.1}},
     ],
     ids=lambda facts: json.dumps(facts)[:40],
 )
-def test_a_lane_refuses_rates_and_cursors_that_it_cannot_use(facts: Any, mode: str) -> None:
+def test_a_lane_refuses_facts_that_it_cannot_use(facts: Any, mode: str) -> None:
     core = made_core(1, mode)
     [refused] = replies(core.handle(0, with_facts(facts)))
     assert refused.kind == wire.ERROR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import threading
@@ -42,6 +43,52 @@ def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
         assert events.empty()
         held.set()
         assert events.get(timeout=180) == "pong"
+
+
+def test_a_pserver_says_that_it_writes_a_save_and_how_far_it_is(tmp_path: Path, monkeypatch: Any) -> None:
+    """The disk is slow: here it ends one flush each time the test allows it."""
+    reached, go_on = queue.SimpleQueue[bool](), queue.SimpleQueue[bool]()
+    fsync = os.fsync
+
+    def slow(file: int) -> None:
+        reached.put(True)
+        go_on.get()
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    pongs: list[dict[str, Any]] = []
+
+    def program(ps: Session) -> None:
+        w = ps.dense("w", 3 * 65_536, SGD(1.0))
+        for _ in ps.steps(lambda pass_, rng: [1], passes=1):
+            ps.push({w: w.value}, samples=1)
+        ps.save("mine")
+
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+        (pserver,), answered = cluster.pservers, threading.Event()
+        hear = pserver._send
+        pserver._send = lambda event, facts: (
+            (pongs.append(facts), answered.set()) if event == "pong" else hear(event, facts)
+        )  # type: ignore[func-returns-value]
+
+        def ping() -> None:
+            answered.clear()
+            pserver.handle_command({"cmd": "ping"})
+            assert answered.wait(180)
+
+        ping()
+        trainer = threading.Thread(target=cluster.train, args=(program,), daemon=True)
+        trainer.start()
+        for _ in range(2):  # the file of the pass, that of the call; and no other one after it
+            assert reached.get(timeout=180)
+            ping()
+            go_on.put(True)
+            reached.get(timeout=180)  # the directory
+            go_on.put(True)
+        trainer.join(180)
+        assert not trainer.is_alive()
+        ping()
+    assert pongs == [{}, {"writing": 3}, {"writing": 7}, {}]
 
 
 def test_a_waiting_trainer_keeps_reporting_which_processes_it_waits_for(tmp_path: Path) -> None:

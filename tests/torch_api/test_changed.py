@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 import clusterctl.torch as ct
 from clusterctl.runtime.checkpoint.model import load_model
-from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.errors import TableError, UseError
 from tests.torch_api.programs import DATASET, SIZE, cluster_of, furthest, mlp, values
 from tests.torch_api.test_epochs import Killed
 
@@ -157,6 +157,24 @@ def test_a_saved_model_has_what_was_assigned(tmp_path: Path, trainers: int, tag:
     with cluster_of(tmp_path, 2, trainers) as cluster:
         cluster.train(program)
     assert (load_model(tmp_path / "output" / tag)["0.bias"] == 3).all()
+
+
+def test_best_weights_that_differ_by_trainer_are_refused_by_name(tmp_path: Path) -> None:
+    def program(ps: Any) -> None:
+        model = mlp()
+        ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
+        ps.assign(model[0].weight, model[0].weight)
+        for x, _ in ps.loader(DATASET, SIZE, passes=2):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            ps.assign(model[0].weight, model[0].weight * (1 + ps.rank))
+
+    with (
+        cluster_of(tmp_path, 2, 2) as cluster,
+        pytest.raises(TableError, match=r"'0\.weight' .* trainer 0 .* trainer 1"),
+    ):
+        cluster.train(program)
 
 
 def test_wrong_use_of_assign(tmp_path: Path, monkeypatch: Any) -> None:

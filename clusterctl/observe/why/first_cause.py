@@ -75,8 +75,10 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
         first = _first(evidence, [*fatal, *blamed])
     progress = _progress(evidence)
     survived = [one for one in ended if one.forgiven]
+    ends = [one for one in survived if any(_is_its_end(stall, one) for stall in survived)]
+    survived = [one for one in survived if one not in ends]
     if first is None:
-        bad = [one for one in (survived if over else ended) if one not in signs and not one.awaited]
+        bad = [one for one in (survived if over else ended) if one not in [*signs, *ends] and not one.awaited]
         return replace(progress, before=tuple(bad), open=(*[one for one in known if one.awaited], *signs))
     series = [one for one in survived if one.onset < first.onset and one.process == first.process]
     series = [one for one in series if _is_alike(one, first)]
@@ -98,7 +100,7 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
 def _is_its_end(stall: Incident, other: Incident) -> bool:
     """Return True if `other` is the end of a process that was killed because of this stall."""
     same = other.process == stall.process and other.diagnosis.kind == "stalled"
-    return stall.kind == "stalled" and other.kind not in CONTRIBUTE and same
+    return stall.kind == "stalled" and other.kind not in CONTRIBUTE and same and other.attempt == stall.attempt
 
 
 def _is_alike(one: Incident, other: Incident) -> bool:

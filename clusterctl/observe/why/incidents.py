@@ -44,7 +44,7 @@ def _of_node(evidence: Evidence, report: NodeReport) -> Iterator[Incident]:
         elif name == "exited" and has_left(evidence, report, event):
             yield leaving(report, event)
         elif name == "stalled" and not event.get("over"):
-            yield stall(report, event)
+            yield stall(report, event, restarted=_granted(evidence, event))
         elif name == "standstill" and not event.get("over"):
             yield standstill(report, event)
         elif name == "nan":

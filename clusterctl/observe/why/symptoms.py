@@ -15,7 +15,7 @@ STACKS_S = 5.0  # after which the stacks of its threads are in its log
 ALONE_S = 3.0  # without progress of any other trainer
 
 
-def stall(report: NodeReport, event: dict[str, Any]) -> Incident:
+def stall(report: NodeReport, event: dict[str, Any], *, restarted: bool) -> Incident:
     """A process without signs of life, with the last exception in its output: of a thread, or one it handled."""
     key = {"role": event["role"], "rank": event["rank"]}
     attempt = int(event.get("attempt") or 1)
@@ -35,7 +35,7 @@ def stall(report: NodeReport, event: dict[str, Any]) -> Incident:
         Diagnosis("stalled", words, advice, earlier.error, earlier.where),
         attempt=attempt,
         lines=tuple(excerpt(lines)),
-        forgiven=any(one["t"] > event["t"] and one.get("over") for one in report.find("stalled", **key)),
+        forgiven=restarted or any(one["t"] > event["t"] and one.get("over") for one in report.find("stalled", **key)),
         **key,
     )
 

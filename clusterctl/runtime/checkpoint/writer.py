@@ -22,7 +22,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -140,17 +140,20 @@ def write_piece(
     cursors: Sequence[Mapping[str, Any]] | None = None,
     lanes: tuple[int, int] = (1, 1),
     buffers: Buffers | None = None,
+    on_tensor: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write `output_dir/TAG/pserver-0000P.safetensors`; return the receipt (see `manifest`).
 
     `tables` (`DenseRun`, `SparseLane`) may have several disjoint parts of one name. With `cursors`, one per trainer, it
-    is a checkpoint: it includes the state of rules, and the receipt marks it. A model may have `buffers`.
+    is a checkpoint: it includes the state of rules, and the receipt marks it. A model may have `buffers`. `on_tensor`
+    is called before each tensor is written.
     Raises OSError, such as on a full disk, which leaves an earlier file of this name unchanged.
     """
     parts = sorted(tables, key=lambda table: table.spec.name)
     places = None if cursors is None else _places(cut, lanes)
     not_finite: set[str] = set()
-    entries = [_watched(entry, part.spec.name, not_finite) for part in parts for entry in _entries(part, places)]
+    own = [(part.spec.name, entry) for part in parts for entry in _entries(part, places)]
+    entries = [_watched(entry, table, not_finite, on_tensor) for table, entry in own]
     entries += buffers.entries() if buffers is not None else ()
     described: dict[str, Any] = {}
     for part in parts:
@@ -174,10 +177,11 @@ def write_piece(
     return {**cut.to_json(), "file": path.name, "bytes": size, "sha256": digest, "tables": brief, **more}
 
 
-def _watched(entry: Entry, table: str, not_finite: set[str]) -> Entry:
+def _watched(entry: Entry, table: str, not_finite: set[str], on_tensor: Callable[[], None]) -> Entry:
     """Return the entry, which adds its table to `not_finite` if it has such a value when it is written."""
 
     def read() -> npt.NDArray[Any]:
+        on_tensor()
         array = entry.read()
         with np.errstate(over="ignore", invalid="ignore"):
             if array.dtype == np.float32 and not is_finite(array):
@@ -187,14 +191,16 @@ def _watched(entry: Entry, table: str, not_finite: set[str]) -> Entry:
     return Entry(entry.name, entry.dtype, entry.shape, read)
 
 
-def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
+def write_save(
+    env: Environment, layout: Layout, pserver: int, save: Save, on_tensor: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Write a pserver's piece of a save to the output directory, or of a checkpoint to the run's directory."""
     mode = env.spec.training.mode
     cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
     if not save.checkpoint:
-        return write_piece(env.output_dir, cut, save.tables, buffers=save.buffers)
+        return write_piece(env.output_dir, cut, save.tables, buffers=save.buffers, on_tensor=on_tensor)
     lanes = (layout.dense, layout.sparse)
-    return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes)
+    return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes, on_tensor=on_tensor)
 
 
 def _own_steps(cut: Cut, cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

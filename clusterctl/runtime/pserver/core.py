@@ -20,6 +20,7 @@ from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, Wir
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.declarations import Declared, Place
 from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
+from clusterctl.runtime.pserver.requests import assigned_values
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import TrainerState
@@ -338,7 +339,11 @@ class ServerCore:
         return wire.Part(wire.ROWS16 if self.state.half else wire.ROWS, rows, request.table)
 
     def _save(self, message: wire.Message) -> list[Output]:
-        tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
+        facts, at_pass_end = message.json(), bool(message.flags & wire.END_OF_PASS)
+        tag = str(facts.get("tag", ""))
+        if self.state.lane == 0 and (own := assigned_values(facts)):
+            self.state.declarations.check_saved(tag, message.step, message.rank, own)
+            self._require_same_tables()
         gone = [wire.json_part({"gone": self._gone()})] if self.trainers.gone_from else []
         done = Reply(message.rank, message.answer(wire.OK, parts=gone))
         if message.flags & wire.REPEATED and not self._is_first:
@@ -399,12 +404,14 @@ class ServerCore:
         return [*out, self._farewell(bye)]
 
     def _probe(self, message: wire.Message) -> list[Output]:
-        held = [m for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank]
+        saves = [m for m in self._book.waiting() if m.rank == message.rank]
+        held = [*(m for m in self.policy.held(message.rank) if m.rank == message.rank), *saves]
         held += self._copying.messages(message.rank, message.attempt)
+        is_saving = self._copying.holds or bool(saves)
         needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
-        waiting = [0] if needs_values else [] if self._copying.holds else self.policy.waited_for()
+        waiting = [0] if needs_values else [] if is_saving else self.policy.waited_for()
         facts: dict[str, Any] = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
-        if self._copying.holds:
+        if is_saving:
             facts["saving"] = True
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
 

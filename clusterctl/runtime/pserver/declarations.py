@@ -1,7 +1,7 @@
 """The tables that trainers have declared, as the first lane of the run knows them: it gets all declarations and pushes.
 
 Trainers that declare different tables would train apart. What counts is what a trainer had declared when it ended a
-step, not what it pushed: a table without a gradient counts as zero.
+step, not what it pushed: a table without a gradient counts as zero. The same holds for values that they assign.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from clusterctl.common.errors import first_of
+from clusterctl.runtime.arrays import Sketch, may_be_equal
 from clusterctl.runtime.errors import TableError
 from clusterctl.runtime.table.sharding import table_key
 from clusterctl.runtime.table.spec import TensorNames
 
 _MOST_NAMED = 4
 _SUM = 2**64
+_ASSIGN = "call ps.assign with equal values at the same point of every trainer"
 
 
 class Place(NamedTuple):
@@ -60,6 +62,7 @@ class Declarations:
         self.failure: TableError | None = None
         self.names = TensorNames()
         self._first: dict[tuple[int, str], Place] = {}  # of any attempt
+        self._saved: dict[tuple[str, int], tuple[int, Mapping[int, Sketch]]] = {}  # of the first that asked
 
     def take(self, rank: int, declared: Declared, tables: Iterable[tuple[str, str]], place: Place) -> None:
         """Take tables that a trainer declares, as (name, kind). Raises TableError if a name collides with another."""
@@ -88,6 +91,39 @@ class Declarations:
             if beyond:
                 found[name] = (list(first), beyond)
         self._fail(found, ", though both have trained since")
+
+    def check_assigned(self, step: int, of_all: Mapping[int, Mapping[int, Sketch]], late: Collection[int]) -> None:
+        """Compare the values that programs have given to tables before a step of sync, by rank and key of the table.
+
+        Trainers that are `late`, except trainer 0, need not have given any.
+        """
+        for key in {key: None for own in of_all.values() for key in own}:
+            has = [rank for rank, own in of_all.items() if key in own]
+            lacks = [rank for rank in of_all if rank not in has and (rank not in late or rank == 0)]
+            others = [rank for rank in has[1:] if not may_be_equal(of_all[has[0]][key], of_all[rank][key])]
+            if lacks:
+                what = f"was assigned a value by {_names(has)} and not by {_names(lacks)} before step {step}"
+            elif 0 not in of_all:
+                what = f"was assigned a value before step {step}, which only trainer 0 can send, and it has left"
+            elif others:
+                what = f"was assigned a value by {_names(has[:1])} before step {step}, and another by {_names(others)}"
+            else:
+                continue
+            self._refuse(key, what)
+            return
+
+    def check_saved(self, tag: str, step: int, rank: int, own: Mapping[int, Sketch]) -> None:
+        """Compare values that programs have given to tables before they asked for a save, after the same step."""
+        first, values = self._saved.setdefault((tag, step), (rank, own))
+        for key in own:
+            if key in values and not may_be_equal(values[key], own[key]):
+                what = f"was assigned a value by trainer {first} before the save {tag!r}, and another by trainer {rank}"
+                self._refuse(key, what)
+                return
+
+    def _refuse(self, key: int, what: str) -> None:
+        name = next((name for _, name in self._first if table_key(name) == key), "")
+        self.failure = TableError(f"table {name!r} {what}", remedy=_ASSIGN)
 
     def _fail(self, found: Mapping[str, Differ], since: str) -> None:
         if not found or self.failure is not None:

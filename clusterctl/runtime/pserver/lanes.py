@@ -292,6 +292,7 @@ class Server:
         self._whole: set[str] = set()  # tags of complete saves; a lane without tables may give its part later
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._waiting = 0  # jobs that count
+        self._unwritten = 0  # jobs that are not done
         self._paused: list[Lane] = []
         self._failures: list[BaseException] = []
         self._over = threading.Event()
@@ -353,7 +354,7 @@ class Server:
                 return
             del self._parts[save.tag]
             self._whole.add(save.tag)
-            self._jobs.put(_Job(joined([part for _, part in sorted(parts.items())]), counts=True))
+            self._put(_Job(joined([part for _, part in sorted(parts.items())]), counts=True))
             self._waiting += 1
             if self._waiting > _SAVES_WAITING:
                 self._paused.append(lane)
@@ -361,7 +362,17 @@ class Server:
 
     def write(self, parts: Sequence[Save]) -> None:
         """Write the parts that all lanes have made of a save at a cut. Does not block."""
-        self._jobs.put(_Job(joined(parts)))
+        with self._lock:
+            self._put(_Job(joined(parts)))
+
+    def _put(self, job: _Job) -> None:
+        self._unwritten += 1
+        self._jobs.put(job)
+
+    @property
+    def is_writing(self) -> bool:
+        """True while a save is written, or waits for that. Thread-safe."""
+        return self._unwritten > 0
 
     def _discard_older(self, lane: int, newer: Save) -> None:
         """Discard a lane's parts of cuts that the other lanes made at another moment: none will complete."""
@@ -384,6 +395,8 @@ class Server:
                 if job.counts:
                     self._make_room()
                 self._write(job.save)
+                with self._lock:
+                    self._unwritten -= 1
                 for lane in self.lanes:
                     lane.saved(job.save.tag)
         except BaseException as failure:  # noqa: BLE001 - the same

@@ -75,6 +75,7 @@ class PServer:
         self._reporting = threading.Lock()
         self._reported_s = self._applied_s = self._sent_s = 0.0
         self._finishing = False
+        self._tensors_begun = 0  # of saves
         self.layout = layout_of(env.spec.ports, env.spec.training.pservers)
         self._context = open_context(self.layout.per_pserver)
         self._keys = env.keys() if env.secure else None
@@ -124,14 +125,21 @@ class PServer:
 
         def answer(core: ServerCore) -> list[Output]:
             if next(answers) == lanes:
-                self._send("pong", {})
+                self._send("pong", self._writing())
             return []
 
         if self._finishing:
-            self._send("pong", {})
+            self._send("pong", self._writing())
         else:
             for lane in self.server.lanes:
                 lane.submit(answer, at_any_time=True)
+
+    def _writing(self) -> dict[str, int]:
+        """Return the facts of a pong: while a save is written, a number that grows as it is."""
+        return {"writing": self._tensors_begun} if self.server.is_writing else {}
+
+    def _count_tensor(self) -> None:
+        self._tensors_begun += 1
 
     def _drop(self, core: ServerCore, ranks: list[int]) -> list[Output]:
         for rank in ranks if core.state.lane == 0 else ():
@@ -260,7 +268,8 @@ class PServer:
             return self._models[path]
 
     def _write(self, save: Save) -> None:
-        receipt = write_save(self._env, self.layout, self._env.rank, save)
+        receipt = write_save(self._env, self.layout, self._env.rank, save, self._count_tensor)
+        self._count_tensor()  # the next save
         receipt["pause_s"] = round(save.pause_s, 6)
         paused = f"pushes waited for {1e3 * save.pause_s:.0f} ms"
         line = f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}"

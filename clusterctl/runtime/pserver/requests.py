@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Container, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clusterctl.runtime.arrays import Floats, Ids
+from clusterctl.runtime.arrays import Floats, Ids, Sketch
 from clusterctl.runtime.errors import TableError, WireError
 from clusterctl.runtime.pserver.declarations import Declared
 from clusterctl.runtime.store.dense import DenseTable
@@ -49,7 +50,8 @@ class Push:
     a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
     are applied, except in sync mode; `position` the value of `ps.cursor` that belongs to the push; `rates` the learning
     rates that replace those of rules, by table; `state` means that the trainer has a state of its own. `opening` is set
-    if the push is nothing else, and has all of `dense`. `declared` are the tables of the attempt that has sent it.
+    if the push is nothing else, and has all of `dense`. `declared` are the tables of the attempt that has sent it,
+    `assigned` the values that its program has given to tables, as the first lane gets them.
     """
 
     message: wire.Message
@@ -64,6 +66,7 @@ class Push:
     state: bool = False
     opening: Opening | None = field(default=None, repr=False)
     declared: Declared | None = None
+    assigned: Mapping[int, Sketch] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -95,7 +98,7 @@ class RequestValidator:
         parts, message.parts = message.parts, []
         push = Push(message)
         if parts and parts[-1].kind == wire.JSON:
-            push.position, push.rates, push.state = self._facts(parts.pop())
+            push.position, push.rates, push.state, push.assigned = self._facts(parts.pop())
         if self._weighted:
             push.weight = _weight(message.samples)
         if not parts:
@@ -193,9 +196,9 @@ class RequestValidator:
         self._keys.remember(rank, table.spec.key, ids)
         return ids
 
-    def _facts(self, part: wire.Part) -> tuple[Any, dict[int, float], bool]:
-        """Return the JSON part that ends an opening: the value of `ps.cursor`, the rates by table, and if there is a
-        state.
+    def _facts(self, part: wire.Part) -> tuple[Any, dict[int, float], bool, dict[int, Sketch]]:
+        """Return the JSON part that ends an opening: the value of `ps.cursor`, the rates by table, if there is a state,
+        and what the program has assigned.
         """
         facts = wire.Message(wire.PUSH, parts=[part]).json()
         position, rates = facts.get("cursor", NOT_TOLD), facts.get("rates", {})
@@ -204,10 +207,10 @@ class RequestValidator:
         if not isinstance(rates, dict):
             raise WireError("the rates of a push are not an object")
         by_table = dict(self._rate(name, rate) for name, rate in rates.items())
-        return position, by_table, facts.get("state") is True
+        return position, by_table, facts.get("state") is True, assigned_values(facts)
 
     def _rate(self, name: str, rate: Any) -> tuple[int, float]:
-        key = int(name) if name.isdecimal() and len(name) <= _LONGEST_KEY else -1
+        key = int(name) if _is_key(name) else -1
         if key not in self._tables:
             raise WireError(f"a push has a rate of an unknown table, {name[:_LONGEST_KEY]!r}")
         if not is_rate(rate):
@@ -251,6 +254,25 @@ def _weight(samples: int) -> np.float32:
     """Return the weight of a push. The same object shows at once that weights are equal."""
     weight: np.float32 = np.float32(samples)
     return weight
+
+
+def assigned_values(facts: Mapping[str, Any]) -> dict[int, Sketch]:
+    """Return the values that a program has assigned, by key of the table. Raises WireError."""
+    given = facts.get("assigned", {})
+    if not isinstance(given, dict) or not all(_is_key(key) and _is_sketch(own) for key, own in given.items()):
+        raise WireError("the assigned values of a request are malformed")
+    return {int(key): own for key, own in given.items()}
+
+
+def _is_key(name: str) -> bool:
+    return name.isdecimal() and len(name) <= _LONGEST_KEY
+
+
+def _is_sketch(value: Any) -> bool:
+    """Return True for two finite numbers, or none."""
+    if not isinstance(value, list) or len(value) not in (0, 2):
+        return False
+    return all(type(number) is float and math.isfinite(number) for number in value)
 
 
 def _length(position: Any) -> int:

@@ -192,13 +192,24 @@ class SyncUpdates(UpdatePolicy):
         return out + self._finish_if_done(now)
 
     def _differ(self, pushes: list[Push]) -> bool:
-        """Return True if trainers have declared different tables by the end of the step; then it is not made."""
+        """Return True if trainers have declared different tables by the end of the step, or assigned different values
+        before it; then it is not made.
+        """
         first = pushes[0].declared
         declared = None if first is None else first.sum
         if any(push.declared is not None and push.declared.sum != declared for push in pushes):
             of_all = {push.message.rank: push.declared for push in pushes}
             self.lane.declarations.check_step(self.lane.step + 1, of_all)
+        if any(push.assigned for push in pushes):
+            assigned = {push.message.rank: push.assigned for push in pushes}
+            late = [rank for rank, push in zip(assigned, pushes) if not push.samples or self._begins_a_pass(rank)]
+            self.lane.declarations.check_assigned(self.lane.step + 1, assigned, late)
         return self.lane.declarations.failure is not None
+
+    def _begins_a_pass(self, rank: int) -> bool:
+        """Return True if a trainer's last push ended a pass: others may have gone on, and assigned values since."""
+        trainer = self.lane.trainers.by_rank[rank]
+        return trainer.pushed > 0 and trainer.cursor[1] == 0
 
     def _apply_alike(self, pushes: list[Push], opening: Opening) -> list[Output]:
         """Make the step of pushes that have the same short tables and nothing else: what `Step` would come to."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Callable, Optional
 
 from clusterctl.common.safe_json import parse
+from clusterctl.runtime.arrays import Sketch
 from clusterctl.runtime.checkpoint.origin import SavedTables
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
@@ -81,7 +82,7 @@ class Client:
         self.used: list[int] = []
         self._link = link
         self._attempt = env.attempt
-        self._trainers = env.trainers
+        self.trainers = env.trainers
         self._progress = progress
         self._requests = env.attempt << 32  # so that replies to an earlier attempt's requests do not match ours
         self.epoch = 0
@@ -169,8 +170,17 @@ class Client:
 
     # Pushes
 
-    def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
-        """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
+    def push(
+        self,
+        parts: Mapping[int, Outgoing],
+        context: StepContext,
+        samples: int,
+        assigned: Mapping[int, Sketch] | None = None,
+    ) -> None:
+        """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`.
+
+        `assigned` are the values that the program has given since the last push, by key of the table.
+        """
         make, pending = self._push_maker(context, samples), PendingReplies()
         changes = context.position is not None or self.position is not None
         cursor = {"cursor": context.position} if changes else {}
@@ -184,6 +194,7 @@ class Client:
                 self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
             facts = {**cursor, "rates": out.rates} if out.rates else cursor
+            facts = {**facts, "assigned": assigned} if assigned and lane == 0 else facts
             last = [wire.json_part(facts)] if facts else []
             message = make(lane, 0, count, [*out.opening, *last] if last else out.opening)
             full = None if out.full is None else make(lane, 0, count, [*out.full, *last])
@@ -265,7 +276,7 @@ class Client:
 
     def _hello(self) -> None:
         first = [pserver * self.layout.per_pserver for pserver in range(self.layout.pservers)]
-        about = {"parts": [wire.json_part({"trainers": self._trainers, "declares": True, "origin": self._load or ""})]}
+        about = {"parts": [wire.json_part({"trainers": self.trainers, "declares": True, "origin": self._load or ""})]}
         replies = self.ask(wire.HELLO, first, **about)
         facts = {lane: reply.json() for lane, reply in replies.items()}
         more = [part for part in replies[0].parts[1:] if part.kind != wire.BYTES]
@@ -314,7 +325,7 @@ class Client:
 
     def share_of(self, pass_: int) -> tuple[int, int]:
         """Return (every, offset): this trainer's share of the batches that all trainers read."""
-        active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
+        active = [rank for rank in range(self.trainers) if self._gone.get(rank, pass_ + 1) > pass_]
         return len(active), active.index(self.rank)
 
     @property

@@ -118,7 +118,9 @@ class JoinedSession:
         self._parameters.settle()
         self._parameters.send_assigned(by_all=True)
         self._parameters.is_saved = True
-        self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
+        assigned = self._parameters.sketches()
+        facts = {"tag": tag, "assigned": assigned} if assigned else {"tag": tag}
+        self._client.ask_all(wire.SAVE, step=self._client.step, parts=[wire.json_part(facts)])
 
     def _say_goodbye(self) -> None:
         self._client.ask_all(wire.BYE)

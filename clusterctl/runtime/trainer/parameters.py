@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterctl.runtime.arrays import Floats, Ids, as_array, scatter
+from clusterctl.runtime.arrays import Floats, Ids, Sketch, as_array, scatter, sketch
 from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.table.initializers import Initial
 from clusterctl.runtime.trainer.batches import StepContext
@@ -23,6 +23,7 @@ from clusterctl.runtime.wire import messages as wire
 
 #: The tables of a request that declares them: their names, of up to 200 characters, fit into `MAX_JSON_BYTES`.
 _ROUND = 400
+_MOST_SKETCHES = 4_096
 _COPIED_BYTES = 2**20
 _PULL_BYTES = 4 * 2**20
 #: A lane, and the number of a table in the round that it is given.
@@ -77,9 +78,10 @@ class Parameters:
         self.before_push()
         client = self.client
         self.send_assigned()
+        assigned = self.sketches()
         self.assigned.clear()
         sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
-        client.push(self.packer.pack(sent, client.used, context.rates), context, samples)
+        client.push(self.packer.pack(sent, client.used, context.rates), context, samples, assigned)
         when_sent()
         client.settle(client.window - 1)
         self.nan_policy.check_taken(self.step)
@@ -89,6 +91,11 @@ class Parameters:
         table.value[...] = checked_floats(f"the value for table {table.name!r}", as_array(value), table.shape)
         self.assigned[table.name] = table
         self.is_saved = False
+
+    def sketches(self) -> dict[int, Sketch]:
+        """Return what shows if all trainers have assigned equal values; of so many tables as fit into a message."""
+        tables = list(self.assigned.values())[:_MOST_SKETCHES]
+        return {table.key: sketch(table.value) for table in tables} if self.client.trainers > 1 else {}
 
     def send_assigned(self, *, by_all: bool = False) -> None:
         """Send the values that the program has given: the next step and saves begin with those of trainer 0.

@@ -92,10 +92,11 @@ class Session(JoinedSession):
     def assign(self, table: Any, value: Any) -> None:
         """Give a dense table a value, of its shape and a float dtype: the next step begins from it.
 
-        Every trainer calls it at the same point, with equal values; those of trainer 0 count. `value` of the table has
-        them at once, models that are saved later too. The state of the rule stays. Only in sync mode. A program that
-        keeps no state calls it once before its loop, if need be with the table's own value. In a resumed run or after a
-        restart, values that are assigned before the loop have no effect.
+        Every trainer calls it at the same point, with values that are equal up to rounding; otherwise the next push
+        raises TableError. Those of trainer 0 count. `value` of the table has them at once, models that are saved later
+        too. The state of the rule stays. Only in sync mode. A program that keeps no state calls it once before its
+        loop, if need be with the table's own value. In a resumed run or after a restart, values that are assigned
+        before the loop have no effect.
         """
         self._guard.check("ps.assign")
         if self.mode != "sync" or self._shrinks:

@@ -18,7 +18,8 @@ version of the values, samples, cut, held microseconds, parts, pieces. A request
 `attempt` is the number of starts of the trainer. Piece 0 opens a push: it has the cursor (pass, batch), the samples,
 `LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1, and last, if the reader has set
 `ps.cursor`, the push has learning rates or the trainer has a state of its own, a `JSON` part `{"cursor": VALUE,
-"rates": {"TABLE KEY": RATE}, "state": true}`, each only if there is one.
+"rates": {"TABLE KEY": RATE}, "state": true, "assigned": {"TABLE KEY": SKETCH}}`, each only if there is one. Lane 0 gets
+`assigned`, see `arrays.sketch`, of the values that the program has given to tables since its last push.
 The reply to a `HELLO` says `"state": true` if the trainer's newest push did: it goes on from that state.
 
 A `CREATE` declares a round of tables: a JSON part `{"round": true, "cursor": VALUE, "others": {NAME: KIND}}`, and one

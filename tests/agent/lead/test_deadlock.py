@@ -73,7 +73,8 @@ def test_a_standstill_of_all_trainers_is_reported_once_with_all_stacks_and_again
 
 
 @pytest.mark.parametrize(
-    ("process", "change"), [(("trainer", 1), "moves"), (("trainer", 1), "stalled"), (("pserver", 0), "stalled")]
+    ("process", "change"),
+    [(("trainer", 1), "moves"), (("trainer", 1), "stalled"), (("pserver", 0), "stalled"), (("pserver", 0), "busy")],
 )
 def test_trainers_that_wait_for_one_that_works_or_is_stalled_are_not_deadlocked(
     process: tuple[str, int], change: str

@@ -168,6 +168,28 @@ def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_d
     assert server.state == "ready"
 
 
+def test_a_pserver_is_busy_as_long_as_the_save_advances_that_it_writes() -> None:
+    server = Fake("pserver")
+    play = Play(server)
+
+    def answers(seconds: float, **facts: int) -> list[str]:
+        """Let it answer each ping; return the paces that were reported."""
+        before = len(play.paces)
+        for _ in range(int(seconds / play.watchdog.period_s)):
+            play.passes(play.watchdog.period_s)
+            play.says(server, "pong", **facts)
+        return [pace for _, pace, _ in play.paces[before:]]
+
+    assert answers(STALL_S) == []
+    assert answers(STALL_S - 5, writing=7) == ["busy"]
+    assert answers(STALL_S - 5, writing=8) == []
+    play.says(server, "step")
+    assert answers(STALL_S + 5, writing=8) == ["moves"]
+    assert answers(STALL_S - 5, writing=9) == ["busy"]
+    assert answers(5) == ["moves"]
+    assert play.events == []
+
+
 def test_no_process_is_blamed_for_the_time_in_which_the_supervisor_itself_was_paused() -> None:
     trainer, server = Fake("trainer"), Fake("pserver")
     play = Play(trainer, server)

@@ -566,6 +566,21 @@ def test_a_stall_that_was_over_is_not_blamed() -> None:
     assert_cause(explanation, None, "time_limit")
 
 
+@pytest.mark.parametrize("state", ["succeeded", "failed"])
+def test_the_stall_of_an_attempt_that_was_replaced_is_over(state: str) -> None:
+    history = History()
+    history.note(30.0, 2, "stalled", role="trainer", rank=2, attempt=1, stalled_s=20.0, message="stalled")
+    history.restarting(31.1, history.exit(31.0, "trainer2", -9, stalled=True, message="stalled for 20 s"))
+    if state == "failed":
+        explanation = history.fail(60.0, {"kind": "time_limit", "message": "over"}).explain()
+        assert_cause(explanation, None, "time_limit")
+    else:
+        history.end(60.0, None, state)
+        explanation = history.explain()
+    assert [(one.kind, one.process) for one in explanation.before] == [("stalled", "trainer2")]
+    assert explanation.open == ()
+
+
 def test_a_stall_that_was_made_a_failure_is_reported_as_a_stall() -> None:
     history = History()
     history.stalled(50.0, "pserver2")

@@ -9,7 +9,9 @@ import pytest
 
 from clusterctl.runtime.pserver import sync
 from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lane_state import Reply
 from clusterctl.runtime.pserver.sync import SyncUpdates
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.test_exactly_once import made_core, push
 
 
@@ -47,6 +49,22 @@ def test_at_most_four_trainers_are_named(clock: list[float]) -> None:
     core.handle(3, push(3, 0))
     clock[0] += 13
     assert long_wait(core) == {"awaits": [0, 1, 2, 4], "awaited": 6, "waiting": 1, "awaits_s": 13.0}
+
+
+def test_a_trainer_that_waits_for_a_save_waits_for_the_pserver(clock: list[float]) -> None:
+    core = made_core(2)
+
+    def probed(rank: int) -> dict[str, Any]:
+        [reply] = core.handle(rank, wire.Message(wire.PROBE, rank, 9, attempt=1))
+        assert isinstance(reply, Reply)
+        return reply.message.json()
+
+    core.handle(0, wire.Message(wire.SAVE, 0, 2, attempt=1, parts=[wire.json_part({"tag": "mine"})]))
+    core.handle(1, push(1, 0))
+    assert probed(0) == {"held": [2], "waiting": [], "step": 0, "saving": True}
+    assert probed(1)["waiting"] == [0]
+    core.saved("mine")
+    assert probed(0) == {"held": [], "waiting": [0], "step": 0}
 
 
 def test_nobody_waits_for_a_trainer_that_is_given_up(clock: list[float]) -> None:
