@@ -52,6 +52,27 @@ with connect() as ps:
 """
 
 
+# Nothing in the lines of the first tells that it was handled, nor in those of the second that it was not.
+HANDLED = """
+import sys, traceback
+from clusterctl.runtime import connect
+with connect():
+    try:
+        {}["old_name"]
+    except KeyError:
+        traceback.print_exc()
+    print("using new_name instead", flush=True)
+    sys.exit("loader: schema 4 is not supported, giving up")
+"""
+SPEAKS_LAST = """
+import atexit
+from clusterctl.runtime import connect
+with connect():
+    atexit.register(print, "tracker: the end of this run was not reported, giving up", flush=True)
+    {}["new_name"]
+"""
+
+
 def why(site: Site, job: str, code: int = 0) -> Any:
     done = site.run("why", job, "--json")
     assert done.code == code, done.out + done.err
@@ -143,6 +164,15 @@ def test_a_program_that_its_own_processes_import_again_ends_with_that_cause(site
     assert "__main__" in report["advice"]
     assert "is not an open socket" not in site.ok("logs", job).out
     site.assert_nothing_left(job)
+
+
+@pytest.mark.nodes(1)
+@pytest.mark.parametrize(("program", "words"), [(HANDLED, '"loader: schema 4'), (SPEAKS_LAST, "KeyError: 'new_name'")])
+def test_an_exception_is_the_cause_only_if_it_ended_the_program(site: Site, program: str, words: str) -> None:
+    site.conf(PSERVERS=1, TRAINERS=1, RESTARTS=0)
+    assert site.run("start", "--job_dispatch_package", str(site.workspace(program))).code == 1
+    job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    assert f"exited with code 1: {words}" in site.ok("why", job).out
 
 
 @pytest.mark.slow

@@ -55,19 +55,20 @@ TROUBLE = re.compile(r"\b(?:error|fatal|panic\w*|fail\w*|cannot|assert\w*)\b", r
 USAGE = 2
 OF_CHILD = "the process itself, another one of the program, a person on {node} or the kernel sent it (see dmesg there)"
 UNCAUGHT = 1  # the exit code of Python after an exception that nobody handled
-#: Lines that PyTorch and CUDA add to the messages of exceptions.
+OUTERMOST = ("", "<module>")  # functions
+#: Lines that PyTorch and CUDA add to the messages of exceptions, and those of a comparison.
 FURTHER = re.compile(
-    r"CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Hint: "
+    r"[-+?] |CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Hint: "
 )
 WORD = re.compile(r"\w+")
 #: Words that say no more than that a program ends.
 ENDING = frozenset(
     WORD.findall(
-        "a abort aborted aborting above after an and at attempts below bye cleaning closing code command critical "
-        "debug details died down due dying end ended ending error errors exception exit exited exiting failed "
+        "a abort aborted aborting above after an and at attempts because below bye cleaning closing code command "
+        "critical debug details died down due dying end ended ending error errors exception exit exited exiting failed "
         "failure fatal for giving had has in info is it job leaving log logs main more now of on program quitting "
-        "reason root run script see shutting stage status step stopped stopping task terminated terminating the "
-        "this to traceback trainer training tries unrecoverable up warn warning will with worker"
+        "reason root run script see shutting stage status step stopped stopping task terminated terminating the this "
+        "to traceback trainer training tries unrecoverable up warn warning will with worker"
     )
 )
 #: Lines that launchers and tools add when a program that they ran has failed.
@@ -102,11 +103,18 @@ UNCONNECTED = (
 HALTED = "resume it with kill -CONT on {node}, or end the run with clusterctl stop"
 
 
-def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, stalled: bool = False) -> Diagnosis:
+def diagnose(
+    exit_code: int | None,
+    lines: Sequence[str],
+    *,
+    oom: bool = False,
+    stalled: bool = False,
+    uncaught: str | None = None,
+) -> Diagnosis:
     """Return the reason for the end of a process.
 
     `exit_code` is -n for signal n, and None for something other than an exit. `lines` are the last ones that the
-    program itself printed.
+    program itself printed. `uncaught` is the class of the exception that ended it, "" if none did, None if unknown.
     """
     if oom:
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal="SIGKILL")
@@ -116,8 +124,9 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
     number = signal_of(exit_code)
     if number:
         return _of_signal(number, lines)
-    chain = raised(lines)
-    if chain and (after := _went_on(exit_code, chain, lines)):
+    chain = raised(lines, uncaught)
+    handled = chain and not uncaught and (exit_code not in (None, UNCAUGHT) or _is_handled(chain[-1], uncaught))
+    if handled and (after := _went_on(chain, lines)):
         found = _of_output(exit_code, after)
         return replace(found, advice=SEE_BOTH) if found.kind == "exit" else found
     if chain:
@@ -130,19 +139,25 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
     return _of_output(exit_code, lines)
 
 
-def _went_on(exit_code: int | None, chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
-    """The output after an exception that the program printed and handled; empty if the exception ended it.
+def _is_handled(last: Raised, uncaught: str | None) -> bool:
+    """Return True if an exception did not end its program although that exited with code 1.
 
-    One that nobody handles ends Python with code 1. With another code, the program said something else before it
-    exited, unless that only announces its end, or repeats the exception.
+    The traceback of one that is caught begins at the `try`, that of an uncaught one at the program's outermost call.
     """
-    of_thread = bool(chain[0].frames) and chain[0].frames[0].file.endswith("/threading.py")
-    if exit_code in (None, UNCAUGHT) or of_thread:
+    return uncaught is not None or (bool(last.frames) and last.frames[0].function not in OUTERMOST)
+
+
+def _went_on(chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
+    """The output after an exception that the program printed and handled; empty if that was all it said.
+
+    What only announces the end of the program, or repeats the exception, does not count. Nor does anything after an
+    exception that a library printed: it ended a thread or a process of the program.
+    """
+    if chain[-1].frames and not chain[-1].frames[0].is_own:
         return []
-    after = lines[chain[-1].end + 1 :]
-    added = (FURTHER, WRAPPER, MILD)
-    said = [line for line in after if line[:1].strip() and not any(one.match(line) for one in added)]
-    return list(after) if not all(_only_ends(line, chain) for line in said) else []
+    after = [line for line in lines[chain[-1].end + 1 :] if not FURTHER.match(line)]
+    said = [line for line in after if line[:1].strip() and not WRAPPER.match(line) and not MILD.match(line)]
+    return after if not all(_only_ends(line, chain) for line in said) else []
 
 
 def _only_ends(line: str, chain: Sequence[Raised]) -> bool:

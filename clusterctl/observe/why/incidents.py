@@ -117,7 +117,8 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     fresh = output.since(_its_last_step(report, event) - STEP_SLACK_S)
     texts = fresh.own
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
-    diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
+    uncaught = event.get("uncaught")
+    diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled, uncaught=uncaught)
     if event.get("limit") == MEMORY_SETTING:
         diagnosis = replace(diagnosis, advice=MEMORY_LIMIT)
     if diagnosis.kind == "exit" and event.get("unfinished"):

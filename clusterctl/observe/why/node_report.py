@@ -20,7 +20,7 @@ SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass", "failures"), maybe(count)),
     **dict.fromkeys(("t", "stalled_s", "silent_s", "paused_s", "seen"), maybe(moment)),
     **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
-    **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path", "unfinished"), maybe(text)),
+    **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path", "unfinished", "uncaught"), maybe(text)),
     "exit_code": maybe(_whole),
     **dict.fromkeys(("tail", "peers"), maybe(list_of(text))),
     **dict.fromkeys(("not_heard_of", "ours"), maybe(list_of(count))),

@@ -121,10 +121,11 @@ def without_stacks(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def raised(lines: Sequence[str]) -> list[Raised]:
+def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
     """Return the last chain of exceptions that may have ended the process, or an empty list.
 
-    That of a thread or a task counts only if there is no other.
+    That of a thread or a task counts only if there is no other. `uncaught` is the class of the exception that ended the
+    process, if it is known: others count only if there is none of this class.
     """
     lines = without_ignored(lines)
     main: list[Raised] = []
@@ -133,9 +134,13 @@ def raised(lines: Sequence[str]) -> list[Raised]:
         announced = lines[max(0, chain[0].begin - ANNOUNCED_WITHIN) : chain[0].begin]
         if any(OF_A_PART.match(line) for line in announced):
             of_parts = chain
-        else:
+        elif not uncaught or uncaught != _ended_by(main) or uncaught == _ended_by(chain):
             main = chain
     return main or of_parts or _without_header(lines)
+
+
+def _ended_by(chain: Sequence[Raised]) -> str:
+    return chain[-1].name.rpartition(".")[2] if chain else ""
 
 
 def without_ignored(lines: Sequence[str]) -> Sequence[str]:
