@@ -194,6 +194,7 @@ class Suspect(_SuspectFacts):
 class _LossFacts(TypedDict, total=False):
     why: str
     silent_s: float | None
+    closed_s: float | None
     waits: bool
     lost_node: int | None
     role: str
@@ -202,6 +203,8 @@ class _LossFacts(TypedDict, total=False):
 
 class Lost(_LossFacts):
     """A node, or a trainer that the others continue without. `waits` if the run waits for the node.
+
+    The node had been silent for `silent_s`, or its connection had been closed for `closed_s`.
 
     A node that has lost the lead records itself as `node` and the lead's as `lost_node`.
     """
