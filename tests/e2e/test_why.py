@@ -73,6 +73,19 @@ with connect():
 """
 
 
+# Trainer 1 fails when it finds a file, and node 2 takes long to stop.
+FAILS_WHEN_ASKED = f"""
+import os, signal, time
+rank = os.environ["CLUSTERCTL_RANK"]
+if rank == "2":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{READY}
+while rank != "1" or not os.path.exists("fail"):
+    time.sleep(0.01)
+raise ValueError("labels must be 0 or 1")
+"""
+
+
 def why(site: Site, job: str, code: int = 0) -> Any:
     done = site.run("why", job, "--json")
     assert done.code == code, done.out + done.err
@@ -140,6 +153,29 @@ def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> N
     assert wait_until(lambda: site.status(job)["state"] in ("failed", "lost"))
     cause = why(site, job)["cause"]
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
+
+
+@pytest.mark.parametrize("killed_first", [False, True])
+def test_of_an_exception_and_a_killed_supervisor_the_earlier_one_is_the_cause(site: Site, killed_first: bool) -> None:
+    """The last sign of life of the supervisor is older than both."""
+    site.conf(ENGINE="none", RESTARTS=0, GRACE_S=3)
+    job = site.start(FAILS_WHEN_ASKED)
+    supervisor = site.supervisor(job, 2)
+    of_lead, events = (site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl" for node in (0, 1))
+
+    def kill() -> bool:
+        os.kill(supervisor, signal.SIGKILL)
+        return not killed_first or wait_until(lambda: '"event":"lost"' in of_lead.read_text())
+
+    def fail() -> bool:
+        (site.job_dir(job, 1) / "fail").touch()
+        return wait_until(lambda: '"event":"exited"' in events.read_text())
+
+    assert all(step() for step in ((kill, fail) if killed_first else (fail, kill)))
+    assert wait_until(lambda: site.has_ended(job))
+    cause = why(site, job)["cause"]
+    assert (cause["node"], cause["reason"]) == ((2, "supervisor_killed") if killed_first else (1, "exception"))
+    site.assert_nothing_left(job)
 
 
 @pytest.mark.slow

@@ -136,7 +136,8 @@ class Lead:
             return []
         if node in self._detector.idle:
             return [*self._saves.copies.leave(node, now), *self._end_if_idle(now)]
-        event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s, "closed_s": closed_s}
+        event: Lost = {"event": "lost", "node": node, "message": why, "why": why}
+        event["silent_s"], event["closed_s"] = silent_s, closed_s
         notes: list[Action] = [RecordEvent(event), *self._saves.copies.leave(node, now)]
         cause: Cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:

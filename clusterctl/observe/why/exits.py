@@ -15,6 +15,7 @@ from clusterctl.observe.why.errno_and_signals import (
     OUTSIDE,
     REAL_TIME,
     SHELL_CODES,
+    SIGNAL_TEXTS,
     SIGNALS,
     Diagnosis,
     of_errno,
@@ -34,10 +35,9 @@ CALL = re.compile(
     r"  [A-Z][^:]*: +[0-9a-f]{2}\b"
 )
 GO_STACKS = re.compile(r"goroutine \d+ |runtime stack:")
-OF_SHELL = re.compile(
-    r"\S+: line \d+: +\d+ (?:Aborted|Killed|Segmentation fault|Bus error|Illegal instruction|Alarm clock|"
-    r"Trace/breakpoint trap|Virtual timer expired|User defined signal \d)\b"
-)
+OF_SHELL = re.compile(rf"\S+: line \d+: +\d+ (?:{'|'.join(map(re.escape, SIGNAL_TEXTS))})\b")
+#: The line in which a shell in any language says that it cannot run a command, which the exit code says, too.
+CANNOT_RUN = re.compile(r"[^\s:\uff1a]+[:\uff1a] ?\D{0,10}\d+\D{0,3}[:\uff1a] ?([^\s:\uff1a]+) ?[:\uff1a]")
 OF_PYTEST = re.compile(r"E {3,}")  # a comparison that failed
 OF_CHILDREN = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # as torch reports its processes
 CAUSE_IN_JS = re.compile(r"\s*\[cause\]: ")
@@ -235,7 +235,9 @@ def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
         words = f"the program rejected its arguments: {_quoted(rejected)}"
         return Diagnosis("usage", words, "pass the program's arguments to start after --", rejected[-1].strip())
     if exit_code in SHELL_CODES:
-        return SHELL_CODES[exit_code]
+        named = next((match for line in reversed(last) if (match := CANNOT_RUN.match(line))), None)
+        like = SHELL_CODES[exit_code]
+        return replace(like, words=like.words.replace("a command", f"the command {named[1]}")) if named else like
     if not last:
         return Diagnosis(
             "exit", "", f"it printed no reason: find where it exits with {exit_code}, or run it alone on {{node}}"

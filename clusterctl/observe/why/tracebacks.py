@@ -21,8 +21,12 @@ LIBRARIES = (
 COMPILED = (".pxi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".rs", ".f90")
 TYPED_IN = ("<stdin>", "<string>")  # other names in brackets are of code that a library made
 STACKS = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\)")  # as faulthandler writes them
-#: How Python and logging announce an exception that they ignored.
-IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|Error in atexit\._run_exitfuncs:|(--- Logging error ---)")
+#: How Python and logging announce an exception that they ignored, or a warning.
+IGNORED = re.compile(
+    r"Exception ignored (?:in|on|while)\b|Error in atexit\._run_exitfuncs:|"
+    r"(?P<logging>--- Logging error ---)|(?P<warning>\S+:\d+: \w*Warning: )"
+)
+SOURCE = re.compile(r"  \S")
 END_OF_LOGGING_ERROR = "Arguments: "
 #: How Python and asyncio announce an exception that ended only a thread or a task.
 OF_A_PART = re.compile(
@@ -152,14 +156,16 @@ def without_ignored(lines: Sequence[str]) -> Sequence[str]:
     for at, line in enumerate(lines):
         ignored = IGNORED.match(line)
         if ignored and kept[at]:
-            end = _end_of_ignored(lines, at, to_arguments=bool(ignored[1]))
+            end = _end_of_ignored(lines, at, ignored)
             kept[at : end + 1] = [""] * (end + 1 - at)
     return kept if any(line.strip() for line in kept) else lines
 
 
-def _end_of_ignored(lines: Sequence[str], at: int, *, to_arguments: bool) -> int:
-    """Return the index of the last line about the ignored exception that is announced at `at`."""
-    if to_arguments:
+def _end_of_ignored(lines: Sequence[str], at: int, announced: re.Match[str]) -> int:
+    """Return the index of the last line about the ignored exception, or the warning, that is announced at `at`."""
+    if announced["warning"]:
+        return at + 1 if at + 1 < len(lines) and SOURCE.match(lines[at + 1]) else at
+    if announced["logging"]:
         ends = (i for i in range(at, len(lines)) if lines[i].startswith(END_OF_LOGGING_ERROR))
         return next(ends, at)
     header = next((i for i in range(at + 1, min(at + 1 + ANNOUNCED_WITHIN, len(lines))) if HEADER in lines[i]), None)
