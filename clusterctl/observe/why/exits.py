@@ -25,7 +25,7 @@ from clusterctl.observe.why.errno_and_signals import (
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
 from clusterctl.observe.why.known_messages import of_format, of_known, of_status
-from clusterctl.observe.why.tracebacks import COLOUR, Raised, raised, without_ignored, without_stacks
+from clusterctl.observe.why.tracebacks import COLOUR, Raised, crashed_at, raised, without_ignored, without_stacks
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
@@ -38,6 +38,7 @@ GO_STACKS = re.compile(r"goroutine \d+ |runtime stack:")
 OF_SHELL = re.compile(rf"\S+: line \d+: +\d+ (?:{'|'.join(map(re.escape, SIGNAL_TEXTS))})\b")
 #: The line in which a shell in any language says that it cannot run a command, which the exit code says, too.
 CANNOT_RUN = re.compile(r"[^\s:\uff1a]+[:\uff1a] ?\D{0,10}\d+\D{0,3}[:\uff1a] ?([^\s:\uff1a]+) ?[:\uff1a]")
+OF_FAULTHANDLER = re.compile(r"Fatal Python error: Aborted$|Extension modules: ")  # which say nothing more
 OF_PYTEST = re.compile(r"E {3,}")  # a comparison that failed
 OF_CHILDREN = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # as torch reports its processes
 CAUSE_IN_JS = re.compile(r"\s*\[cause\]: ")
@@ -183,21 +184,20 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
     name, kind, words, advice = SIGNALS.get(
         number, (f"signal {number}", "signal", "sent from outside the job", OUTSIDE)
     )
+    where = crashed_at(lines)
     if number in REAL_TIME:
         words, advice = "a signal that the program or a library uses itself, or sent from outside the job", OUTSIDE
     if kind == "killed" and any(OOM_KILLED.search(line) for line in lines):
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal=name)
     if kind == "aborted":
-        diagnosis = _of_output(None, lines)
+        diagnosis = _of_output(None, [line for line in lines if not OF_FAULTHANDLER.match(line)])
         if diagnosis.kind != "exit":
             return replace(diagnosis, signal=name)
-        words = diagnosis.words or words
+        words = diagnosis.words or (f"{words} at {where}" if where else words)
     limit = _of_limit(lines) if name == "SIGINT" else None
     if limit is not None:
         return replace(limit, signal=name)
-    where = next((line.strip() for line in lines if line.lstrip().startswith("File ")), None)
-    fatal = any(line.startswith("Fatal Python error:") for line in lines)
-    return Diagnosis(kind, words, advice, signal=name, where=where if fatal else None, about_peer=kind == "peer_gone")
+    return Diagnosis(kind, words, advice, signal=name, where=where, about_peer=kind == "peer_gone")
 
 
 def _of_started(diagnosis: Diagnosis, before: Sequence[str], rest: Sequence[str]) -> Diagnosis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 HEADER = "Traceback (most recent call last):"
@@ -125,12 +126,21 @@ def without_stacks(lines: Sequence[str]) -> list[str]:
     return kept
 
 
+def crashed_at(lines: Sequence[str]) -> str | None:
+    """`file.py:line` in the program's own code where it crashed, if faulthandler wrote that."""
+    fatal = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error:")), len(lines))
+    current = next((at for at in range(fatal, len(lines)) if lines[at].startswith("Current thread ")), len(lines))
+    frames = [_frame(match) for match in takewhile(bool, map(FRAME.match, lines[current + 1 :])) if match]
+    return Raised("", "", tuple(reversed(frames))).where
+
+
 def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
     """Return the last chain of exceptions that may have ended the process, or an empty list.
 
     That of a thread or a task counts only if there is no other. `uncaught` is the class of the exception that ended the
-    process, if it is known: others count only if there is none of this class.
+    process, if it is known: others count only if there is none of this class. Of a group, its exceptions count.
     """
+    uncaught = None if (uncaught or "").endswith("Group") else uncaught
     lines = without_ignored(lines)
     main: list[Raised] = []
     of_parts: list[Raised] = []
