@@ -75,7 +75,8 @@ ENDING = frozenset(
 #: Lines that launchers and tools add when a program that they ran has failed.
 WRAPPER = re.compile(
     r"make(?:\[\d+\])?: \*\*\* |srun: |slurmstepd: |mpi(?:run|exec)\b|prterun\b|-{20,}$|wandb: |"
-    r"Primary job +terminated |a non-zero exit code\. |Set the environment variable HYDRA_"
+    r"MPI_ABORT was invoked |with errorcode \d|NOTE: invoking MPI_ABORT |You may or may not see output from other |"
+    r"exactly when Open MPI |Primary job +terminated |a non-zero exit code\. |Set the environment variable HYDRA_"
 )
 #: Lines of logs about what the program went on after.
 MILD = re.compile(
