@@ -19,7 +19,8 @@ class ExitFacts(TypedDict, total=False):
 
     `reason` is the reason that the message gives, as `clusterctl why` names it, `limit` the setting that was exceeded,
     `peers` the processes that did not answer. `unfinished` is the reason why a trainer's exit with code 0 is a failure:
-    "not_connected" or "not_left". `unsaid` means that it left the run without a message to the pservers. A trainer
+    "not_connected" or "not_left". `uncaught` is the class of the exception that ended a trainer that had connected, ""
+    if none did. `unsaid` means that it left the run without a message to the pservers. A trainer
     that left reports if it ever `pushed`, and the numbers of `losses` in its last pass: all, and those that are finite.
     """
 
@@ -37,6 +38,7 @@ class ExitFacts(TypedDict, total=False):
     hopeless: bool
     port_taken: bool
     unfinished: str | None
+    uncaught: str
     unsaid: bool
 
 
@@ -190,6 +192,7 @@ class Suspect(_SuspectFacts):
 class _LossFacts(TypedDict, total=False):
     why: str
     silent_s: float | None
+    closed_s: float | None
     waits: bool
     lost_node: int | None
     role: str
@@ -198,6 +201,8 @@ class _LossFacts(TypedDict, total=False):
 
 class Lost(_LossFacts):
     """A node, or a trainer that the others continue without. `waits` if the run waits for the node.
+
+    The node had been silent for `silent_s`, or its connection had been closed for `closed_s`.
 
     A node that has lost the lead records itself as `node` and the lead's as `lost_node`.
     """

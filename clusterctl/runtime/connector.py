@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -51,7 +53,14 @@ def join(kind: type[Kind], load: str | None, ignore: Sequence[str]) -> Kind:
     supervisor.send("connected")
     if not env.local:
         atexit.register(session.leave_at_exit)
+        atexit.register(_report_uncaught, supervisor, os.getpid())
     return session
+
+
+def _report_uncaught(supervisor: SupervisorSocket, pid: int) -> None:
+    """Report the exception that ends this process, if one does. Forks of the program do not report theirs."""
+    if hasattr(sys, "last_value") and os.getpid() == pid:
+        supervisor.send("uncaught", kind=type(sys.last_value).__name__)
 
 
 def _make_link(env: Environment, supervisor: SupervisorSocket) -> Link:

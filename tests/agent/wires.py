@@ -148,14 +148,15 @@ class Follower:
         self.lost: list[str] = []
         self.away: list[str] = []
         self.silent_s: float | None = None
+        self.closed_s: float | None = None
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
         lead = LeadAddress(host="127.0.0.1", port=port)
         spec = make_spec(members=list(members), **limits)
         self.lead = LeadClient(loop, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
 
-    def _on_lost(self, why: str, silent_s: float | None) -> None:
+    def _on_lost(self, why: str, silent_s: float | None, closed_s: float | None) -> None:
         self.lost.append(why)
-        self.silent_s = silent_s
+        self.silent_s, self.closed_s = silent_s, closed_s
 
     def ordered(self) -> list[str]:
         return [str(order["do"]) for order in self.orders]

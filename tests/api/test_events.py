@@ -39,7 +39,8 @@ def is_field(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
 #: Facts for `clusterctl why`, in `raw` only.
 ONLY_RAW = {
     *("errno", "command", "path", "subject", "pids", "state", "why", "worked", "ours", "pushes", "pushed", "losses"),
-    *("limit", "peers", "oom", "stalled", "hopeless", "port_taken", "unfinished", "unsaid", "warnings", "unconnected"),
+    *("limit", "peers", "oom", "stalled", "hopeless", "port_taken", "unfinished", "uncaught", "unsaid", "warnings"),
+    *("unconnected", "closed_s"),
 }
 
 

@@ -52,6 +52,40 @@ with connect() as ps:
 """
 
 
+# Nothing in the lines of the first tells that it was handled, nor in those of the second that it was not.
+HANDLED = """
+import sys, traceback
+from clusterctl.runtime import connect
+with connect():
+    try:
+        {}["old_name"]
+    except KeyError:
+        traceback.print_exc()
+    print("using new_name instead", flush=True)
+    sys.exit("loader: schema 4 is not supported, giving up")
+"""
+SPEAKS_LAST = """
+import atexit
+from clusterctl.runtime import connect
+with connect():
+    atexit.register(print, "tracker: the end of this run was not reported, giving up", flush=True)
+    {}["new_name"]
+"""
+
+
+# Trainer 1 fails when it finds a file, and node 2 takes long to stop.
+FAILS_WHEN_ASKED = f"""
+import os, signal, time
+rank = os.environ["CLUSTERCTL_RANK"]
+if rank == "2":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{READY}
+while rank != "1" or not os.path.exists("fail"):
+    time.sleep(0.01)
+raise ValueError("labels must be 0 or 1")
+"""
+
+
 def why(site: Site, job: str, code: int = 0) -> Any:
     done = site.run("why", job, "--json")
     assert done.code == code, done.out + done.err
@@ -121,6 +155,29 @@ def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> N
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
 
 
+@pytest.mark.parametrize("killed_first", [False, True])
+def test_of_an_exception_and_a_killed_supervisor_the_earlier_one_is_the_cause(site: Site, killed_first: bool) -> None:
+    """The last sign of life of the supervisor is older than both."""
+    site.conf(ENGINE="none", RESTARTS=0, GRACE_S=3)
+    job = site.start(FAILS_WHEN_ASKED)
+    supervisor = site.supervisor(job, 2)
+    of_lead, events = (site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl" for node in (0, 1))
+
+    def kill() -> bool:
+        os.kill(supervisor, signal.SIGKILL)
+        return not killed_first or wait_until(lambda: '"event":"lost"' in of_lead.read_text())
+
+    def fail() -> bool:
+        (site.job_dir(job, 1) / "fail").touch()
+        return wait_until(lambda: '"event":"exited"' in events.read_text())
+
+    assert all(step() for step in ((kill, fail) if killed_first else (fail, kill)))
+    assert wait_until(lambda: site.has_ended(job))
+    cause = why(site, job)["cause"]
+    assert (cause["node"], cause["reason"]) == ((2, "supervisor_killed") if killed_first else (1, "exception"))
+    site.assert_nothing_left(job)
+
+
 @pytest.mark.slow
 def test_a_supervisor_that_a_signal_from_outside_ended_is_not_a_stop_by_the_user(site: Site) -> None:
     job = site.start(SLEEP)
@@ -143,6 +200,15 @@ def test_a_program_that_its_own_processes_import_again_ends_with_that_cause(site
     assert "__main__" in report["advice"]
     assert "is not an open socket" not in site.ok("logs", job).out
     site.assert_nothing_left(job)
+
+
+@pytest.mark.nodes(1)
+@pytest.mark.parametrize(("program", "words"), [(HANDLED, '"loader: schema 4'), (SPEAKS_LAST, "KeyError: 'new_name'")])
+def test_an_exception_is_the_cause_only_if_it_ended_the_program(site: Site, program: str, words: str) -> None:
+    site.conf(PSERVERS=1, TRAINERS=1, RESTARTS=0)
+    assert site.run("start", "--job_dispatch_package", str(site.workspace(program))).code == 1
+    job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    assert f"exited with code 1: {words}" in site.ok("why", job).out
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ REFUSALS = 4  # in a row: the node responds, but the lead is not listening there
 
 
 class LeadClient:
-    """`on_order` gets the lead's orders. `on_lost(why, silent_s)` is called if the lead stays away, with the seconds of
-    silence if that is the reason.
+    """`on_order` gets the lead's orders. `on_lost(why, silent_s, closed_s)` is called if the lead stays away, with the
+    seconds of silence if that is the reason, and those since the connection ended, if it did.
 
     If the run waits for lost nodes, `on_away(why)` is called instead, and the client keeps dialling. A silent
     connection is not trusted: after a network cut the kernel may not retry it for as long as the cut lasted. The client
@@ -36,7 +36,7 @@ class LeadClient:
         spec: RunSpec,
         lead: LeadAddress,
         on_order: Callable[[Order], None],
-        on_lost: Callable[[str, float | None], None],
+        on_lost: Callable[[str, float | None, float | None], None],
         on_away: Callable[[str], None],
     ) -> None:
         self._loop = loop
@@ -54,6 +54,7 @@ class LeadClient:
         self._connection: Connection | None = None
         self._seeking = False
         self._heard = loop.now()
+        self._closed_at: float | None = None  # the time at which the connection to the lead ended
         self._refusals = 0
         self._over = False
         loop.every(spec.timing.heartbeat_s, self._beat)
@@ -85,7 +86,8 @@ class LeadClient:
     def _lose(self, why: str, silent_s: float | None = None) -> None:
         if not self._over:
             self._over = True
-            self._on_lost(why, silent_s)
+            closed_s = None if self._closed_at is None else round(self._loop.now() - self._closed_at, 3)
+            self._on_lost(why, silent_s, closed_s)
 
     def _seek(self) -> None:
         if not self._seeking:
@@ -128,6 +130,7 @@ class LeadClient:
             old.on_closed = lambda error: None
             old.close()
         self._seeking, self._refusals, self._heard, self._away = False, 0, self._loop.now(), False
+        self._closed_at = None
         connection.send(self._channel.heartbeat())
         for frame in self._channel.repeat():
             connection.send(frame)
@@ -141,7 +144,7 @@ class LeadClient:
 
     def _closed(self, connection: Connection, error: OSError | None) -> None:
         if connection is self._connection:
-            self._connection = None
+            self._connection, self._closed_at = None, self._loop.now()
             if self._seeking:
                 return
             self._seeking = True

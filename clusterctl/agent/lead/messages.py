@@ -82,6 +82,7 @@ class _ExitFacts(_OfProcess, total=False):
     hopeless: bool
     port_taken: bool
     unfinished: str | None
+    uncaught: str
     unsaid: bool
 
 

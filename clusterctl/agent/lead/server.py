@@ -86,6 +86,7 @@ class LeadServer:
         self._connections: dict[int, Connection] = {}
         self._strangers: deque[Connection] = deque()  # whose handshake is not complete
         self._missed: dict[int, Connection] = {}  # the last connection of each disconnected node
+        self._closed_at: dict[int, float] = {}  # the time at which it closed, until the node is back
         self._port = spec.ports.port
         self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
         self._lead = Lead(
@@ -126,7 +127,8 @@ class LeadServer:
 
     def _lose(self, node: int) -> None:
         self._missed.pop(node, None)
-        self._do(self._lead.lose(node, "its supervisor is gone", self._loop.now()))
+        now = self._loop.now()
+        self._do(self._lead.lose(node, "its supervisor is gone", now, now - self._closed_at.pop(node, now)))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -193,6 +195,7 @@ class LeadServer:
             self._lose(node)  # perhaps not detected yet; the resulting actions are not for the new one
             self._connections[node] = connection
             self._names[node], self._channels[node] = name, Channel()
+        self._closed_at.pop(node, None)
         connection.on_frame = lambda frame: self._frame(node, frame)
         for waiting in self._channels[node].repeat():
             connection.send(waiting)
@@ -215,6 +218,7 @@ class LeadServer:
         if self._connections.get(node) is connection:
             del self._connections[node]
             self._missed[node] = connection
+            self._closed_at.setdefault(node, self._loop.now())
             self._probe(node, connection, host)
 
     def _probe(self, node: int, connection: Connection, host: str) -> None:

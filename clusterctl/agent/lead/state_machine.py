@@ -123,16 +123,21 @@ class Lead:
         cause = self._deadlocks.cause(now) if self._policy.standstill_fails else None
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
-    def lose(self, node: int, why: str, now: float) -> list[Action]:
-        """Handle the loss of a supervisor: for good, or for now if the run waits for it."""
-        return self._warnings.take(self._lose(node, why, now))
+    def lose(self, node: int, why: str, now: float, closed_s: float = 0.0) -> list[Action]:
+        """Handle the loss of a supervisor whose connection closed `closed_s` ago: for good, or for now if the run waits
+        for it.
+        """
+        return self._warnings.take(self._lose(node, why, now, closed_s=round(closed_s, 3)))
 
-    def _lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
+    def _lose(
+        self, node: int, why: str, now: float, silent_s: float | None = None, closed_s: float | None = None
+    ) -> list[Action]:
         if node in self._detector.absent or self.phase == "ended":
             return []
         if node in self._detector.idle:
             return [*self._saves.copies.leave(node, now), *self._end_if_idle(now)]
-        event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s}
+        event: Lost = {"event": "lost", "node": node, "message": why, "why": why}
+        event["silent_s"], event["closed_s"] = silent_s, closed_s
         notes: list[Action] = [RecordEvent(event), *self._saves.copies.leave(node, now)]
         cause: Cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:

@@ -49,6 +49,7 @@ class Child:
         self.losses: list[int] = []
         self.connected = False
         self.goodbye: str | None = None  # "done" if the pservers know that it left the run, "leaving" if not
+        self.uncaught = ""  # the class of the exception that ends it
         self.stalled: str | None = None  # why the supervisor killed it
         self.hopeless: str | None = None  # why a restart would fail, too
         self.peers: list[str] = []  # the processes that did not answer it

@@ -31,6 +31,7 @@ BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes
 TERM_FOR_ALL_S = 0.5
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "cut", "nan", "state_lost", "warning")
 REPORTED_BY = {"cut": "pserver", "state_lost": "trainer"}  # to the lead
+LONGEST_NAME = 200  # of an exception
 GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 FIGURES = ("pass", "passes", "step", "loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
@@ -63,6 +64,8 @@ class ChildMessages:
         self._classifier.receive(child, message)
         if message["event"] == "connected":
             child.connected = True
+        elif message["event"] == "uncaught":
+            child.uncaught = str(message.get("kind"))[:LONGEST_NAME]
         elif message["event"] in GOODBYES and is_whole(message.get("pushes")):
             child.goodbye, child.pushes = message["event"], message["pushes"]
             losses = message.get("losses")
@@ -172,6 +175,8 @@ class ChildMessages:
         if failed:
             lines = child.last_lines()
             news = typed(Exit, {**news, **lines, **self._classifier.explain(child, lines["tail"], unfinished)})
+        if failed and child.connected:
+            news["uncaught"] = child.uncaught
         if failed and self._launcher.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
         if child.goodbye:

@@ -320,12 +320,12 @@ class Supervisor:
             if child.role == "pserver":
                 child.send(command)
 
-    def _on_lead_lost(self, why: str, silent_s: float | None) -> None:
+    def _on_lead_lost(self, why: str, silent_s: float | None, closed_s: float | None) -> None:
         lead = self.spec.lead_node
         message = f"the lead on node{lead} is lost: {why}"
         cause: Cause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
-        event: Lost = {"event": "lost", "node": self.spec.node, "message": message, "why": why, "silent_s": silent_s}
-        event["lost_node"] = lead
+        event: Lost = {"event": "lost", "node": self.spec.node, "message": message, "why": why, "lost_node": lead}
+        event["silent_s"], event["closed_s"] = silent_s, closed_s
         self._record(event)
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})

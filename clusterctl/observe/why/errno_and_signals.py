@@ -12,7 +12,11 @@ SHELL_SIGNALS = 128  # a shell reports signal n as exit code 128 + n
 ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d{1,9})\b|\(os error (\d{1,9})\)|\bOs \{ code: (\d{1,9})\b")
 RESOLVER = re.compile(r"\[Errno -\d+\]")  # as Python writes errors of getaddrinfo
 ERRNO_NAME = re.compile(r"\bE[A-Z]{3,14}\b")
-QUOTED = re.compile(r"(?<!\w)['\"]([^'\"\n]+)['\"]")
+#: Also in the quotation marks of other languages.
+QUOTED = re.compile(
+    "(?:(?<!\\w)['\"`]|[\u2018\u201c\u201e]|\u00ab\\s?)"
+    "([^'\"`\n\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb]+?)(?:['\"\u2019\u201c\u201d]|\\s?\u00bb)"
+)
 #: Text in quotation marks, with the apostrophes in it: a name or data, never what the system reports.
 QUOTATION = re.compile(
     r"(?<!\w)(?:'(?:[^'\n]|(?<=\w)'(?=\w))*'|\"[^\"\n]*\"|`[^`\n]*[`'])|"
@@ -131,8 +135,8 @@ TRANSLATED = re.compile(
     rf"(?:^|[:\uff1a]\s?)({'|'.join(sorted(map(re.escape, NAMES_BY_TRANSLATION), key=len, reverse=True))})"
     r"(?=$|[\s.,:;!()\u3002\uff1a\uff0c])"
 )
-#: The end of a tool's message about a path, before the system's: `cat: data/x: TEXT`.
-ABOUT_PATH = re.compile(r"(?:^|: )(?=[^\s:'\"/.]*[/.])([^\s:'\"]+)[:\uff1a] ?$")
+#: The end of a tool's message about a path, before the system's: `cat: data/x: TEXT`, `tar: x.tar: Cannot open: TEXT`.
+ABOUT_PATH = re.compile(r"(?:^|: )(?=[^\s:'\"/.]*[/.])([^\s:'\"]+)[:\uff1a] ?(?:[\w ]{1,40}: )?$")
 #: The address of a process, as gRPC, Go and others name it.
 ENDPOINT = re.compile(r"(?<![\w.])(?:ipv4:)?((?:\d{1,3}\.){3}\d{1,3}:\d{1,5})(?!\d)")
 LOCKING = re.compile(r"\b(?:un)?lock(?:s|ed|ing)?\b|\bflock\b|/LOCK\b", re.IGNORECASE)
@@ -207,7 +211,10 @@ REAL_TIME = range(32, 65)  # which programs and their libraries use among themse
 SIGNAL_TEXTS: Mapping[str, int] = {
     "Aborted": 6,
     "Alarm clock": 14,
+    "Bad system call": 31,
     "Bus error": 7,
+    "CPU time limit exceeded": 24,
+    "File size limit exceeded": 25,
     "Floating point exception": 8,
     "Illegal instruction": 4,
     "Killed": 9,
@@ -294,6 +301,8 @@ def of_name(name: str | None, subject: str | None) -> Diagnosis | None:
 def _path_in(text: str, at: int) -> str | None:
     """Return the quoted text after position `at`, or else before it, or a path right before it."""
     after = QUOTED.search(text, at)
+    if after and ". " in text[at : after.start()]:  # of another sentence
+        after = None
     before = [match[1] for match in QUOTED.finditer(text, 0, at)] or ABOUT_PATH.findall(text[:at])
     return after[1] if after else before[-1] if before else None
 

@@ -45,6 +45,9 @@ NOT_OF_FILES = (
     TypeError,
     UnicodeError,
 )
+INCOMPATIBLE = "its libraries are incompatible: clusterctl setup creates the same environment on every node"
+NEWER = "it was built on a newer system than that of {node}: build it there, or run the job in a container image"
+LAST_ERROR = "Last error:"  # in messages of NCCL, before the reason
 SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\]")  # as an OSError writes itself, also as the text of another exception
 NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "network", "socket", "peer"}
 HOST = re.compile(r"\b(?:[Ff]ailed to resolve |host=)'([^'\n]+)'")  # as urllib3 names it
@@ -101,10 +104,18 @@ def _with_host(diagnosis: Diagnosis, chain: Sequence[Raised]) -> Diagnosis:
     return replace(diagnosis, words=unresolved(host).words, subject=host) if host else diagnosis
 
 
-def of_exception(one: Raised) -> Diagnosis:
-    """The diagnosis of one exception, by its base class, the noun in its name, or the system error in its message."""
+def _with_reason(one: Raised) -> Raised:
+    """The exception with the line of its message that has the reason as the first one."""
     if not one.message and one.rest:
         one = replace(one, message=one.rest[0], rest=one.rest[1:])
+    if LAST_ERROR in one.rest[:-1]:
+        return replace(one, message=one.rest[one.rest.index(LAST_ERROR) + 1], rest=())
+    return one
+
+
+def of_exception(one: Raised) -> Diagnosis:
+    """The diagnosis of one exception, by its base class, the noun in its name, or the system error in its message."""
+    one = _with_reason(one)
     short = one.name.rpartition(".")[2]
     error = f"{short}: {one.message}" if one.message else short
     words = error if one.message or not one.where else f"{short} at {one.where}"
@@ -193,8 +204,8 @@ def of_import(plain: Diagnosis, message: str) -> Diagnosis:
         words = f"the library {library[1]} is missing"
         return replace(plain, kind="missing_library", words=words, advice=LIBRARY_PATH, subject=library[1])
     if symbol:
-        advice = "its libraries are incompatible: clusterctl setup creates the same environment on every node"
-        words = "a library has the wrong version"
+        advice = NEWER if (symbol[2] or "").startswith("GLIBC") else INCOMPATIBLE
+        words = f"a library has the wrong version: it lacks {symbol[1] or symbol[2]}"
         return replace(plain, kind="wrong_library", words=words, advice=advice, subject=symbol[1] or symbol[2])
     if "relative import" in message:
         advice = "run the file as a module: python -m package.module"
@@ -204,6 +215,8 @@ def of_import(plain: Diagnosis, message: str) -> Diagnosis:
         return own
     name = module[1] if module else None
     advice = "clusterctl setup creates the same environment on every node from the workspace's requirements.txt"
+    if message.startswith("No module named"):
+        advice += f"; if {name} is a file of the job, add its directory to PYTHONPATH in ENV"
     if name and name.partition(".")[0] in sys.stdlib_module_names:
         advice = f"{name} is in Python's standard library: {{node}} has another Python, or an incomplete one (PYTHON)"
     return replace(plain, kind="import_error", words=f"import error: {message}", advice=advice, subject=name)

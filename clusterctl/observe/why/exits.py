@@ -15,6 +15,7 @@ from clusterctl.observe.why.errno_and_signals import (
     OUTSIDE,
     REAL_TIME,
     SHELL_CODES,
+    SIGNAL_TEXTS,
     SIGNALS,
     Diagnosis,
     of_errno,
@@ -24,7 +25,7 @@ from clusterctl.observe.why.errno_and_signals import (
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
 from clusterctl.observe.why.known_messages import of_format, of_known, of_status
-from clusterctl.observe.why.tracebacks import COLOUR, Raised, raised, without_ignored, without_stacks
+from clusterctl.observe.why.tracebacks import COLOUR, Raised, crashed_at, raised, without_ignored, without_stacks
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
@@ -34,10 +35,10 @@ CALL = re.compile(
     r"  [A-Z][^:]*: +[0-9a-f]{2}\b"
 )
 GO_STACKS = re.compile(r"goroutine \d+ |runtime stack:")
-OF_SHELL = re.compile(
-    r"\S+: line \d+: +\d+ (?:Aborted|Killed|Segmentation fault|Bus error|Illegal instruction|Alarm clock|"
-    r"Trace/breakpoint trap|Virtual timer expired|User defined signal \d)\b"
-)
+OF_SHELL = re.compile(rf"\S+: line \d+: +\d+ (?:{'|'.join(map(re.escape, SIGNAL_TEXTS))})\b")
+#: The line in which a shell in any language says that it cannot run a command, which the exit code says, too.
+CANNOT_RUN = re.compile(r"[^\s:\uff1a]+[:\uff1a] ?\D{0,10}\d+\D{0,3}[:\uff1a] ?([^\s:\uff1a]+) ?[:\uff1a]")
+OF_FAULTHANDLER = re.compile(r"Fatal Python error: Aborted$|Extension modules: ")  # which say nothing more
 OF_PYTEST = re.compile(r"E {3,}")  # a comparison that failed
 OF_CHILDREN = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # as torch reports its processes
 CAUSE_IN_JS = re.compile(r"\s*\[cause\]: ")
@@ -55,25 +56,27 @@ TROUBLE = re.compile(r"\b(?:error|fatal|panic\w*|fail\w*|cannot|assert\w*)\b", r
 USAGE = 2
 OF_CHILD = "the process itself, another one of the program, a person on {node} or the kernel sent it (see dmesg there)"
 UNCAUGHT = 1  # the exit code of Python after an exception that nobody handled
-#: Lines that PyTorch and CUDA add to the messages of exceptions.
+OUTERMOST = ("", "<module>")  # functions
+#: Lines that PyTorch and CUDA add to the messages of exceptions, and those of a comparison.
 FURTHER = re.compile(
-    r"CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Hint: "
+    r"[-+?] |CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Hint: "
 )
 WORD = re.compile(r"\w+")
 #: Words that say no more than that a program ends.
 ENDING = frozenset(
     WORD.findall(
-        "a abort aborted aborting above after an and at attempts below bye cleaning closing code command critical "
-        "debug details died down due dying end ended ending error errors exception exit exited exiting failed "
+        "a abort aborted aborting above after an and at attempts because below bye cleaning closing code command "
+        "critical debug details died down due dying end ended ending error errors exception exit exited exiting failed "
         "failure fatal for giving had has in info is it job leaving log logs main more now of on program quitting "
-        "reason root run script see shutting stage status step stopped stopping task terminated terminating the "
-        "this to traceback trainer training tries unrecoverable up warn warning will with worker"
+        "reason root run script see shutting stage status step stopped stopping task terminated terminating the this "
+        "to traceback trainer training tries unrecoverable up warn warning will with worker"
     )
 )
 #: Lines that launchers and tools add when a program that they ran has failed.
 WRAPPER = re.compile(
     r"make(?:\[\d+\])?: \*\*\* |srun: |slurmstepd: |mpi(?:run|exec)\b|prterun\b|-{20,}$|wandb: |"
-    r"Primary job +terminated |a non-zero exit code\. |Set the environment variable HYDRA_"
+    r"MPI_ABORT was invoked |with errorcode \d|NOTE: invoking MPI_ABORT |You may or may not see output from other |"
+    r"exactly when Open MPI |Primary job +terminated |a non-zero exit code\. |Set the environment variable HYDRA_"
 )
 #: Lines of logs about what the program went on after.
 MILD = re.compile(
@@ -102,11 +105,18 @@ UNCONNECTED = (
 HALTED = "resume it with kill -CONT on {node}, or end the run with clusterctl stop"
 
 
-def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, stalled: bool = False) -> Diagnosis:
+def diagnose(
+    exit_code: int | None,
+    lines: Sequence[str],
+    *,
+    oom: bool = False,
+    stalled: bool = False,
+    uncaught: str | None = None,
+) -> Diagnosis:
     """Return the reason for the end of a process.
 
     `exit_code` is -n for signal n, and None for something other than an exit. `lines` are the last ones that the
-    program itself printed.
+    program itself printed. `uncaught` is the class of the exception that ended it, "" if none did, None if unknown.
     """
     if oom:
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal="SIGKILL")
@@ -116,8 +126,9 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
     number = signal_of(exit_code)
     if number:
         return _of_signal(number, lines)
-    chain = raised(lines)
-    if chain and (after := _went_on(exit_code, chain, lines)):
+    chain = raised(lines, uncaught)
+    handled = chain and not uncaught and (exit_code not in (None, UNCAUGHT) or _is_handled(chain[-1], uncaught))
+    if handled and (after := _went_on(chain, lines)):
         found = _of_output(exit_code, after)
         return replace(found, advice=SEE_BOTH) if found.kind == "exit" else found
     if chain:
@@ -130,19 +141,25 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
     return _of_output(exit_code, lines)
 
 
-def _went_on(exit_code: int | None, chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
-    """The output after an exception that the program printed and handled; empty if the exception ended it.
+def _is_handled(last: Raised, uncaught: str | None) -> bool:
+    """Return True if an exception did not end its program although that exited with code 1.
 
-    One that nobody handles ends Python with code 1. With another code, the program said something else before it
-    exited, unless that only announces its end, or repeats the exception.
+    The traceback of one that is caught begins at the `try`, that of an uncaught one at the program's outermost call.
     """
-    of_thread = bool(chain[0].frames) and chain[0].frames[0].file.endswith("/threading.py")
-    if exit_code in (None, UNCAUGHT) or of_thread:
+    return uncaught is not None or (bool(last.frames) and last.frames[0].function not in OUTERMOST)
+
+
+def _went_on(chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
+    """The output after an exception that the program printed and handled; empty if that was all it said.
+
+    What only announces the end of the program, or repeats the exception, does not count. Nor does anything after an
+    exception that a library printed: it ended a thread or a process of the program.
+    """
+    if chain[-1].frames and not chain[-1].frames[0].is_own:
         return []
-    after = lines[chain[-1].end + 1 :]
-    added = (FURTHER, WRAPPER, MILD)
-    said = [line for line in after if line[:1].strip() and not any(one.match(line) for one in added)]
-    return list(after) if not all(_only_ends(line, chain) for line in said) else []
+    after = [line for line in lines[chain[-1].end + 1 :] if not FURTHER.match(line)]
+    said = [line for line in after if line[:1].strip() and not WRAPPER.match(line) and not MILD.match(line)]
+    return after if not all(_only_ends(line, chain) for line in said) else []
 
 
 def _only_ends(line: str, chain: Sequence[Raised]) -> bool:
@@ -168,21 +185,20 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
     name, kind, words, advice = SIGNALS.get(
         number, (f"signal {number}", "signal", "sent from outside the job", OUTSIDE)
     )
+    where = crashed_at(lines)
     if number in REAL_TIME:
         words, advice = "a signal that the program or a library uses itself, or sent from outside the job", OUTSIDE
     if kind == "killed" and any(OOM_KILLED.search(line) for line in lines):
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal=name)
     if kind == "aborted":
-        diagnosis = _of_output(None, lines)
+        diagnosis = _of_output(None, [line for line in lines if not OF_FAULTHANDLER.match(line)])
         if diagnosis.kind != "exit":
             return replace(diagnosis, signal=name)
-        words = diagnosis.words or words
+        words = diagnosis.words or (f"{words} at {where}" if where else words)
     limit = _of_limit(lines) if name == "SIGINT" else None
     if limit is not None:
         return replace(limit, signal=name)
-    where = next((line.strip() for line in lines if line.lstrip().startswith("File ")), None)
-    fatal = any(line.startswith("Fatal Python error:") for line in lines)
-    return Diagnosis(kind, words, advice, signal=name, where=where if fatal else None, about_peer=kind == "peer_gone")
+    return Diagnosis(kind, words, advice, signal=name, where=where, about_peer=kind == "peer_gone")
 
 
 def _of_started(diagnosis: Diagnosis, before: Sequence[str], rest: Sequence[str]) -> Diagnosis:
@@ -220,7 +236,9 @@ def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
         words = f"the program rejected its arguments: {_quoted(rejected)}"
         return Diagnosis("usage", words, "pass the program's arguments to start after --", rejected[-1].strip())
     if exit_code in SHELL_CODES:
-        return SHELL_CODES[exit_code]
+        named = next((match for line in reversed(last) if (match := CANNOT_RUN.match(line))), None)
+        like = SHELL_CODES[exit_code]
+        return replace(like, words=like.words.replace("a command", f"the command {named[1]}")) if named else like
     if not last:
         return Diagnosis(
             "exit", "", f"it printed no reason: find where it exits with {exit_code}, or run it alone on {{node}}"

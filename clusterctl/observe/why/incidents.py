@@ -57,13 +57,12 @@ def _had_failed(evidence: Evidence, report: NodeReport, event: dict[str, Any]) -
     output = report.output(role, rank, attempt).since(_its_last_step(report, event) - STEP_SLACK_S)
     own = output.own
     chain = raised(own)
-    lines = [line for at, line in enumerate(output.lines) if at not in set(output.ours)]
     stop_t = evidence.ended_t or report.at(event["t"])
-    if not chain or not chain[-1].frames or lines[chain[-1].end][0] > stop_t:
+    if not chain or not chain[-1].frames or output.times[chain[-1].end] > stop_t:
         return
     if any(line[:1].strip() and not FURTHER.match(line) for line in own[chain[-1].end + 1 :]):
         return  # it went on
-    t = lines[chain[-1].end][0]
+    t = output.times[chain[-1].end]
     diagnosis = of_chain(chain)
     message = "had raised an exception, and was stopped before it had exited"
     yield Incident(
@@ -77,7 +76,7 @@ def _had_failed(evidence: Evidence, report: NodeReport, event: dict[str, Any]) -
         rank,
         attempt,
         event.get("exit_code"),
-        tuple(excerpt(lines)),
+        tuple(excerpt(output.lines)),
         latent=True,
     )
 
@@ -117,7 +116,8 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     fresh = output.since(_its_last_step(report, event) - STEP_SLACK_S)
     texts = fresh.own
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
-    diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
+    uncaught = event.get("uncaught")
+    diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled, uncaught=uncaught)
     if event.get("limit") == MEMORY_SETTING:
         diagnosis = replace(diagnosis, advice=MEMORY_LIMIT)
     if diagnosis.kind == "exit" and event.get("unfinished"):
@@ -125,7 +125,7 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     peers = event.get("peers") or evidence.peers_in(" ".join([diagnosis.error or "", *texts[-3:]]))
     return Incident(
         "exit",
-        t,
+        _raised_at(fresh, diagnosis, uncaught) or t,
         t,
         event.get("node", report.node if report else None),
         str(event.get("message", "")),
@@ -140,6 +140,15 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
         diagnosis.kind == event.get("reason"),
         _is_held(evidence, event),
     )
+
+
+def _raised_at(output: Output, diagnosis: Diagnosis, uncaught: str | None) -> float | None:
+    """The time at which a process printed the exception of this diagnosis: its exit, after clean-up, may be later."""
+    chain = raised(output.own, uncaught)
+    error = (diagnosis.error or "").partition(":")[0]
+    if not any(one.name.rpartition(".")[2] == error for one in chain):
+        return None
+    return output.times[chain[-1].begin]
 
 
 def _tail(event: dict[str, Any], t: float) -> Output:

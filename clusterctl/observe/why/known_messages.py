@@ -11,6 +11,7 @@ from dataclasses import replace
 from clusterctl.observe.why.errno_and_signals import (
     DISK,
     ENDPOINT,
+    FILES,
     LIBRARY_PATH,
     LOCKED,
     LOOK_AT_PEER,
@@ -54,6 +55,9 @@ SSH_ACCOUNT = "add the public key of the account on {node} to the authorized_key
 SSH_KEY = "chmod 600 the private key on {node}, and chmod 700 its directory"
 SSH_HUNG_UP = "the SSH server refused or dropped the connection: see its log, MaxStartups and the network between them"
 LOAD_FIRST = "import that library before the others, or name it in LD_PRELOAD (ENV in conf.py)"
+SHARED_MEMORY = "make it larger (docker --shm-size; df -h /dev/shm on {node}), or use fewer processes per node"
+INTERFACE = "name one that {node} has (ip addr there): GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in ENV, or NIC"
+CREDENTIALS = "give the account on {node} credentials (a file there, or variables in ENV) with access to that address"
 WITHOUT_CUDA = "Torch not compiled with CUDA enabled"
 #: The pattern's group, if it has one, is the subject, and takes the place of {} in the words.
 KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
@@ -132,8 +136,25 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             Diagnosis("wrong_library", "a library was loaded too late for its thread-local storage", LOAD_FIRST),
         ),
         (
-            r"Watchdog caught collective operation timeout",
-            Diagnosis("peer_silent", "a collective operation timed out", LOOK_AT_PEER, about_peer=True),
+            r"Watchdog caught collective operation timeout|\b[Tt]imed out (?:after \d+ \w+ )?waiting\b|"
+            r"\bconnectFullMesh failed\b",
+            Diagnosis("peer_silent", "other processes did not answer in time", LOOK_AT_PEER, about_peer=True),
+        ),
+        (
+            r"\b(?:Unable to find address for: |no socket interface found\b ?)(\S*)",
+            Diagnosis("address", "there is no network interface {}", INTERFACE),
+        ),
+        (
+            r"\bError while creating shared memory segment (\S+)",
+            Diagnosis("no_space", "the shared memory is full: {}", SHARED_MEMORY),
+        ),
+        (
+            r"\breceived \d+ items of ancdata\b",
+            Diagnosis("open_files", "too many open files", FILES),
+        ),
+        (
+            r"\bUnable to locate credentials\b|\bAn error occurred \((?:40[13]|AccessDenied)\)",
+            Diagnosis("permission", "a server did not accept the credentials, or there were none", CREDENTIALS),
         ),
         (
             r"\bcan't start new thread\b|\bpthread_create failed\b",
@@ -248,7 +269,8 @@ FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, name in (
         (
             r"\bParquet magic bytes not found\b|\bParquet file size is \d+ bytes\b|\bInvalid Parquet file\b|"
-            r"\bnot a Parquet file\b|\bCouldn't deserialize thrift\b|\bNo magic bytes found at (?:end|beginning)\b",
+            r"\bnot a Parquet file\b|\bfile must end with PAR1\b|\bCouldn't deserialize thrift\b|"
+            r"\bNo magic bytes found at (?:end|beginning)\b",
             "Parquet",
         ),
         (r"\bnot an Arrow file\b|\bnot a Feather\b", "Arrow"),
@@ -271,7 +293,11 @@ FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"\binvalid gzip header\b|\bgzip: invalid header\b|\bgzip: .{0,200}: unexpected end of file$",
             "gzip",
         ),
-        (r"\bended before the end-of-stream marker\b|\bend-of-stream marker was reached\b", "compressed"),
+        (
+            r"\bended before the end-of-stream marker\b|\bend-of-stream marker was reached\b|"
+            r"^Error -\d while decompressing data\b",
+            "compressed",
+        ),
         (r"\bnot a bzip2\b|^Invalid data stream$", "bzip2"),
         (
             r"\bInput format not supported by decoder\b|\bCorrupt input data\b|"
@@ -279,7 +305,11 @@ FORMATS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "xz",
         ),
         (r"\bzstd: .{0,200}: unsupported format\b|\bUnknown frame descriptor\b", "zstd"),
-        (r"\bmagic string is not correct\b|\bEOF: reading (?:magic|array)\b|\binvalid npy\b", "numpy"),
+        (
+            r"\bmagic string is not correct\b|\bEOF: reading (?:magic|array)\b|\binvalid npy\b|"
+            r"^No data left in file$|^Failed to interpret file .{0,200} as a pickle$",
+            "numpy",
+        ),
         (
             r"\bcannot identify image file\b|\bNot a JPEG file\b|\bNot a PNG file\b|\bunrecognized image file\b|"
             r"\bimage file is truncated\b|\bbroken PNG file\b|\bNot a TIFF or MDI file\b",

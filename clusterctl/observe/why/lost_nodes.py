@@ -90,9 +90,17 @@ def _lost(evidence: Evidence, node: int, report: NodeReport, event: dict[str, An
     back = any(one["t"] > event["t"] for one in report.find("rejoined", node=node))
     awaited = bool(event.get("waits")) and not back
     message = event.get("why") or "no heartbeat"
-    until = min(t, seen + GONE_QUIETLY_S) if seen else None
     lost = Incident("node_lost", min(begins), t, node, message, diagnosis, forgiven=back, awaited=awaited)
-    return replace(lost, until=until)
+    return _dated(lost, seen, event.get("closed_s")) if seen else lost
+
+
+def _dated(lost: Incident, seen: float, closed_s: float | None) -> Incident:
+    """Say when a supervisor ended that was `seen` alive: the end of a killed one closed its connection to the lead."""
+    until = min(lost.t, seen + GONE_QUIETLY_S)
+    if closed_s is None or lost.diagnosis.kind != "supervisor_killed" or lost.t - closed_s > until:
+        return replace(lost, until=until)
+    onset = max(seen, lost.t - closed_s)
+    return replace(lost, onset=onset, until=onset)
 
 
 def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[Diagnosis, float | None]:

@@ -11,6 +11,7 @@ from clusterctl.common.requirements import FILE, RUNTIME, normal
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 
 CLASS = "ModuleNotFoundError"
+ON_PATH = "add its directory to PYTHONPATH in ENV"
 MODULE = re.compile(r"\w+(?:\.\w+)*")
 #: Modules that are named differently from the projects that contain them.
 PROJECTS = {
@@ -52,7 +53,7 @@ def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> Finding | None:
             return None
         what = top if project == top else f"{top} (the project {project})"
         step = f"add {project} to {file}" if file == FILE else f"add {project} to the project and lock it again"
-        advice = f"{step}, unless {top} is a file of yours; then clusterctl setup WORKSPACE"
+        advice = f"{step}, then run clusterctl setup WORKSPACE; or, if {top} is a file of the job, {ON_PATH}"
         return Finding(f"{what} is not in {file}", advice)
     if answer.get("environment") is None:
         note = f"{project} is in {file}, but the run had no environment made by clusterctl setup"

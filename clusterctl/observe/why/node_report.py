@@ -17,9 +17,9 @@ def _whole(value: object) -> bool:
 #: Shapes of the fields that `why` reads from events and from the causes in them.
 SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass", "failures"), maybe(count)),
-    **dict.fromkeys(("t", "stalled_s", "silent_s", "paused_s", "seen"), maybe(moment)),
+    **dict.fromkeys(("t", "stalled_s", "silent_s", "closed_s", "paused_s", "seen"), maybe(moment)),
     **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
-    **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path", "unfinished"), maybe(text)),
+    **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path", "unfinished", "uncaught"), maybe(text)),
     "exit_code": maybe(_whole),
     **dict.fromkeys(("tail", "peers"), maybe(list_of(text))),
     **dict.fromkeys(("not_heard_of", "ours"), maybe(list_of(count))),
@@ -56,8 +56,17 @@ class Output:
     @property
     def own(self) -> list[str]:
         """The lines of the program itself."""
+        return [text for _, text in self._own]
+
+    @property
+    def times(self) -> list[float]:
+        """The times of the program's own lines."""
+        return [t for t, _ in self._own]
+
+    @property
+    def _own(self) -> list[tuple[float, str]]:
         ours = set(self.ours)
-        return [text for at, (_, text) in enumerate(self.lines) if at not in ours]
+        return [line for at, line in enumerate(self.lines) if at not in ours]
 
 
 @dataclass(frozen=True)

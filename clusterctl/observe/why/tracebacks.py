@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 HEADER = "Traceback (most recent call last):"
@@ -21,8 +22,12 @@ LIBRARIES = (
 COMPILED = (".pxi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".rs", ".f90")
 TYPED_IN = ("<stdin>", "<string>")  # other names in brackets are of code that a library made
 STACKS = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\)")  # as faulthandler writes them
-#: How Python and logging announce an exception that they ignored.
-IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|Error in atexit\._run_exitfuncs:|(--- Logging error ---)")
+#: How Python and logging announce an exception that they ignored, or a warning.
+IGNORED = re.compile(
+    r"Exception ignored (?:in|on|while)\b|Error in atexit\._run_exitfuncs:|"
+    r"(?P<logging>--- Logging error ---)|(?P<warning>\S+:\d+: \w*Warning: )"
+)
+SOURCE = re.compile(r"  \S")
 END_OF_LOGGING_ERROR = "Arguments: "
 #: How Python and asyncio announce an exception that ended only a thread or a task.
 OF_A_PART = re.compile(
@@ -121,11 +126,21 @@ def without_stacks(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def raised(lines: Sequence[str]) -> list[Raised]:
+def crashed_at(lines: Sequence[str]) -> str | None:
+    """`file.py:line` in the program's own code where it crashed, if faulthandler wrote that."""
+    fatal = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error:")), len(lines))
+    current = next((at for at in range(fatal, len(lines)) if lines[at].startswith("Current thread ")), len(lines))
+    frames = [_frame(match) for match in takewhile(bool, map(FRAME.match, lines[current + 1 :])) if match]
+    return Raised("", "", tuple(reversed(frames))).where
+
+
+def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
     """Return the last chain of exceptions that may have ended the process, or an empty list.
 
-    That of a thread or a task counts only if there is no other.
+    That of a thread or a task counts only if there is no other. `uncaught` is the class of the exception that ended the
+    process, if it is known: others count only if there is none of this class. Of a group, its exceptions count.
     """
+    uncaught = None if (uncaught or "").endswith("Group") else uncaught
     lines = without_ignored(lines)
     main: list[Raised] = []
     of_parts: list[Raised] = []
@@ -133,9 +148,13 @@ def raised(lines: Sequence[str]) -> list[Raised]:
         announced = lines[max(0, chain[0].begin - ANNOUNCED_WITHIN) : chain[0].begin]
         if any(OF_A_PART.match(line) for line in announced):
             of_parts = chain
-        else:
+        elif not uncaught or uncaught != _ended_by(main) or uncaught == _ended_by(chain):
             main = chain
     return main or of_parts or _without_header(lines)
+
+
+def _ended_by(chain: Sequence[Raised]) -> str:
+    return chain[-1].name.rpartition(".")[2] if chain else ""
 
 
 def without_ignored(lines: Sequence[str]) -> Sequence[str]:
@@ -147,14 +166,16 @@ def without_ignored(lines: Sequence[str]) -> Sequence[str]:
     for at, line in enumerate(lines):
         ignored = IGNORED.match(line)
         if ignored and kept[at]:
-            end = _end_of_ignored(lines, at, to_arguments=bool(ignored[1]))
+            end = _end_of_ignored(lines, at, ignored)
             kept[at : end + 1] = [""] * (end + 1 - at)
     return kept if any(line.strip() for line in kept) else lines
 
 
-def _end_of_ignored(lines: Sequence[str], at: int, *, to_arguments: bool) -> int:
-    """Return the index of the last line about the ignored exception that is announced at `at`."""
-    if to_arguments:
+def _end_of_ignored(lines: Sequence[str], at: int, announced: re.Match[str]) -> int:
+    """Return the index of the last line about the ignored exception, or the warning, that is announced at `at`."""
+    if announced["warning"]:
+        return at + 1 if at + 1 < len(lines) and SOURCE.match(lines[at + 1]) else at
+    if announced["logging"]:
         ends = (i for i in range(at, len(lines)) if lines[i].startswith(END_OF_LOGGING_ERROR))
         return next(ends, at)
     header = next((i for i in range(at + 1, min(at + 1 + ANNOUNCED_WITHIN, len(lines))) if HEADER in lines[i]), None)

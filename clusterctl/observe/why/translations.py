@@ -11,7 +11,8 @@ TRANSLATIONS: Mapping[str, str] = {
     "ENOENT": (
         "没有那个文件或目录|沒有此一檔案或目錄|そのようなファイルやディレクトリはありません|"
         "그런 파일이나 디렉터리가 없습니다|Datei oder Verzeichnis nicht gefunden|"
-        "Aucun fichier ou dossier de ce type|No existe el fichero o el directorio|Ficheiro ou pasta inexistente|"
+        "Aucun fichier ou dossier de ce type|Aucun fichier ou dossier de ce nom|"
+        "No existe el fichero o el directorio|Ficheiro ou pasta inexistente|"
         "Arquivo ou diretório inexistente|File o directory non esistente|Нет такого файла или каталога|"
         "Немає такого файла або каталогу|Nie ma takiego pliku ani katalogu|Bestand of map bestaat niet|"
         "Böyle bir dosya ya da dizin yok|Adresář nebo soubor neexistuje|Filen eller katalogen finns inte|"

@@ -44,6 +44,7 @@ USUAL: dict[str, list[Any]] = {
     "losses": [[], [5, 5], [5, 0]],
     "not_finite": [[], ["w"]],
     "unfinished": [None, "not_left"],
+    "uncaught": ["", "KeyError"],
     "endpoint": ["b:7164"],
     "pieces": ["b:8163"],
     "of": ["copy", "merge"],

@@ -236,6 +236,8 @@ def test_refused_connections_reveal_a_dead_lead_long_before_the_grace_period_end
     began = time.monotonic()
     run_until(loop, lambda: follower.lost)
     assert time.monotonic() - began < 30
+    assert follower.closed_s is not None
+    assert 0 < follower.closed_s < 30
     assert "refused" in follower.lost[0]
     assert len(follower.lost) == 1
 

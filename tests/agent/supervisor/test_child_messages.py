@@ -45,6 +45,13 @@ def test_only_pservers_report_on_cuts() -> None:
         assert [report["phase"] for report in receiver.sent] == sent
 
 
+def test_the_exception_that_ends_a_process_is_known_by_its_class() -> None:
+    for sent, known in (("KeyError", "KeyError"), ("x" * 1000, "x" * 200), (None, "None")):
+        receiver = Receiver("trainer")
+        receiver.takes("uncaught", kind=sent)
+        assert receiver.child.uncaught == known
+
+
 def test_a_warning_of_a_process_goes_to_a_lead_that_takes_it() -> None:
     receiver = Receiver("trainer", takes_warnings=True)
     receiver.takes("warning", kind="lag", message="copies lag behind", rank=7)

@@ -396,6 +396,18 @@ def test_a_supervisor_killed_right_after_another_failure_is_not_its_cause(error:
     assert_cause(explanation, "trainer1", "exception" if error.startswith("ValueError") else "peer_refused", node=1)
 
 
+def test_the_end_of_its_connection_dates_the_end_of_a_killed_supervisor() -> None:
+    """The guardian reports it later, and its last sign of life is older."""
+    for closed_at, process in ((10.55, None), (10.65, "trainer1")):
+        history = History()
+        history.step(5.0, 1)
+        exited = history.exit(10.6, "trainer1", 1, traceback("ValueError: labels must be 0 or 1"))
+        history.killed(2, 10.1)
+        history.note(10.9, 0, "lost", message="its supervisor is gone", closed_s=10.9 - closed_at)["node"] = 2
+        explanation = history.fail(10.61, exited, silent=[2]).explain()
+        assert_cause(explanation, process, "exception" if process else "supervisor_killed")
+
+
 def test_a_rebooted_node_is_reported() -> None:
     history = History()
     history.killed(2, 10.0, booted=START_T + 60)
