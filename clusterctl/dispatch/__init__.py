@@ -1,6 +1,6 @@
 """Turn a workspace into a verified, identical job directory on every node.
 
-May import `certificates`, `cluster`, `common`, `errors` and `inventory`. Start reading at `dispatch.py`.
+May import `certificates`, `cluster`, `common`, `errors`, `escape` and `inventory`. Start reading at `dispatch.py`.
 """
 
 from clusterctl.dispatch.dispatch import dispatch, new_job_id, plan
