@@ -101,6 +101,13 @@ class JobPaths:
         """Return True if no other account can have made or changed what is in the directory."""
         return seal.is_own(str(self.dir)) and seal.is_own(str(self.meta))
 
+    def has_record(self) -> bool:
+        """Return False also for a directory that this account may not look into."""
+        try:
+            return self.record.is_file()
+        except PermissionError:
+            return False
+
     def run(self, run: str) -> RunPaths:
         return RunPaths(self, run)
 

@@ -40,7 +40,7 @@ def choose_job(root: Path, ref: str | None, *, to_resume: bool = False) -> tuple
 def _newest_job(root: Path) -> JobPaths:
     """Return the newest job. What other accounts have put into a shared ROOT_DIR does not count."""
     for job in job_directories(root):
-        if job.dir.lstat().st_uid == os.getuid() and job.record.is_file():
+        if job.dir.lstat().st_uid == os.getuid() and job.has_record():
             check_own(job)
             return job
     raise AgentError("there is no job", kind="no_job", hint="send one with clusterctl dispatch")

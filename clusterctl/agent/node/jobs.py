@@ -44,7 +44,7 @@ def find_job(root: Path, ref: str) -> JobPaths:
         names = ", ".join(job.dir.name for job in matches)
         raise AgentError(f"{ref} is ambiguous: {names}", kind="usage")
     named = next((job for job in job_directories(root) if job.dir.name == ref), None)
-    if named is not None and (not named.is_own() or named.record.is_file()):
+    if named is not None and named.has_record():
         check_own(named)
     raise AgentError(f"there is no job {ref}", kind="no_job", hint=LIST_JOBS)
 
