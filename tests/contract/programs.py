@@ -1,0 +1,64 @@
+"""The training programs of recordings."""
+
+from __future__ import annotations
+
+REGRESSION = """
+import os, signal, sys, time
+import numpy as np
+from clusterctl.runtime import Adagrad, connect, uniform, zeros
+
+how = (sys.argv[1:] + [""])[0]
+attempt, rank = os.environ["CLUSTERCTL_ATTEMPT"], os.environ["CLUSTERCTL_RANK"]
+
+def reader(pass_, rng):
+    for _ in range(6):
+        x = rng.standard_normal((8, 4), dtype=np.float32)
+        yield x, x @ np.arange(4, dtype=np.float32), rng.integers(0, 50, 8)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(4,), rule=Adagrad(0.5), init=zeros())
+    emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
+    for x, y, ids in ps.steps(reader, passes=2, on_pass=lambda pass_: ps.log(score=float(pass_))):
+        if how == "fail" and rank == "1" and ps.step == 8:
+            raise ValueError("no such column: age")
+        if how == "die" and (attempt, rank) == ("1", "1") and ps.step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while how == "wait" and ps.step == 8 and not os.path.exists("go"):
+            time.sleep(0.05)
+        error = x @ w.value - y
+        rows = emb.pull(ids)
+        ps.push({w: x.T @ error / len(x), emb: (ids, rows)}, samples=len(x), loss=float((error ** 2).mean()))
+        print("step", ps.step, flush=True)
+"""
+
+OUTER = """
+import torch
+from clusterctl.runtime import connect
+
+with connect() as ps:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = ps.outer(model, optimizer, every=3)
+
+    def reader(pass_, rng):
+        for _ in range(6):
+            yield torch.ones(8, 4)
+
+    for x in ps.steps(reader, passes=2):
+        optimizer.zero_grad()
+        loss = ((model(x) - 1) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        outer.step(samples=8, loss=loss)
+"""
+
+# For other engines: trainers end by themselves, servers when they are told to.
+OTHER = """
+import os, time
+os.write(int(os.environ["CLUSTERCTL_CONTROL_FD"]), b'{"event":"ready"}\\n')
+print("up", flush=True)
+while os.environ["CLUSTERCTL_ROLE"] != "trainer":
+    time.sleep(0.1)
+time.sleep(1)
+"""
