@@ -32,33 +32,28 @@ with connect() as ps:
 """
 
 OUTER = """
+import clusterctl.torch as ct
 import torch
-from clusterctl.runtime import connect
 
-with connect() as ps:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+torch.manual_seed(0)
+x = torch.randn(96, 4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with ct.connect() as ps:
     outer = ps.outer(model, optimizer, every=3)
-
-    def reader(pass_, rng):
-        for _ in range(6):
-            yield torch.ones(8, 4)
-
-    for x in ps.steps(reader, passes=2):
+    for inputs, targets in ps.loader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, passes=2):
+        loss = ((model(inputs) - targets) ** 2).mean()
         optimizer.zero_grad()
-        loss = ((model(x) - 1) ** 2).mean()
         loss.backward()
         optimizer.step()
-        outer.step(samples=8, loss=loss)
+        outer.step(loss=loss)
 """
 
 # For other engines: trainers end by themselves, servers when they are told to.
 OTHER = """
 import os, time
-os.write(int(os.environ["CLUSTERCTL_CONTROL_FD"]), b'{"event":"ready"}\\n')
 print("up", flush=True)
 while os.environ["CLUSTERCTL_ROLE"] != "trainer":
     time.sleep(0.1)
-time.sleep(1)
+time.sleep(2)
 """

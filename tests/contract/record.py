@@ -109,7 +109,7 @@ class Recorder:
 
     def __init__(self, directory: Path, target: Path, scenario: Scenario, tree: Path) -> None:
         self._directory, self._target, self._scenario, self._tree = directory, target, scenario, tree
-        self._job, self._numbers = "", count(1)
+        self._numbers = count(1)
         self.values: dict[str, list[Any]] = defaultdict(list)
 
     def record(self) -> None:
@@ -137,9 +137,10 @@ class Recorder:
             conf.writelines(f"{name} = {value!r}\n" for name, value in settings.items())
 
     def _run(self, *words: str) -> None:
-        if "{job}" in words and not self._job:
+        jobs = sorted(path.name for path in self._directory.glob("fake/nodes/node0/clusterctl/JOB*"))
+        if not jobs and any("{job}" in word for word in words):
             return
-        argv = [word.format(job=self._job) for word in words]
+        argv = [word.format(job=jobs[-1] if jobs else "") for word in words]
         argv = [*argv[: argv.index("--")], "--json", *argv[argv.index("--") :]] if "--" in argv else [*argv, "--json"]
         env = {**os.environ, "PYTHONPATH": str(self._tree), "CLUSTERCTL_CONF": str(self._directory / "fake/conf.py")}
         env |= {"XDG_CACHE_HOME": str(self._directory / "cache"), "COLUMNS": "120"}
@@ -148,7 +149,6 @@ class Recorder:
             command, cwd=self._directory, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         documents = list(_documents(done.stdout))
-        self._job = next((one["job"] for one in documents if isinstance(one.get("job"), str)), self._job)
         name = " ".join(words[:2]) if words[0] == "fake" else words[0]
         for document in documents:
             kind = f" {document['event']}" if "event" in document else " error" if "error" in document else ""

@@ -24,7 +24,7 @@ from seeded.faults import Fault, read_faults, tests_of
 from seeded.reach import read_map
 from seeded.trees import ROOT, Tree
 
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 OUTCOMES = ("caught", "timed out", "survived", "does not apply")
 SOME_TESTS_FAILED, INTERRUPTED, NO_TESTS = 1, 2, 5
 BATCH_S = 30.0

@@ -45,9 +45,7 @@ class Tree:
         for program in Path(sys.executable).parent.iterdir():
             ours = directory / ".venv/bin" / program.name
             if not ours.exists() and not program.name.startswith("python"):
-                text = program.read_bytes()
-                ours.write_bytes(text.replace(os.fsencode(sys.executable), os.fsencode(directory / ".venv/bin/python")))
-                ours.chmod(0o755)
+                _install(program, ours)
         return cls(directory)
 
     def write(self, name: str, text: str, number: int) -> None:
@@ -64,7 +62,7 @@ class Tree:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        env |= {"PYTEST_DEBUG_TEMPROOT": str(temporary), "PATH": f"{Path(python).parent}:{env['PATH']}"}
+        env["PYTEST_DEBUG_TEMPROOT"] = str(temporary)
         options = ["-q", "-p", "no:cacheprovider", "-m", MARKS, "--timeout", "200"]
         began = time.monotonic()
         with subprocess.Popen(
@@ -77,3 +75,15 @@ class Tree:
         ) as process:
             output, _ = process.communicate()
         return Ran(process.returncode, round(time.monotonic() - began, 1), output.decode(errors="replace"))
+
+
+def _install(program: Path, ours: Path) -> None:
+    """Copy a script, so that it runs the Python beside it; link what is none."""
+    with program.open("rb") as file:
+        is_script = file.read(2) == b"#!"
+    if is_script:
+        theirs, python = os.fsencode(sys.executable), os.fsencode(ours.with_name("python"))
+        ours.write_bytes(program.read_bytes().replace(theirs, python))
+        ours.chmod(0o755)
+    else:
+        ours.symlink_to(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,16 @@ class Receiver:
         """Return what is known of the process after a message."""
         self._messages.receive(self.child, {"event": event, **facts})
         return self.child.progress
+
+    def worked(self, lived_s: float) -> bool:
+        """Return True if the process counts as one that did something, when it ends after so many seconds."""
+        self.child.state, self.child.exit_code, self.child.started_t = "stopped", 0, time.time() - lived_s
+        self._messages.exited(self.child)
+        return bool(self.sent[-1]["worked"])
+
+
+def test_a_process_that_ran_for_a_minute_has_worked_even_if_it_never_sent_a_message() -> None:
+    assert [Receiver("pserver").worked(lived_s) for lived_s in (1.0, 59.0, 61.0)] == [False, False, True]
 
 
 def test_a_wait_is_known_only_until_the_next_step_message() -> None:
