@@ -27,7 +27,7 @@ class Asked:
     def ask(self, _: object) -> list[NodeOutcome[Any]]:
         answers = [
             {"jobs": [{"job": name, "record": RECORD, "runs": [{**RUN, **view}]}]}
-            for name, view in zip(self.names, self.views, strict=True)
+            for name, view in zip(self.names, self.views, strict=False)
         ]
         return [
             NodeOutcome(node, answer, None, 0.0) for node, answer in zip(self.inventory.nodes, answers, strict=False)
