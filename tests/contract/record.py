@@ -88,9 +88,10 @@ FILES = (
     *("job.json", "runs/*/spec.json", "runs/*/state.json", "runs/*/peers.json", "runs/*/events.jsonl"),
     *("runs/*/checkpoints/*/manifest.json", "runs/*/copies/*/manifest.json", "../output/*/manifest.json"),
 )
+#: Events that a process sends now and then.
+OFTEN = ("step", "usage", "log", "warning")
 #: Fields that differ between two recordings of one tree: how often a process reports, what was sampled, and when.
 VARY = (
-    "events.jsonl",
     "warnings",
     "seconds",
     "curves",
@@ -98,6 +99,7 @@ VARY = (
     "cpu",
     "memory",
     "busy",
+    "leftovers",
     "behind",
     "copied",
     "points",
@@ -154,6 +156,7 @@ class Recorder:
             kind = f" {document['event']}" if "event" in document else " error" if "error" in document else ""
             self.values[name + kind].append(document)
         number = next(self._numbers)
+        documents.sort(key=_origin)
         self._write(f"{number:02d}-{name.replace(' ', '-')}.json", [{"exit": done.returncode}, *documents])
 
     def _take_files(self) -> None:
@@ -167,7 +170,7 @@ class Recorder:
                         kind = f" {value['event']}" if path.name == "events.jsonl" else ""
                         place = path.parent.parent.name if path.name == "manifest.json" else ""
                         self.values[f"{place} {path.name}{kind}".strip()].append(value)
-                    self._write(f"node{node}-{name}", values)
+                    self._write(f"node{node}-{name}", _by_process(values) if "events" in name else values)
 
     def _write(self, name: str, values: list[Any]) -> None:
         lines = [json.dumps(normal(value), ensure_ascii=False, indent=1) for value in values]
@@ -180,6 +183,19 @@ def _documents(text: str) -> Iterator[dict[str, Any]]:
         yield json.loads(text)
     except ValueError:
         yield from (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+
+
+def _by_process(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events by process, and of those that a process sends all the time the first one."""
+    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, event in enumerate(sorted(events, key=_origin)):
+        kept.setdefault((event["event"], _origin(event), 0 if event["event"] in OFTEN else number), event)
+    return list(kept.values())
+
+
+def _origin(document: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what sorts the lines of a stream by process: those of several come in any order."""
+    return document.get("node", NODES), str(document.get("role")), str(document.get("rank"))
 
 
 def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, Any]:
@@ -205,7 +221,7 @@ def unknown(found: dict[str, Any], known: dict[str, Any]) -> list[str]:
 def differences(a: Path, b: Path) -> list[str]:
     """Compare two recordings of the same scenarios, without the fields in VARY."""
     names = sorted({path.relative_to(one).as_posix() for one in (a, b) for path in one.rglob("*.json*")})
-    return [line for name in names if not name.endswith(VARY) for line in _compare(a / name, b / name, name)]
+    return [line for name in names for line in _compare(a / name, b / name, name)]
 
 
 def _compare(a: Path, b: Path, name: str) -> Iterator[str]:

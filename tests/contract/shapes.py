@@ -25,7 +25,7 @@ MARKS = [
 #: Whole numbers that differ from run to run.
 VARYING = re.compile(
     r".*(pid|port|bytes|_ns|_t|seq|seed|fd|pids|inode)s?|t|size|time|total|free|available|inodes_free|offset|memory|points"
-    r"|first|last|lowest|highest|samples|started|start|processes_cpu|ended|signal|uid|cores|soft|hard|weight|session"
+    r"|first|last|lowest|highest|samples|started|start|processes_cpu|ended|signal|uid|supervisor|cores|soft|hard|weight|session"
 )
 
 

@@ -48,7 +48,7 @@ def read_faults() -> list[Fault]:
     return [Fault(**row) for row in tomllib.loads(LIST.read_text(encoding="utf-8"))["fault"]]
 
 
-def tests_of(fault: Fault, source: str, known: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+def files_reaching(fault: Fault, source: str, known: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
     """Return the test files that reach a fault, with the seconds they take: those of its package first, then by time.
 
     If the map knows none, those in the folders named like its package, and a few that run whole jobs.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seeded.cage import TIME_OVER
-from seeded.faults import Fault, read_faults, tests_of
+from seeded.faults import Fault, read_faults, files_reaching
 from seeded.reach import read_map
 from seeded.trees import ROOT, Tree
 
@@ -36,7 +36,7 @@ def run_fault(tree: Tree, fault: Fault, known: list[dict[str, Any]], limit_s: fl
     about = {"id": fault.id, "package": fault.package}
     try:
         source = path.read_text(encoding="utf-8")
-        faulty, tests = fault.applied(source), tests_of(fault, source, known)
+        faulty, tests = fault.applied(source), files_reaching(fault, source, known)
     except (OSError, ValueError) as exc:
         return {**about, "outcome": "does not apply", "why": str(exc)}
     left_s, ran, slow = limit_s, 0, []
