@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seeded.cage import TIME_OVER
-from seeded.faults import Fault, read_faults, files_reaching
+from seeded.faults import Fault, files_reaching, read_faults
 from seeded.reach import read_map
 from seeded.trees import ROOT, Tree
 

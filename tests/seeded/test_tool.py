@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seeded.faults import Fault, read_faults, files_reaching
+from seeded.faults import Fault, files_reaching, read_faults
 from seeded.reach import block_of, blocks, put_probes
 from seeded.trees import CAGE, Tree
 from support.processes import is_alive
