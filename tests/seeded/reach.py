@@ -116,9 +116,9 @@ def _after_head(source: str) -> int:
 class Prober:
     """A tree with probes, for one test file at a time."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, slow: bool) -> None:
         self._hits = directory.with_name(f"{directory.name}-hits")
-        self._tree = Tree.copy(directory)
+        self._tree = Tree.copy(directory, slow=slow)
         self._places = put_probes(self._tree, self._hits)
 
     def run(self, test: str, limit_s: float) -> dict[str, Any]:
@@ -144,13 +144,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/seeded"), help="where the copies go")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=300, help="seconds for a test file")
+    parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")
     chosen = parser.parse_args(arguments)
     done = {entry["test"] for entry in read_map(chosen.map)}
     paths = [path for test in chosen.tests for path in (sorted((ROOT / test).rglob("test_*.py")) or [ROOT / test])]
     tests = [name for path in paths if (name := path.relative_to(ROOT).as_posix()) not in done]
     probers: queue.Queue[Prober] = queue.Queue()
     for number in range(min(chosen.jobs, len(tests))):
-        probers.put(Prober(chosen.work / f"reach{number}"))
+        probers.put(Prober(chosen.work / f"reach{number}", slow=chosen.slow))
 
     def run(test: str) -> None:
         prober = probers.get()

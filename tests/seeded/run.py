@@ -103,6 +103,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/seeded"), help="where the copies go")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=240, help="seconds for a fault")
+    parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")
     chosen = parser.parse_args(arguments)
     done = {result["id"] for result in read_map(chosen.results)}
     faults = [
@@ -113,7 +114,7 @@ def main(arguments: list[str]) -> None:
     known = read_map(chosen.map)
     trees: queue.Queue[Tree] = queue.Queue()
     for number in range(min(chosen.jobs, len(faults))):
-        trees.put(Tree.copy(chosen.work / f"fault{number}"))
+        trees.put(Tree.copy(chosen.work / f"fault{number}", slow=chosen.slow))
 
     def run(fault: Fault) -> None:
         tree = trees.get()

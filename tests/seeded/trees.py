@@ -13,8 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CAGE = Path(__file__).with_name("cage.py")
-#: As `make test`.
-MARKS = "not (slow or docker or engines or faults or kubernetes or mpi or slurm or upgrade)"
+SEPARATE = "docker or engines or faults or kubernetes or mpi or slurm or upgrade"
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,16 @@ class Ran:
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the tracked files of `source`, with a .venv that has the packages of this Python's environment."""
+    """A copy of the tracked files of `source`, with a .venv that has the packages of this Python's environment.
+
+    Tests with the mark `slow` are left out unless `slow` is True.
+    """
 
     directory: Path
+    slow: bool = False
 
     @classmethod
-    def copy(cls, directory: Path, source: Path = ROOT) -> Tree:
+    def copy(cls, directory: Path, *, slow: bool = False, source: Path = ROOT) -> Tree:
         shutil.rmtree(directory, ignore_errors=True)
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=source, capture_output=True, check=True, text=True)
         for name in filter(None, listed.stdout.split("\0")):
@@ -46,7 +49,7 @@ class Tree:
             ours = directory / ".venv/bin" / program.name
             if not ours.exists() and not program.name.startswith("python"):
                 _install(program, ours)
-        return cls(directory)
+        return cls(directory, slow)
 
     def write(self, name: str, text: str, number: int) -> None:
         """Replace a module. Its time is unlike all others, or Python may take the bytecode of a file as long."""
@@ -63,7 +66,8 @@ class Tree:
         temporary.mkdir()
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         env["PYTEST_DEBUG_TEMPROOT"] = str(temporary)
-        options = ["-q", "-p", "no:cacheprovider", "-m", MARKS, "--timeout", "200"]
+        marks = f"not ({SEPARATE})" if self.slow else f"not (slow or {SEPARATE})"
+        options = ["-q", "-p", "no:cacheprovider", "-m", marks, "--timeout", "200"]
         began = time.monotonic()
         with subprocess.Popen(
             [sys.executable, str(CAGE), str(limit_s), python, "-m", "pytest", *options, *arguments],
