@@ -51,9 +51,16 @@ with ct.connect() as ps:
 
 # For other engines: trainers end by themselves, servers when they are told to.
 OTHER = """
-import os, time
+import os, socket, sys, time
+
+env, role = os.environ, os.environ["CLUSTERCTL_ROLE"]
 print("up", flush=True)
-while os.environ["CLUSTERCTL_ROLE"] != "trainer":
-    time.sleep(0.1)
-time.sleep(2)
+if role == "trainer":
+    time.sleep(2)
+    sys.exit()
+if role == "scheduler" or "PADDLE_PORT" in env:
+    listener = socket.socket()
+    listener.bind(("", int(env["DMLC_PS_ROOT_PORT" if role == "scheduler" else "PADDLE_PORT"])))
+    listener.listen()
+time.sleep(600)
 """

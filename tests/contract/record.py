@@ -63,7 +63,7 @@ class Scenario:
 
 def _engine(name: str) -> Scenario:
     settings = {"ENGINE": name, "PSERVER_COMMAND": "python train.py", "PSERVERS": 1}
-    alone = name in ("none", "torch", "mpi")
+    alone = name in ("none", "torch", "mpi", "tensorflow")
     return Scenario(OTHER, settings={"ENGINE": name} if alone else settings, after=AFTER[:3])
 
 

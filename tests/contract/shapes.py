@@ -28,6 +28,9 @@ VARYING = re.compile(
     r"|first|last|lowest|highest|samples|started|start|processes_cpu|ended|signal|uid|supervisor|cores|soft|hard|weight|session"
 )
 
+#: Objects whose keys are names that programs and people choose.
+BY_NAME = ("tables", "metrics", "values", "env", "packages")
+
 
 def normal(value: Any, key: str = "") -> Any:
     """Return a value with marks in place of times, pids, ports, paths, hashes and measured numbers."""
@@ -49,10 +52,11 @@ def normal_text(text: str) -> str:
     return text
 
 
-def structure(values: Iterable[Any]) -> dict[str, Any]:
+def structure(values: Iterable[Any], name: str = "") -> dict[str, Any]:
     """Return what all these values have: the names of their `types`, `keys` of objects and `items` of lists.
 
-    A key that some objects lack ends in `?`. Keys that are numbers or names of nodes and processes count as one.
+    A key that some objects lack ends in `?`. Keys that are numbers, paths, or names of nodes, processes and tables
+    count as one, `*`. `name` is the key of the values.
     """
     values = list(values)
     found: dict[str, Any] = {"types": sorted({type(value).__name__ for value in values})}
@@ -60,16 +64,18 @@ def structure(values: Iterable[Any]) -> dict[str, Any]:
     keys: dict[str, list[Any]] = {}
     for one in objects:
         for key, inner in one.items():
-            keys.setdefault(_key(key), []).append(inner)
+            keys.setdefault(_key(key, name), []).append(inner)
     if keys:
-        always = {key for key in keys if all(key in map(_key, one) for one in objects)}
-        found["keys"] = {key if key in always else f"{key}?": structure(inner) for key, inner in sorted(keys.items())}
+        always = {key for key in keys if all(key in [_key(inner, name) for inner in one] for one in objects)}
+        shapes = {key: structure(inner, key) for key, inner in sorted(keys.items())}
+        found["keys"] = {key if key in always else f"{key}?": shape for key, shape in shapes.items()}
     items = [inner for value in values if isinstance(value, list) for inner in value]
     return {**found, "items": structure(items)} if items else found
 
 
-def _key(key: str) -> str:
-    return re.sub(r"^((node|trainer|pserver|w\.|step-|pass-|/)?\d+.*|<.*>.*|/.*)$", "*", normal_text(key))
+def _key(key: str, parent: str) -> str:
+    is_name = parent in BY_NAME or re.match(r"(node|trainer|pserver|step-|pass-|/)?\d|<|/", normal_text(key))
+    return "*" if is_name else key
 
 
 def merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
