@@ -148,7 +148,8 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     done = {entry["test"] for entry in read_map(chosen.map)}
     paths = [path for test in chosen.tests for path in (sorted((ROOT / test).rglob("test_*.py")) or [ROOT / test])]
-    tests = [name for path in paths if (name := path.relative_to(ROOT).as_posix()) not in done]
+    names = dict.fromkeys(path.relative_to(ROOT).as_posix() for path in paths)
+    tests = [name for name in names if name not in done]
     probers: queue.Queue[Prober] = queue.Queue()
     for number in range(min(chosen.jobs, len(tests))):
         probers.put(Prober(chosen.work / f"reach{number}", slow=chosen.slow))
