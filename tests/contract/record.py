@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -18,12 +19,11 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from contract.programs import OTHER, OUTER, REGRESSION
-from contract.shapes import merged, misfits, normal, structure
+from contract.shapes import merged, misfits, normal, structure, without
 
 ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).parent / "recorded/structure.json"
@@ -89,7 +89,7 @@ FILES = (
     *("runs/*/checkpoints/*/manifest.json", "runs/*/copies/*/manifest.json", "../output/*/manifest.json"),
 )
 #: Events that a process sends now and then.
-OFTEN = ("step", "usage", "log", "warning")
+OFTEN = ("step", "usage", "log", "warning", "copied", "copying")
 #: Fields that differ between two recordings of one tree: how often a process reports, what was sampled, and when.
 VARY = (
     "warnings",
@@ -103,6 +103,9 @@ VARY = (
     "behind",
     "copied",
     "points",
+    "staleness",
+    "count",
+    "line",
 )
 
 
@@ -111,7 +114,7 @@ class Recorder:
 
     def __init__(self, directory: Path, target: Path, scenario: Scenario, tree: Path) -> None:
         self._directory, self._target, self._scenario, self._tree = directory, target, scenario, tree
-        self._numbers = count(1)
+        self._numbers = itertools.count(1)
         self.values: dict[str, list[Any]] = defaultdict(list)
 
     def record(self) -> None:
@@ -173,8 +176,7 @@ class Recorder:
                     self._write(f"node{node}-{name}", _by_process(values) if "events" in name else values)
 
     def _write(self, name: str, values: list[Any]) -> None:
-        lines = [json.dumps(normal(value), ensure_ascii=False, indent=1) for value in values]
-        (self._target / name).write_text("\n".join(lines) + "\n")
+        (self._target / name).write_text(json.dumps(normal(values), ensure_ascii=False, indent=1) + "\n")
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
@@ -194,8 +196,9 @@ def _by_process(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _origin(document: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what sorts the lines of a stream by process: those of several come in any order."""
-    return document.get("node", NODES), str(document.get("role")), str(document.get("rank"))
+    """Return what sorts the lines of a stream by process: those of several come in any order; copies, at any time."""
+    copied = document["tag"] if document.get("event") in ("copied", "copying") else ""
+    return document.get("node", NODES), str(document.get("role")), str(document.get("rank")), copied
 
 
 def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, Any]:
@@ -219,19 +222,23 @@ def unknown(found: dict[str, Any], known: dict[str, Any]) -> list[str]:
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """Compare two recordings of the same scenarios, without the fields in VARY."""
-    names = sorted({path.relative_to(one).as_posix() for one in (a, b) for path in one.rglob("*.json*")})
-    return [line for name in names for line in _compare(a / name, b / name, name)]
+    """Return the first difference of each file, without the fields in VARY, of the scenarios that both recorded."""
+    both = [one.name for one in a.iterdir() if (b / one.name).is_dir()]
+    names = sorted(
+        {path.relative_to(top).as_posix() for top in (a, b) for one in both for path in (top / one).iterdir()}
+    )
+    pairs = ((name, _compared(a / name), _compared(b / name)) for name in names)
+    return [f"{name}: {_first(one, other)}" for name, one, other in pairs if one != other]
 
 
-def _compare(a: Path, b: Path, name: str) -> Iterator[str]:
-    if not (a.exists() and b.exists()):
-        yield f"{name}: only in {a.parent if a.exists() else b.parent}"
-        return
-    for number, lines in enumerate(zip(a.read_text().splitlines(), b.read_text().splitlines(), strict=False), 1):
-        if lines[0] != lines[1] and not any(f'"{word}"' in lines[0] for word in VARY):
-            yield f"{name}:{number}: {lines[0].strip()} | {lines[1].strip()}"
-            return
+def _compared(path: Path) -> list[str]:
+    values = json.loads(path.read_text()) if path.exists() else "missing"
+    return json.dumps(without(values, VARY), ensure_ascii=False, indent=1).splitlines()
+
+
+def _first(one: list[str], other: list[str]) -> str:
+    pairs = itertools.zip_longest(one, other, fillvalue="nothing")
+    return next(f"line {n}: {x.strip()} | {y.strip()}" for n, (x, y) in enumerate(pairs, 1) if x != y)
 
 
 def main(arguments: list[str]) -> int:

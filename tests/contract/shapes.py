@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 #: What a string may have that differs from run to run, and its mark.
@@ -14,6 +14,7 @@ MARKS = [
         (r"\bJOB\d{8}-\d{6}\b", "<job>"),
         (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(\+\d\d:\d\d|Z)?", "<time>"),
         (r"\b(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
+        (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<hash>"),
         (r"\b[0-9a-f]{12,}\b", "<hash>"),
         (r"\bSHA256:[\w+/]{43}|[\w+/]{43}=", "<hash>"),
         (r"\b(pid|port) \d+", r"\1 <n>"),
@@ -25,7 +26,7 @@ MARKS = [
 #: Whole numbers that differ from run to run.
 VARYING = re.compile(
     r".*(pid|port|bytes|_ns|_t|seq|seed|fd|pids|inode)s?|t|size|time|total|free|available|inodes_free|offset|memory|points"
-    r"|first|last|lowest|highest|samples|started|start|processes_cpu|ended|signal|uid|supervisor|cores|soft|hard|weight|session"
+    r"|first|last|lowest|highest|samples|started|start|processes_cpu|ended|signal|uid|supervisor|identity|cores|soft|hard|weight|session"
 )
 
 #: Objects whose keys are names that programs and people choose.
@@ -50,6 +51,13 @@ def normal_text(text: str) -> str:
     for pattern, mark in MARKS:
         text = pattern.sub(mark, text)
     return text
+
+
+def without(value: Any, keys: Container[str]) -> Any:
+    """Return a value without these keys of its objects, at any depth."""
+    if isinstance(value, dict):
+        return {key: without(inner, keys) for key, inner in value.items() if key not in keys}
+    return [without(inner, keys) for inner in value] if isinstance(value, list) else value
 
 
 def structure(values: Iterable[Any], name: str = "") -> dict[str, Any]:
