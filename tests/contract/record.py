@@ -88,7 +88,7 @@ FILES = (
     *("job.json", "runs/*/spec.json", "runs/*/state.json", "runs/*/peers.json", "runs/*/events.jsonl"),
     *("runs/*/checkpoints/*/manifest.json", "runs/*/copies/*/manifest.json", "../output/*/manifest.json"),
 )
-#: Events that a process sends now and then.
+#: Events that come now and then, or not at all: two recordings are compared without them.
 OFTEN = ("step", "usage", "log", "warning", "copied", "copying")
 #: Fields that differ between two recordings of one tree: how often a process reports, what was sampled, and when.
 VARY = (
@@ -99,6 +99,7 @@ VARY = (
     "cpu",
     "memory",
     "busy",
+    "findings",
     "leftovers",
     "behind",
     "copied",
@@ -196,9 +197,9 @@ def _by_process(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _origin(document: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what sorts the lines of a stream by process: those of several come in any order; copies, at any time."""
-    copied = document["tag"] if document.get("event") in ("copied", "copying") else ""
-    return document.get("node", NODES), str(document.get("role")), str(document.get("rank")), copied
+    """Return what sorts the lines of a stream by process: those of several come in any order; saves, at any time."""
+    saved = f"{document['tag']} {document['event']}" if document.get("event") in ("saved", "copied", "copying") else ""
+    return document.get("node", NODES), str(document.get("role")), str(document.get("rank")), saved
 
 
 def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, Any]:
@@ -232,8 +233,9 @@ def differences(a: Path, b: Path) -> list[str]:
 
 
 def _compared(path: Path) -> list[str]:
-    values = json.loads(path.read_text()) if path.exists() else "missing"
-    return json.dumps(without(values, VARY), ensure_ascii=False, indent=1).splitlines()
+    values = json.loads(path.read_text()) if path.exists() else ["missing"]
+    always = [value for value in values if not (isinstance(value, dict) and value.get("event") in OFTEN)]
+    return json.dumps(without(always, VARY), ensure_ascii=False, indent=1).splitlines()
 
 
 def _first(one: list[str], other: list[str]) -> str:

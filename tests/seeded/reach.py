@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from seeded.trees import ROOT, Tree
+from seeded.trees import ROOT, WORK, Tree
 
 PROBE = """\
 import os as _os_
@@ -137,15 +137,19 @@ def read_map(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def main(arguments: list[str]) -> None:
+def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="seeded.reach", description=__doc__)
     parser.add_argument("map", type=Path)
     parser.add_argument("tests", nargs="+", help="files or folders, from the root of the tree")
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm/seeded"), help="where the copies go")
+    parser.add_argument("--work", type=Path, default=WORK, help="where the copies go")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=300, help="seconds for a test file")
     parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")
-    chosen = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    chosen = _parsed(arguments)
     done = {entry["test"] for entry in read_map(chosen.map)}
     paths = [path for test in chosen.tests for path in (sorted((ROOT / test).rglob("test_*.py")) or [ROOT / test])]
     names = dict.fromkeys(path.relative_to(ROOT).as_posix() for path in paths)

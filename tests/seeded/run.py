@@ -22,7 +22,7 @@ from typing import Any
 from seeded.cage import TIME_OVER
 from seeded.faults import Fault, files_reaching, read_faults
 from seeded.reach import read_map
-from seeded.trees import ROOT, Tree
+from seeded.trees import ROOT, WORK, Ran, Tree
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 OUTCOMES = ("caught", "timed out", "survived", "does not apply")
@@ -32,35 +32,35 @@ NUMBERS = count(1)  # of all writes, see `Tree.write`
 
 
 def run_fault(tree: Tree, fault: Fault, known: list[dict[str, Any]], limit_s: float) -> dict[str, Any]:
-    path = ROOT / fault.file
     about = {"id": fault.id, "package": fault.package}
     try:
-        source = path.read_text(encoding="utf-8")
-        faulty, tests = fault.applied(source), files_reaching(fault, source, known)
+        source = (ROOT / fault.file).read_text(encoding="utf-8")
+        fault.applied(source)
     except (OSError, ValueError) as exc:
         return {**about, "outcome": "does not apply", "why": str(exc)}
+    tests = files_reaching(fault, source, known)
     left_s, ran, slow = limit_s, 0, []
     for batch, seconds in _batches(tests):
         if left_s < min(seconds, limit_s / 2):
             continue
         most_s = min(left_s, max(60.0, 5 * seconds))
-        tree.write(fault.file, faulty, next(NUMBERS))
-        result = tree.pytest("-x", *batch, limit_s=most_s)
-        tree.write(fault.file, source, next(NUMBERS))
+        result = _with(fault, source, tree, batch, most_s)
         left_s, ran = left_s - result.seconds, ran + len(batch)
         if result.code == TIME_OVER:
             slow += batch if most_s >= 5 * seconds else []
         elif result.code not in (0, NO_TESTS) and (by := _sound(tree, batch, result.output, most_s)):
             return {**about, "outcome": "caught", "by": by, "seconds": round(limit_s - left_s, 1)}
     outcome = "timed out" if slow else "survived"
-    return {
-        **about,
-        "outcome": outcome,
-        "slow": slow,
-        "ran": ran,
-        "left": len(tests) - ran,
-        "block": fault.block(source),
-    }
+    return {**about, "outcome": outcome, "slow": slow, "ran": ran, "left": len(tests) - ran}
+
+
+def _with(fault: Fault, source: str, tree: Tree, tests: list[str], limit_s: float) -> Ran:
+    """Run tests with a fault, and take it out again."""
+    tree.write(fault.file, fault.applied(source), next(NUMBERS))
+    try:
+        return tree.pytest("-x", *tests, limit_s=limit_s)
+    finally:
+        tree.write(fault.file, source, next(NUMBERS))
 
 
 def _batches(tests: list[tuple[str, float]]) -> Iterator[tuple[list[str], float]]:
@@ -95,16 +95,20 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(f"{row[0]:12}" + "".join(f"{cell:>16}" for cell in row[1:]) for row in rows)
 
 
-def main(arguments: list[str]) -> None:
+def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="seeded.run", description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("only", nargs="*", help="packages, or ids of faults")
     parser.add_argument("--map", type=Path, default=Path("/nonexistent"), help="of seeded.reach")
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm/seeded"), help="where the copies go")
+    parser.add_argument("--work", type=Path, default=WORK, help="where the copies go")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=240, help="seconds for a fault")
     parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")
-    chosen = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    chosen = _parsed(arguments)
     done = {result["id"] for result in read_map(chosen.results)}
     faults = [
         one

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+WORK = Path(tempfile.gettempdir(), "clusterctl-seeded")
 CAGE = Path(__file__).with_name("cage.py")
 SEPARATE = "docker or engines or faults or kubernetes or mpi or slurm or upgrade"
 
