@@ -43,6 +43,11 @@ def test_a_receipt_of_a_pserver_has_the_ranks_of_the_states() -> None:
             check_receipt(piece(states=strange), 0)
 
 
+def test_a_receipt_that_names_another_pserver_is_refused() -> None:
+    with pytest.raises(ValueError, match="malformed receipt of pserver 0"):
+        check_receipt(piece(pserver=1), 0)
+
+
 def test_a_receipt_of_a_trainer_has_what_the_manifest_needs_and_nothing_else() -> None:
     assert check_state_receipt({**STATE, "pserver": 7, "job": "JOB"}, 1) == STATE
 

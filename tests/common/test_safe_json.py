@@ -1,4 +1,4 @@
-"""JSON of this account; that of others is tested in tests/security/test_bombs.py."""
+"""JSON of this account, and the bounds on that of others; tests/security/test_bombs.py has hostile texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clusterctl.common.safe_json import dumps, loads
+from clusterctl.common.safe_json import dumps, loads, parse
 
 TEXT = 'quote " back \\ line \n \u00fc \u2028 \U0001f989'
 VALUE = {"a": [1, 2.5, -1e300, None, True, {}], "text": TEXT, "b": float("inf")}
@@ -22,3 +22,16 @@ def test_json_is_written_on_one_line_without_spaces() -> None:
 def test_invalid_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - as of json, with whatever words
         loads(text)
+
+
+def test_a_text_of_exactly_the_limit_is_read_and_one_byte_more_is_refused() -> None:
+    assert parse(b'"abcd"', most_bytes=6) == "abcd"
+    with pytest.raises(ValueError, match="too long"):
+        parse(b'"abcde"', most_bytes=6)
+
+
+def test_lists_as_deep_as_the_limit_are_read_and_one_level_more_is_refused() -> None:
+    assert parse("[[[]]]", deepest=3) == [[[]]]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse("[[[[]]]]", deepest=3)
+    assert parse("[[], [], [], []]", deepest=3) == [[], [], [], []]

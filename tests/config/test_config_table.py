@@ -176,6 +176,7 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ),
         ("ENV", {"1A": "x"}, ": '1A' is not a valid environment variable name"),
         ("ENV", {"CLUSTERCTL_RANK": "1"}, ": CLUSTERCTL_RANK is set by clusterctl itself"),
+        ("ENV", {"A": "x\0y"}, ": the value of A must not contain NUL characters"),
         ("ENV", ["A=1"], ': must be a dictionary, such as {"NAME": "value"}'),
         ("USE_GPU", 1, "= 1: must be True or False"),
         ("BEFORE_START", ["prepare"], "= ['prepare']: must be a string"),

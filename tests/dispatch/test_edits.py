@@ -107,6 +107,10 @@ def test_other_changes_are_no_edit(place: Place) -> None:
     others = {
         "a new file": lambda top: (top / "new").write_text("x"),
         "the same bytes elsewhere": lambda top: shutil.copy2(top / "d0/plain", top / "d1/ü n"),
+        "the same, with another change": lambda top: (
+            shutil.copy2(top / "d0/plain", top / "d1/ü n"),
+            (top / "d0/[[").write_text("other"),
+        ),
         "another kind": lambda top: ((top / "d0/plain").unlink(), (top / "d0/plain").mkdir()),
         "a link": lambda top: ((top / "link").unlink(), (top / "link").symlink_to("d1")),
     }

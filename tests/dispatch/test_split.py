@@ -171,6 +171,20 @@ def test_a_header_is_found_at_any_block_size_and_a_file_of_a_header_has_no_recor
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("block", [1, 5, 100])
+def test_a_header_of_exactly_the_limit_is_taken_and_a_longer_one_is_refused(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", block)
+    monkeypatch.setattr(module, "MOST_HEADER_BYTES", 10)
+    (tmp_path / "t").write_bytes(b"id,age,by\n1,20,x\n")
+    [shard], _ = split(tmp_path / "t", 1, b"\n", tmp_path / "out", has_a_header=True)
+    assert (shard.records, shard.path.read_bytes()) == (1, b"id,age,by\n1,20,x\n")
+    (tmp_path / "t").write_bytes(b"id,age,byte\n1,20,x\n")
+    with pytest.raises(UsageError, match="not a header"):
+        split(tmp_path / "t", 1, b"\n", tmp_path / "none", has_a_header=True)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, connect, constant
+from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.batches import pass_rng
 from clusterctl.runtime.trainer.metrics import Logbook
 from clusterctl.runtime.trainer.session import Session
@@ -28,6 +29,26 @@ def counting(lengths: list[int], passes: int, *, shard: bool = False) -> Any:
         return float(w.value[0]), ps.step, seen
 
     return program
+
+
+@pytest.mark.parametrize("had", [1, 2, 3])
+def test_an_epoch_with_more_or_fewer_passes_than_announced_is_an_error(
+    had: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with connect() as ps:
+        w = ps.dense("w", 1, SGD(1.0))
+
+        def train() -> None:
+            for _ in ps.epochs(2, passes=2):
+                for _ in ps.steps(lambda pass_, rng: range(2), passes=had):
+                    ps.push({w: -np.ones(1)}, samples=1)
+
+        if had == 2:
+            train()
+            return
+        with pytest.raises(UseError, match=f"epoch 0 had {had} passes, not 2"):
+            train()
 
 
 def saved_tags(cluster: ThreadCluster) -> list[str]:

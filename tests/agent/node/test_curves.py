@@ -200,7 +200,7 @@ POINTS = st.lists(
         st.integers(0, 1000).map(lambda n: n / 8),
         st.none() | st.integers(0, 30),
         st.floats() | st.just(10**400),
-        st.floats(0, 1000),
+        st.just(0.0) | st.floats(1e-3, 1000),
     ),
     min_size=1,
     max_size=60,
@@ -258,5 +258,5 @@ def assert_figures(bucket: list[Any], held: list[Point]) -> None:
     assert [bucket[6], bucket[7], bucket[9]] == [min(values), max(values), values[-1]]
     shares = [weight / sum(weights) if sum(weights) else 1 / len(values) for weight in weights]
     mean = math.fsum(value / 4 * share for value, share in zip(values, shares, strict=True))
-    assert bucket[8] / 4 == pytest.approx(mean, rel=1e-9, abs=max(map(abs, values)) * 1e-9)
+    assert bucket[8] / 4 == pytest.approx(mean, rel=1e-9, abs=max(map(abs, values)) * 1e-9 + 1e-300)
     assert bucket[6] <= bucket[8] <= bucket[7]

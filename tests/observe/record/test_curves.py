@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from clusterctl.observe.record.curves import merged, shifted, split_undone, summed, weighted_mean
+from clusterctl.observe.record.curves import final, merged, shifted, split_undone, summed, weighted_mean
 from clusterctl.observe.record.model import Bucket, Curve
 
 
@@ -63,6 +63,13 @@ def test_nothing_merges_to_nothing_and_gaps_have_no_mean() -> None:
     [gap] = merged([curve(0, point(1.0, 1, None))], by="time")
     assert (gap.mean, gap.last, gap.gaps) == (None, None, 1)
     assert weighted_mean([gap]) is None
+
+
+def test_the_final_value_is_the_mean_or_the_sum_of_all_processes_and_unknown_if_one_of_them_is() -> None:
+    ends = [curve(0, point(1.0, 1, 9.0), point(2.0, 2, 1.0, weight=3)), curve(1, point(2.0, 2, 5.0)), curve(2)]
+    assert (final(ends), final(ends, is_total=True)) == (2.0, 6.0)
+    broken = [*ends, curve(3, point(1.0, 1, 9.0), point(2.0, 2, None))]
+    assert final(broken) is final(broken, is_total=True) is final([]) is None
 
 
 def test_points_after_the_step_to_which_a_run_was_rolled_back_are_kept_apart() -> None:

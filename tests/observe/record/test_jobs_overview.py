@@ -20,12 +20,15 @@ RUN = {"run": "0001", "state": "succeeded", "started": 1.7e9, "members": [0, 1],
 class Asked:
     """A cluster of two nodes, each with one run of one job."""
 
-    def __init__(self, *views: dict[str, Any]) -> None:
+    def __init__(self, *views: dict[str, Any], names: tuple[str, str] = (JOB, JOB)) -> None:
         self.inventory = build(from_values({"HOSTS": ["10.0.0.1", "10.0.0.2"]}))
-        self.views = views
+        self.views, self.names = views, names
 
     def ask(self, _: object) -> list[NodeOutcome[Any]]:
-        answers = [{"jobs": [{"job": JOB, "record": RECORD, "runs": [{**RUN, **view}]}]} for view in self.views]
+        answers = [
+            {"jobs": [{"job": name, "record": RECORD, "runs": [{**RUN, **view}]}]}
+            for name, view in zip(self.names, self.views, strict=False)
+        ]
         return [
             NodeOutcome(node, answer, None, 0.0) for node, answer in zip(self.inventory.nodes, answers, strict=False)
         ]
@@ -55,6 +58,12 @@ def test_figures_are_means_of_all_trainers_and_the_lead_has_the_rest() -> None:
             "rmse": {"last": 3.0, "best": 1.0},
         },
     }
+
+
+@pytest.mark.parametrize("names", [(JOB, "JOB20261121-081531"), ("JOB20261121-081531", JOB)])
+def test_the_newest_job_comes_first_whichever_node_has_it(names: tuple[str, str]) -> None:
+    cluster: Any = Asked({}, {}, names=names)
+    assert [job.job for job in jobs(cluster)[0]] == ["JOB20261121-081531", JOB]
 
 
 def test_a_run_without_figures_is_listed_without_their_keys() -> None:

@@ -93,3 +93,40 @@ def test_two_tensors_of_one_name_are_not_written(tmp_path: Path, name: str) -> N
     with pytest.raises(ModelError, match=f"two tensors have the name '{name}'"):
         write_tensors(path, [entry(one, "F32", some("F32")) for one in ("t", name)], {"a": "b"})
     assert not list(tmp_path.iterdir())
+
+
+def made(path: Path, data: bytes, **tensors: tuple[list[int], list[int]]) -> TensorFile:
+    """Write a file of float32 tensors with these shapes and places in the data, as no honest program writes it."""
+    about = {name: {"dtype": "F32", "shape": shape, "data_offsets": at} for name, (shape, at) in tensors.items()}
+    header = json.dumps(about).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return TensorFile(path)
+
+
+@pytest.mark.parametrize(
+    ("size", "tensors", "words"),
+    [
+        (16, {"a": ([2], [0, 8]), "b": ([2], [4, 12])}, "overlap or leave gaps"),
+        (16, {"a": ([2], [0, 8]), "b": ([1], [12, 16])}, "overlap or leave gaps"),
+        (16, {"a": ([2], [8, 0])}, "overlap or leave gaps"),
+        (16, {"a": ([2], [-8, 0]), "b": ([2], [0, 8])}, "overlap or leave gaps"),
+        (12, {"a": ([4], [0, 16])}, "it has .* bytes"),
+        (20, {"a": ([4], [0, 16])}, "it has .* bytes"),
+    ],
+)
+def test_tensors_that_overlap_leave_gaps_or_do_not_end_with_the_file_are_damage(
+    tmp_path: Path, size: int, tensors: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        made(tmp_path / "a", bytes(size), **tensors).require_whole()
+
+
+@pytest.mark.parametrize(
+    ("shape", "at"), [([-1, 2], [0, 16]), ([-2, -2], [0, 16]), ([2], [0, 16]), ([4], [-16, 0]), ([5], [0, 20])]
+)
+def test_a_tensor_of_another_size_or_outside_the_file_is_not_read(
+    tmp_path: Path, shape: list[int], at: list[int]
+) -> None:
+    file = made(tmp_path / "a", bytes(16), t=(shape, at))
+    with pytest.raises(ModelError, match="tensor 't' is damaged"):
+        file.tensor("t")

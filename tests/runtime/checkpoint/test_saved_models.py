@@ -14,10 +14,12 @@ from safetensors.numpy import load_file
 from clusterctl.common.manifest import build_manifest, piece_name, read_manifest, write_manifest
 from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, save_model, uniform
 from clusterctl.runtime.checkpoint.buffers import Buffers
+from clusterctl.runtime.checkpoint.model import open_model
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS
+from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
@@ -293,6 +295,19 @@ def test_a_model_made_elsewhere_is_loaded_by_any_number_of_pservers(tmp_path: Pa
     assert seen["net/wide"].tobytes() == wide.astype(np.float32).tobytes()
     assert seen["free"].tobytes() == rows[::-1].astype(np.float32).tobytes()
     assert seen["one"] == 2
+
+
+@pytest.mark.parametrize(("ids", "fits"), [([0, 9], True), ([], True), ([-1, 3], False), ([3, 10], False)])
+def test_a_model_with_ids_outside_the_rows_of_a_table_is_not_loaded(tmp_path: Path, ids: list[int], fits: bool) -> None:
+    save_model(tmp_path / "made", {"t": (np.array(ids, np.int64), np.ones((len(ids), 2)))})
+    view, spec = open_model(tmp_path / "made"), TableSpec("t", "sparse", (2,), SGD(0.1), uniform(0.1), rows=10)
+    if fits:
+        found = view.sparse(spec, 0, 1)
+        assert found is not None
+        assert found[0].tolist() == ids
+        return
+    with pytest.raises(ModelError, match=r"table 't' in .* has ids outside 0\.\.9"):
+        view.sparse(spec, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD
+from clusterctl.runtime.cuts import CHECKPOINT, MODEL
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
@@ -99,6 +100,17 @@ def test_the_highest_counts_are_those_of_the_cut() -> None:
     assert copied(before) == (3, [2, 1], 3.0)
     assert lane.pull() == 4.0
     assert lane.core.step == 4
+
+
+def test_replies_announce_a_checkpoint_to_trainers_and_not_a_model() -> None:
+    for purpose, announced in ((CHECKPOINT, 1), (MODEL, 0), (CHECKPOINT | MODEL, 1)):
+        lane = LaneOfTwo()
+        lane.push(0, 0)
+        lane.core.policy.hold_cut(1)
+        assert any(isinstance(output, Copied) for output in lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, purpose)))
+        [reply] = lane.push(0, 1)
+        assert isinstance(reply, Reply)
+        assert reply.message.cut == announced
 
 
 def test_a_lane_waits_for_the_pushes_that_another_lane_has() -> None:

@@ -61,6 +61,10 @@ def pylock(rest: str, head: str = 'lock-version = "1.0"\ncreated-by = "me"') -> 
     return f'{head}\n[[packages]]\nname = "tiny"\nversion = "1.0"\n{rest}\n'
 
 
+def wheel(url: str, hashes: str = f'sha256 = "{HEX}"') -> str:
+    return f'[[packages.wheels]]\nname = "{url.rpartition("/")[2]}"\nurl = "{url}"\nhashes = {{ {hashes} }}'
+
+
 @pytest.mark.parametrize("platform", [DEBIAN, ALPINE, PYPY], ids=["debian", "alpine", "pypy"])
 def test_both_kinds_of_lock_select_the_same_files(platform: Platform, project: Path) -> None:
     """No extras of the project (tqdm), no development group (pytest), and not what only Windows needs (colorama)."""
@@ -171,6 +175,12 @@ def test_other_indexes_are_passed_to_pip_and_files_of_no_index_by_their_url() ->
     direct = pylock(f'[packages.archive]\nurl = "{url}"\nhashes = {{ sha256 = "{HEX}" }}')
     picked = pick(read_lock(Path("pylock.toml"), direct.encode()))
     assert picked.pinned == [f"tiny @ {url} --hash=sha256:{HEX}"]
+    indexed = pylock('index = "https://host/simple"\n' + wheel(url.replace("%2Bcpu", "")))
+    picked = pick(read_lock(Path("pylock.toml"), indexed.encode()))
+    assert (picked.pinned, picked.indexes) == (
+        [f"tiny==1.0 --hash=sha256:{HEX}"],
+        ["--extra-index-url https://host/simple"],
+    )
 
 
 def test_a_lock_of_uv_names_wheels_of_the_workspace(project: Path, tmp_path: Path) -> None:

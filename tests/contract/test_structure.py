@@ -1,0 +1,42 @@
+"""JSON documents, events and files of runs have exactly the keys and the types of values that were recorded.
+
+`python -m contract.record DIRECTORY --learn`, in `tests/`, learns a difference that is wanted; its diff belongs to
+the change.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from contract.record import KNOWN, SCENARIOS, record, unknown
+from contract.shapes import merged, misfits, structure
+
+NOT_HERE = ("setup",)  # it downloads packages
+SLOW = [name for name in SCENARIOS if name not in ("sync", *NOT_HERE)]
+
+
+@pytest.mark.parametrize("name", ["sync", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_run_shows_and_writes_what_was_recorded(name: str, tmp_path: Path) -> None:
+    assert unknown(record([name], tmp_path / "recorded"), json.loads(KNOWN.read_text())) == []
+
+
+def test_a_structure_names_what_is_new_missing_or_of_another_type() -> None:
+    known = structure([{"a": 1, "list": [{"x": 1}, {"x": 2, "y": None}]}, {"a": 1, "list": [], "b": {"node3": "text"}}])
+    fine = [{"a": 5, "list": [{"x": 7}]}, {"a": 5, "list": [], "b": {"node0": ""}}]
+    assert [line for one in fine for line in misfits(structure([one]), known, "")] == []
+    wrong = {"a": 1.5, "list": [{"y": None, "z": 1}], "c": True}
+    assert list(misfits(structure([wrong]), known, "doc")) == [
+        "doc.a: float, not int",
+        "doc.c: new",
+        "doc.list[].z: new",
+        "doc.list[].x: missing",
+    ]
+
+
+def test_merging_structures_gives_that_of_all_values() -> None:
+    values = [{"a": 1}, {"a": None, "b": [1]}, {"b": ["x"]}, [{"c": 1}], "text"]
+    for cut in range(1, len(values)):
+        assert merged(structure(values[:cut]), structure(values[cut:])) == structure(values)
