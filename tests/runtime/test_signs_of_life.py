@@ -88,7 +88,7 @@ def test_a_pserver_says_that_it_writes_a_save_and_how_far_it_is(tmp_path: Path, 
         trainer.join(180)
         assert not trainer.is_alive()
         ping()
-    assert pongs == [{}, {"writing": 3}, {"writing": 7}, {}]
+    assert pongs == [{}, {"progress": [3]}, {"progress": [7]}, {}]
 
 
 def test_a_waiting_trainer_keeps_reporting_which_processes_it_waits_for(tmp_path: Path) -> None:

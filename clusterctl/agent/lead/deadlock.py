@@ -1,8 +1,8 @@
 """Detects deadlocks: every trainer waits although every process responds.
 
 They then wait for each other, or for an answer that no process will send. As long as one trainer does anything else, or
-one process is stalled, or its node is away, or a pserver writes a save, the others only wait for that one. Pure:
-messages and the time go in.
+one process is stalled, or its node is away, or a pserver writes or reads a save, the others only wait for that one.
+Pure: messages and the time go in.
 """
 
 from __future__ import annotations

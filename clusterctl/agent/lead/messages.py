@@ -166,9 +166,9 @@ class Idle(_IdleFacts):
 
 
 class Pace(_PaceFacts):
-    """`pace` is "moves", "busy" (a pserver that writes a save), "waits" or "stalled". If it waits, it has done so for
-    `for_s`; `message` gives the reason, and `awaits` has the names of the processes that it waits for, as far as it
-    knows them.
+    """`pace` is "moves", "busy" (a pserver that writes or reads a save), "waits" or "stalled". If it waits, it has done
+    so for `for_s`; `message` gives the reason, and `awaits` has the names of the processes that it waits for, as far
+    as it knows them.
     """
 
     do: Literal["pace"]

@@ -3,9 +3,9 @@
 Only processes that send messages are watched, and trainers that others have been waiting for. Every message of a
 trainer is a sign of life: it reports steps at most a second apart, and while it waits for others, that it waits. So the
 silent one is the one that the others wait for. A pserver has to answer a ping, in which all of its lanes take part; as
-long as the save advances that it writes, it is busy. A process that is stopped by a signal is silent, too. Only the
-lead can see that all trainers of the run wait for each other, or for one that has never sent a message; the pace of
-each process is reported to it.
+long as the save that it writes or reads advances, it is busy. A process that is stopped by a signal is silent, too.
+Only the lead can see that all trainers of the run wait for each other, or for one that has never sent a message; the
+pace of each process is reported to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Watch:
     """The signs of life of one process: the last one, the ping that it has not answered, the state before it stalled.
 
     `speaker` handles the signal for its stacks; it may be a descendant of the process that we started. `pace` is the
-    one last reported to the lead. A pserver had `written` so much of saves at the time `wrote`.
+    one last reported to the lead. A pserver that writes or reads files reported its `progress`, new at `advanced`.
     """
 
     def __init__(self, heard: float) -> None:
@@ -49,8 +49,8 @@ class Watch:
         self.signal = 0
         self.before = ""
         self.pace = "moves"
-        self.written: object = None
-        self.wrote = heard
+        self.progress: object = None
+        self.advanced = heard
         self.connected = True
 
 
@@ -87,14 +87,14 @@ class Watchdog:
         watch.heard = now
         if child.state == "stalled":
             self._recovered(child, watch)
-        is_busy = event == "pong" and self._writes(watch, message.get("writing"), now)
+        is_busy = event == "pong" and self._advances(watch, message.get("progress"), now)
         self._set_pace(child, watch, "waits" if self._waits_long(message) else "busy" if is_busy else "moves", message)
 
-    def _writes(self, watch: Watch, writing: object, now: float) -> bool:
-        """True if a pserver writes a save, and has advanced within the time after which a process is stalled."""
-        if writing != watch.written:
-            watch.written, watch.wrote = writing, now
-        return writing is not None and now - watch.wrote <= self.stall_s
+    def _advances(self, watch: Watch, progress: object, now: float) -> bool:
+        """True if a pserver is busy, and has advanced within the time after which a process is stalled."""
+        if progress != watch.progress:
+            watch.progress, watch.advanced = progress, now
+        return progress is not None and now - watch.advanced <= self.stall_s
 
     def _waits_long(self, message: Mapping[str, Any]) -> bool:
         """True if it has waited somewhat longer than others may be silent: silent processes are found first."""

@@ -1,7 +1,8 @@
 """The copies of a lane's tables for saves, which are made slice by slice, and what waits until they are made.
 
 A copy is of one moment, so nothing may change the tables meanwhile. What does not change them is answered between two
-slices: trainers see that the lane is alive, however large its tables are.
+slices: trainers see that the lane is alive, however large its tables are. A
+lane waits in slices, too, for the files that it reads.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Copying:
     def __init__(self, *, in_slices: bool = False) -> None:
         self.is_paused = False
         self.took_s = 0.0
-        self._in_slices = in_slices
+        self.in_slices = in_slices
         self._slices: deque[Iterator[None]] = deque()
         self._began_s = 0.0
         self._kept: dict[Any, wire.Message | Work] = {}
@@ -51,7 +52,7 @@ class Copying:
         if not self._slices:
             self._began_s = time.perf_counter()
         self._slices.extend(copies)
-        while not self._in_slices and not self.advance():
+        while not self.in_slices and not self.advance():
             pass
 
     def advance(self) -> bool:
@@ -70,14 +71,18 @@ class Copying:
         """
         if not self.holds or message.kind in _HARMLESS:
             return False
-        sender = message.rank, message.attempt
-        if message.kind == wire.PULL and sender not in self._by_sender:
+        if message.kind == wire.PULL and (message.rank, message.attempt) not in self._by_sender:
             return False
+        self.keep(message)
+        return True
+
+    def keep(self, message: wire.Message) -> None:
+        """Keep a message for later."""
+        sender = message.rank, message.attempt
         number = message.piece if message.kind == wire.PUSH else message.request
         key = sender, message.kind, message.step, number
         if key in self._kept or len(self._kept) < _MOST_KEPT:
             self._kept[key] = self._by_sender.setdefault(sender, {})[key] = message
-        return True
 
     def later(self, work: Work) -> None:
         """Keep work for later."""

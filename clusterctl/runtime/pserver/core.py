@@ -8,7 +8,7 @@ pushes of a step at once (sync), or each on arrival (async, ssp, geo).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Callable
 
 import numpy as np
@@ -20,6 +20,7 @@ from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, Wir
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.declarations import Declared, Place
 from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
+from clusterctl.runtime.pserver.reading import Reading
 from clusterctl.runtime.pserver.requests import assigned_values
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
@@ -34,8 +35,9 @@ from clusterctl.runtime.wire import messages as wire
 class ServerCore:
     """Handles the messages to one lane.
 
-    `greeting` is added to every reply to a hello. `gone` are trainers that left the run for good, by rank, with the
-    number of pushes they are known to have made.
+    `greeting`, and what `offer_stream` returns for the trainer, are added to every reply to a hello. `gone` are
+    trainers that left the run for good, by rank, with the number of pushes they are known to have made. `readings` are
+    those that have begun and whose result has not been used yet.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class ServerCore:
         self.trainers = state.trainers
         self.tables = state.tables
         self.greeting: dict[str, Any] = {}
+        self.offer_stream: Callable[[int], Any] | None = None
+        self.readings: dict[Hashable, Reading] = {}
         self._declared: dict[int, TableSpec] = {}
         self._is_restored = restored is not None
         self._is_first = restored is None and state.epoch == 0
@@ -132,7 +136,8 @@ class ServerCore:
 
     def _handle_again(self, message: wire.Message) -> list[Output]:
         """Handle a request that had to wait. One of an epoch or attempt that is over is dropped."""
-        if message.attempt < self.trainers[message.rank].attempt or message.epoch != self.state.epoch:
+        is_of_epoch = message.epoch == self.state.epoch or message.kind == wire.HELLO
+        if message.attempt < self.trainers[message.rank].attempt or not is_of_epoch:
             return []
         if self._copying.keeps(message):
             return []
@@ -217,12 +222,17 @@ class ServerCore:
         state, trainer, counted = self.state, self.trainers[message.rank], message.json().get("trainers")
         if counted != state.trainer_count:
             raise RefusedError(f"trainer {message.rank} counts {counted} trainers, this pserver {state.trainer_count}")
+        load = message.json().get("origin") if state.lane == 0 else None
+        must_open = bool(load) and self._maker.must_open(str(load))
+        if must_open and not self._has_read(str(load), lambda: self._maker.saved_tables(str(load)), message):
+            return []
         if message.attempt != trainer.attempt:
             trainer.tables = Declared() if message.json().get("declares") is True else None
         trainer.attempt = message.attempt
         used, step = self.policy.progress_of(message.rank)
         facts: dict[str, Any] = {
             **self.greeting,
+            **({} if self.offer_stream is None else {"stream": self.offer_stream(message.rank)}),
             "shared": None if state.lender is None else state.lender.greeting(message.rank),
             "pserver": state.pserver,
             "pservers": state.layout.pservers,
@@ -249,7 +259,7 @@ class ServerCore:
         if trainer.state:
             facts["state"] = True
         parts = [wire.json_part(facts), *(wire.json_part({"position": at}) for at in self.trainers.positions)]
-        if state.lane == 0 and (load := message.json().get("origin")) is not None:
+        if load is not None:
             saved = self._maker.saved_tables(str(load))
             parts += wire.bytes_parts(json.dumps(saved).encode()) if saved is not None else []
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=parts))]
@@ -262,6 +272,9 @@ class ServerCore:
         position, is_round = facts.pop("cursor", None), facts.get("round") is True
         described = [wire.json_of(part) for part in message.parts[1:]] if is_round else [facts] if facts else []
         specs = [spec_from_json(one) for one in described]
+        ahead = [spec for spec in specs if spec.key not in self._declared and self._maker.must_read(spec)]
+        if ahead and not self._has_read(tuple(ahead), lambda: self._maker.make_ahead(ahead), message):
+            return []
         if self.state.lane == 0:
             self._record(message, [(spec.name, spec.kind) for spec in specs] + _others(facts))
         self.policy.join(message, position)
@@ -271,6 +284,24 @@ class ServerCore:
         else:
             parts = [wire.json_part({"unset": True} if is_unset else {}) for is_unset in unset]
         return [Reply(message.rank, message.answer(wire.OK, parts=parts)), *self.policy.trainers_changed()]
+
+    def _has_read(self, what: Hashable, job: Callable[[], object], message: wire.Message) -> bool:
+        """Return True if a job that reads files is done, raise its error, or keep the message until it is done.
+
+        A lane that does nothing in slices reads when it needs to.
+        """
+        if not self._copying.in_slices:
+            return True
+        reading = self.readings.get(what)
+        if reading is None:
+            reading = self.readings[what] = Reading(job)
+            self._copying.begin([reading.slices()])
+        if reading.is_done:
+            del self.readings[what]
+            reading.result()
+            return True
+        self._copying.keep(message)
+        return False
 
     def _record(self, message: wire.Message, tables: list[tuple[str, str]]) -> None:
         """Record all tables that a trainer declares, also those that other lanes have."""
@@ -407,11 +438,11 @@ class ServerCore:
         saves = [m for m in self._book.waiting() if m.rank == message.rank]
         held = [*(m for m in self.policy.held(message.rank) if m.rank == message.rank), *saves]
         held += self._copying.messages(message.rank, message.attempt)
-        is_saving = self._copying.holds or bool(saves)
+        is_busy = self._copying.holds or bool(saves)
         needs_values = any(part.table in self.state.unset for m in held for part in m.parts)
-        waiting = [0] if needs_values else [] if is_saving else self.policy.waited_for()
+        waiting = [0] if needs_values else [] if is_busy else self.policy.waited_for()
         facts: dict[str, Any] = {"held": sorted({m.request for m in held}), "waiting": waiting, "step": self.step}
-        if is_saving:
+        if is_busy and all(reading.is_done for reading in self.readings.values()):
             facts["saving"] = True
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
 

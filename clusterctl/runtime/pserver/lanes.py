@@ -72,6 +72,7 @@ class Lane:
         self._streams = streams
         self._router_changed = True
         if streams is not None:
+            core.offer_stream = streams.offer
             streams.on_refused = self._refuse
             streams.watch(descriptor_of(router))
         self._clock = clock
@@ -217,8 +218,6 @@ class Lane:
             self._second_s = now
             self._announce_cuts(now)
             self._on_second()
-        if message.kind == wire.HELLO and self._streams is not None:
-            self.core.greeting["stream"] = self._streams.offer(rank)
         outputs = self.core.handle(rank, message)
         if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
             if outputs[0].message.kind != wire.ERROR:

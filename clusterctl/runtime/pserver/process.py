@@ -125,18 +125,24 @@ class PServer:
 
         def answer(core: ServerCore) -> list[Output]:
             if next(answers) == lanes:
-                self._send("pong", self._writing())
+                self._send("pong", self._progress())
             return []
 
         if self._finishing:
-            self._send("pong", self._writing())
+            self._send("pong", self._progress())
         else:
             for lane in self.server.lanes:
                 lane.submit(answer, at_any_time=True)
 
-    def _writing(self) -> dict[str, int]:
-        """Return the facts of a pong: while a save is written, a number that grows as it is."""
-        return {"writing": self._tensors_begun} if self.server.is_writing else {}
+    def _progress(self) -> dict[str, list[int]]:
+        """Return the facts of a pong: while a save is written or files are read, numbers that change as that advances.
+
+        Lanes go on meanwhile: `list` copies atomically.
+        """
+        readings = [one for lane in self.server.lanes for one in list(lane.core.readings.values()) if not one.is_done]
+        if not readings and not self.server.is_writing:
+            return {}
+        return {"progress": [self._tensors_begun, *(one.progress() for one in readings)]}
 
     def _count_tensor(self) -> None:
         self._tensors_begun += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Callable, Protocol, Union
 
@@ -95,9 +95,26 @@ class TableMaker:
         self._restored = restored
         self._lender = lender
         self._models: dict[str, ModelSource] = {}
+        self._ahead: dict[TableSpec, Table] = {}
+
+    def must_read(self, declared: TableSpec) -> bool:
+        """Return True if making this table reads files."""
+        return self._restored is not None or declared.load is not None
+
+    def must_open(self, load: str) -> bool:
+        """Return True if `saved_tables` has to open a model."""
+        return self._restored is None and self._open_model is not None and load not in self._models
+
+    def make_ahead(self, declared: Iterable[TableSpec]) -> None:
+        """Make tables that `make` will return, in any thread."""
+        for one in declared:
+            self._ahead[one] = self._made(one)
 
     def make(self, declared: TableSpec) -> Table:
         """Return a table with its initial values, or those of the checkpoint or saved model that it starts from."""
+        return self._ahead.pop(declared) if declared in self._ahead else self._made(declared)
+
+    def _made(self, declared: TableSpec) -> Table:
         if declared.wire is not None and self._mode.name != "sync":
             raise UseError(
                 f"table {declared.name!r} has wire={declared.wire!r} in {self._mode} mode", remedy='use "sync"'

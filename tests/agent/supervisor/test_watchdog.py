@@ -168,7 +168,7 @@ def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_d
     assert server.state == "ready"
 
 
-def test_a_pserver_is_busy_as_long_as_the_save_advances_that_it_writes() -> None:
+def test_a_pserver_is_busy_as_long_as_what_it_writes_or_reads_advances() -> None:
     server = Fake("pserver")
     play = Play(server)
 
@@ -181,11 +181,11 @@ def test_a_pserver_is_busy_as_long_as_the_save_advances_that_it_writes() -> None
         return [pace for _, pace, _ in play.paces[before:]]
 
     assert answers(STALL_S) == []
-    assert answers(STALL_S - 5, writing=7) == ["busy"]
-    assert answers(STALL_S - 5, writing=8) == []
+    assert answers(STALL_S - 5, progress=7) == ["busy"]
+    assert answers(STALL_S - 5, progress=8) == []
     play.says(server, "step")
-    assert answers(STALL_S + 5, writing=8) == ["moves"]
-    assert answers(STALL_S - 5, writing=9) == ["busy"]
+    assert answers(STALL_S + 5, progress=8) == ["moves"]
+    assert answers(STALL_S - 5, progress=9) == ["busy"]
     assert answers(5) == ["moves"]
     assert play.events == []
 
