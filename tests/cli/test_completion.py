@@ -92,7 +92,7 @@ OLDEST = "JOB20261123-120000"
         ("start workspace --lr=0.1 --na", "--name"),
         ("start --engine t", "torch tensorflow"),
         ("start --set ON_NA", "ON_NAN=warn ON_NAN=fail ON_NAN=skip"),
-        ("start --set KEEP_", "KEEP_CONNECTIONS_S= KEEP_MODELS= KEEP_BEST="),
+        ("start --set KEEP_", "KEEP_MODELS= KEEP_BEST="),
         ("start --set RELAY=", "RELAY=auto RELAY=always RELAY=never"),
         ("start --set REPORT=", "REPORT=True REPORT=False"),
         ("start --set HOS", ""),

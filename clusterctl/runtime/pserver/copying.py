@@ -1,8 +1,8 @@
 """The copies of a lane's tables for saves, which are made slice by slice, and what waits until they are made.
 
 A copy is of one moment, so nothing may change the tables meanwhile. What does not change them is answered between two
-slices: trainers see that the lane is alive, however large its tables are. A
-lane waits in slices, too, for the files that it reads.
+slices: trainers see that the lane is alive, however large its tables are. A lane waits in slices, too, for the files
+that it reads.
 """
 
 from __future__ import annotations

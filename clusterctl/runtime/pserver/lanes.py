@@ -121,13 +121,13 @@ class Lane:
     def run(self) -> None:
         with np.errstate(all="ignore"):  # numbers that are not finite stay so, and trainers report them
             while not self._finishing:
-                began, was_copying = self._clock(), self._copying.is_under_way
+                began = self._clock() if self._copying.is_under_way else None
                 if self._streams is not None:
                     self._receive_any(self._streams)
-                elif not was_copying or events_of(self.router) & CAN_RECEIVE:
+                elif began is None or events_of(self.router) & CAN_RECEIVE:
                     self._receive(receive_frames(self.router))
                 if self._copying.is_under_way:
-                    self._copy(self._clock() - began if was_copying else 0.0)
+                    self._copy(0.0 if began is None else self._clock() - began)
             while self._copying.holds or not (self._tasks.empty() and self._tasks_at_any_time.empty()):
                 self._send(self.core.go_on())  # also after a pause, since nothing else is left to wait for
                 while self._copying.is_under_way:
@@ -139,9 +139,9 @@ class Lane:
 
         After the last one, give the copies away, and go on.
         """
-        until = self._clock() + min(seconds, _LONGEST_COPYING_S)
+        until = self._clock() + min(seconds, _LONGEST_COPYING_S) if seconds else 0.0
         self._send(self.core.copy())
-        while self._copying.is_under_way and self._clock() < until:
+        while seconds and self._copying.is_under_way and self._clock() < until:
             self._send(self.core.copy())
         if not self._copying.holds:
             self._send(self.core.go_on())

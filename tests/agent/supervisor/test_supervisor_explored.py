@@ -268,7 +268,7 @@ class World:
 
     def lose_lead(self, lot: int) -> None:
         self.is_stopped, self.machine.may_spawn = True, False
-        self.supervisor._on_lead_lost("no message from the lead", 30.0)
+        self.supervisor._on_lead_lost("no message from the lead", 30.0, None)
         self.settle()
 
     def end(self, lot: int) -> None:
