@@ -178,9 +178,11 @@ class ThreadCluster:
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
         link = RemoteLink(env, probe_every_s=self.probe_every_s)
-        return self.kind(
-            env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load, self.ignore
-        )
+        try:
+            return self.kind(env, link, SupervisorSocket(None), load or env.spec.saving.load, self.ignore)
+        except BaseException:
+            link.close()
+            raise
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
         """Run `program(ps)` as every trainer at once; return the results by rank, or raise the first error."""
