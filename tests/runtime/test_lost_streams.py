@@ -224,7 +224,7 @@ def test_an_offer_that_leads_nowhere_does_no_harm(
 
 def offer_instead(cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch, offer: Any) -> None:
     for lane in cluster.lanes:
-        monkeypatch.setattr(lane._streams, "offer", lambda rank: offer)
+        monkeypatch.setattr(lane.core, "offer_stream", lambda rank: offer)
 
 
 def test_a_lane_forgets_the_streams_of_trainers_that_left(tmp_path: Path) -> None:
