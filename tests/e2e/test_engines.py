@@ -159,12 +159,21 @@ def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_tak
     assert f"serves on {port} " not in result
 
 
+#: A trainer ends once the pserver of its node has printed what it prints; the end of the run ends that one.
+AFTER_PSERVER = """
+if os.environ["TRAINING_ROLE"] == "PSERVER":
+    open("shown", "w").close()
+    time.sleep(600)
+while not os.path.exists("shown"):
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.slow
 def test_start_warns_of_pservers_of_the_users_that_must_have_different_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], PSERVER_COMMAND="python train.py")
     show = "print(*(os.environ[name] for name in ('PADDLE_INIT_PORT', 'CLUSTERCTL_PSERVERS')), flush=True)"
-    wait = "while os.environ['TRAINING_ROLE'] == 'PSERVER': time.sleep(60)"
-    job = site.dispatch(f"import os, time\n{show}\n{wait}")
+    job = site.dispatch(f"import os, time\n{show}\n{AFTER_PSERVER}")
     started = site.ok("start", "--job_workspace", job)
     assert "several pservers share a machine, so each has its own port" in started.out
     logs = {role: site.ok("logs", job, "--role", role).out.splitlines() for role in ("pserver", "trainer")}
