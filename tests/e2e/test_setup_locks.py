@@ -65,7 +65,7 @@ wheels = [
 """
 
 
-def setup(site: Site, directory: Path, *options: str) -> Any:
+def set_up(site: Site, directory: Path, *options: str) -> Any:
     home = {"HOME": str(site.directory / "myhome")}
     return site.ok("setup", str(directory), *options, "--json", env=home).json()
 
@@ -79,9 +79,9 @@ def test_a_job_runs_with_the_wheels_of_a_lock_whatever_built_its_environment(
     project = '[project]\nname = "mine"\nversion = "0.1"\nrequires-python = ">=3.9"\n'
     files = {"uv.lock": uv_lock(wheel, index), "pyproject.toml": project, "requirements.txt": "this is not used\n"}
     directory = site.workspace(TRAIN, **files)
-    others = setup(site, directory, "--only=node[1-3]", "--no-uv")
+    others = set_up(site, directory, "--only=node[1-3]", "--no-uv")
     assert [node["built_by"] for node in others["nodes"]] == ["clusterctl"] * 3
-    first = setup(site, directory)
+    first = set_up(site, directory)
     assert first["lock"] == "uv.lock"
     [group] = first["environments"]
     assert (group["packages"], others["environments"][0]["chosen_by"]) == ({"tiny": "1.5"}, "uv.lock")
@@ -117,7 +117,7 @@ def test_wheels_of_the_workspace_and_of_pip_complete_a_lock(site: Site) -> None:
         'lock-version = "1.0"\ncreated-by = "me"\n[[packages]]\nname = "tiny"\nversion = "1.7"\n'
         f'wheels = [{{ path = "wheels/{wheel.file}", hashes = {{ sha256 = "{wheel.digest}" }} }}]\n'
     )
-    made = setup(site, directory, "--offline")
+    made = set_up(site, directory, "--offline")
     assert [node["built"] for node in made["nodes"]] == [True] * 4
     (directory / "uv.lock").write_text("version = 1\n")
     both = site.run("setup", str(directory))
