@@ -40,10 +40,10 @@ def unpack(path: Path, target: InstallTarget) -> None:
 
 
 def check_names(path: Path) -> None:
-    """Raise `AgentError` if a wheel has a file outside the environment, or one that its RECORD lacks."""
+    """Raise `AgentError` if a wheel has a file or script outside the environment, or a file that its RECORD lacks."""
     with _opened(path) as archive:
         info = _find_info(archive)
-        for _ in _checked_members(archive, info, _recorded(archive, info)):
+        for _ in (*_checked_members(archive, info, _recorded(archive, info)), *_entry_points(archive, info)):
             pass
 
 
@@ -52,7 +52,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as exc:
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, configparser.Error) as exc:
         raise AgentError(f"{path.name} is not a valid wheel: {exc}") from exc
 
 
@@ -137,19 +137,20 @@ def shebang(python: str) -> bytes:
 
 
 def _write_entry_points(archive: zipfile.ZipFile, info: str, target: InstallTarget) -> None:
-    if f"{info}/entry_points.txt" not in archive.namelist():
-        return
-    for name, module, function in _entry_points(archive.read(f"{info}/entry_points.txt").decode()):
+    for name, module, function in _entry_points(archive, info):
         script = target.prefix / "bin" / name
         body = f"import sys\nfrom {module} import {function.split('.')[0]}\nsys.exit({function}())\n"
         script.write_bytes(shebang(target.python) + body.encode())
         script.chmod(0o755)
 
 
-def _entry_points(text: str) -> Iterator[tuple[str, str, str]]:
+def _entry_points(archive: zipfile.ZipFile, info: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, module and function of each script. Raises ValueError or configparser.Error."""
+    if f"{info}/entry_points.txt" not in archive.namelist():
+        return
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(text)
+    parser.read_string(archive.read(f"{info}/entry_points.txt").decode())
     for group in ("console_scripts", "gui_scripts"):
         for name, value in parser.items(group) if parser.has_section(group) else ():
             module, _, function = value.split("[")[0].strip().partition(":")

@@ -130,6 +130,7 @@ def test_a_wheel_that_is_no_uv_is_reported_and_not_used(tmp_path: Path) -> None:
     [
         ({"../../escaped.py": ""}, "would be outside the environment"),
         ({"entry_points.txt": "[console_scripts]\n../x = a:b\n"}, "not an entry point"),
+        ({"entry_points.txt": "x = a:b\n"}, "no section headers"),
     ],
 )
 def test_uv_is_not_given_a_wheel_that_we_would_refuse(files: dict[str, str], expected: str, tmp_path: Path) -> None:
