@@ -1,4 +1,4 @@
-"""What Tab offers: by the program as typer's scripts ask it, and in real shells on a terminal."""
+"""Candidates for Tab: from the program, called as typer's scripts call it, and in real shells on a terminal."""
 
 from __future__ import annotations
 

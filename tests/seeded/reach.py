@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from seeded.trees import ROOT, WORK, Tree
+from seeded.trees import ROOT, Tree, add_options
 
 PROBE = """\
 import os as _os_
@@ -141,10 +141,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="seeded.reach", description=__doc__)
     parser.add_argument("map", type=Path)
     parser.add_argument("tests", nargs="+", help="files or folders, from the root of the tree")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the copies go")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=300, help="seconds for a test file")
-    parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")
+    add_options(parser, limit_s=300)
     return parser.parse_args(arguments)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from seeded.cage import TIME_OVER
 from seeded.faults import Fault, files_reaching, read_faults
 from seeded.reach import read_map
-from seeded.trees import ROOT, WORK, Ran, Tree
+from seeded.trees import ROOT, Ran, Tree, add_options
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 OUTCOMES = ("caught", "timed out", "survived", "does not apply")
@@ -100,10 +100,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("results", type=Path)
     parser.add_argument("only", nargs="*", help="packages, or ids of faults")
     parser.add_argument("--map", type=Path, default=Path("/nonexistent"), help="of seeded.reach")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the copies go")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=240, help="seconds for a fault")
-    parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")
+    add_options(parser, limit_s=240)
     return parser.parse_args(arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -84,7 +85,7 @@ class Tree:
 
 
 def _install(program: Path, ours: Path) -> None:
-    """Copy a script, so that it runs the Python beside it; link what is none."""
+    """Copy a script so that it runs the Python beside it; link any other program."""
     with program.open("rb") as file:
         is_script = file.read(2) == b"#!"
     if is_script:
@@ -93,3 +94,11 @@ def _install(program: Path, ours: Path) -> None:
         ours.chmod(0o755)
     else:
         ours.symlink_to(program)
+
+
+def add_options(parser: argparse.ArgumentParser, limit_s: float) -> None:
+    """Add the options that both programs have; `limit_s` is the default of `--limit`."""
+    parser.add_argument("--work", type=Path, default=WORK, help="where the copies go")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=limit_s, help="seconds for each test file or fault")
+    parser.add_argument("--slow", action="store_true", help="also tests with the mark slow")

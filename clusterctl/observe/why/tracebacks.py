@@ -137,8 +137,9 @@ def crashed_at(lines: Sequence[str]) -> str | None:
 def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
     """Return the last chain of exceptions that may have ended the process, or an empty list.
 
-    That of a thread or a task counts only if there is no other. `uncaught` is the class of the exception that ended the
-    process, if it is known: others count only if there is none of this class. Of a group, its exceptions count.
+    The exception of a thread or a task counts only if there is no other. `uncaught` is the class of the exception that
+    ended the process, if known; exceptions of other classes count only if none of this class was printed. For an
+    exception group, the exceptions in it count.
     """
     uncaught = None if (uncaught or "").endswith("Group") else uncaught
     lines = without_ignored(lines)
