@@ -111,14 +111,18 @@ class ReservedPorts:
 
 
 def _reserve(address: str, port: int, *, shared: bool) -> tuple[socket.socket, socket.socket] | None:
-    """Return the claim of a port and a socket that is bound to it; None if it is taken."""
+    """Return the claim of a port and a socket that is bound to it; None if it is taken.
+
+    It is bound at every address, as most servers bind theirs.
+    """
     claimed = claim(port)
     if claimed is None:
         return None
-    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    family, everywhere = _everywhere(address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shared)
     try:
-        sock.bind((address, port))
+        sock.bind((everywhere, port))
     except OSError:
         claimed.close()
         sock.close()
@@ -202,6 +206,11 @@ def _name(pid: int) -> str | None:
     return None if name is None else name.decode(errors="replace").strip()
 
 
+def _everywhere(address: str) -> tuple[socket.AddressFamily, str]:
+    """Return the family of an address, and what stands for all addresses of a node in it."""
+    return (socket.AF_INET6, "::") if ":" in address else (socket.AF_INET, "0.0.0.0")
+
+
 class NoFreePortError(OSError):
     """All ports of a range are taken."""
 
@@ -216,11 +225,11 @@ def kind_of(exc: BaseException) -> str:
 
 def listen(address: str, ports: range) -> socket.socket:
     """Return a listening socket on the first free port. Raises OSError if there is none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family, everywhere = _everywhere(address)
     for port in ports:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+            sock.bind((everywhere, port))
             sock.listen(1024)
         except OSError:
             sock.close()

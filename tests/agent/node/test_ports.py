@@ -94,8 +94,12 @@ def test_a_port_is_free_again_when_its_job_is_over(held: ReservedPorts, first: i
         assert other.ports == held.ports
 
 
-def test_ports_with_lingering_connections_are_skipped_for_a_program_that_does_not_share(first: int) -> None:
-    with server(first, shares=True) as listener, socket.create_connection((ADDRESS, first)) as sock:
+@pytest.mark.parametrize("address", [ADDRESS, "127.0.0.77"])
+def test_ports_with_lingering_connections_are_skipped_for_a_program_that_does_not_share(
+    first: int, address: str
+) -> None:
+    """A program binds the port of every address: what lingers at another one is in its way, too."""
+    with server(first, shares=True) as listener, socket.create_connection((address, first)) as sock:
         accepted, _ = listener.accept()
         accepted.close()  # the side that closes first keeps the lingering connection: here, the server's port
         assert sock.recv(1) == b""
