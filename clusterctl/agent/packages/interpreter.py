@@ -11,6 +11,8 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from clusterctl.common.paths import interpreter_record
 MODULES = ("numpy", "zmq")
 OPTIONAL = "cryptography"  # of the runtime; it cannot be imported without cffi
 LIMIT_S = 60.0
+TRIES = 3
+SHOW = "import sys; print(sys.executable)"
 VARIABLES = ("HOME", "LD_", "PATH", "PYTHON")  # prefixes of the variables that affect imports
 # The first line of its output has the versions, the second the program, the others the directories it searched.
 PROBE = """
@@ -58,6 +62,35 @@ def probe(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
             record = {"asked": asked, "versions": versions, "marks": _marks(paths)}
             write_json(interpreter_record(root), record, durable=False)
     return versions
+
+
+def measure_shim(python: str) -> dict[str, Any] | None:
+    """Return the interpreter that a shim started in place of `python` to run this agent, and the seconds this adds.
+
+    None if there is no shim. Which interpreter a shim chooses can change with every call, so it is never remembered.
+    """
+    if os.fsdecode(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0]) == _command(python):
+        return None
+    own_directory = str(Path(sys.executable).parent)  # pyenv puts it before that of the shim
+    places = [place for place in os.get_exec_path() if place != own_directory]
+    shim = shutil.which(_command(python), path=os.pathsep.join(places))
+    times = [(_start_s(shim), _start_s(sys.executable)) for _ in range(TRIES)] if shim else []
+    if not times:
+        return None
+    by_shim, directly = map(min, zip(*times))
+    return {"program": sys.executable, "seconds": round(max(0.0, by_shim - directly), 3)}
+
+
+def _start_s(program: str) -> float:
+    """Return the seconds that a bare start of this interpreter takes; 0 if it is no start of ours."""
+    begun = time.monotonic()
+    try:
+        tried = subprocess.run(
+            [program, "-I", "-S", "-c", SHOW], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0.0
+    return time.monotonic() - begun if tried.stdout.rstrip("\n") == sys.executable else 0.0
 
 
 def _asked(python: str, runtime: bool) -> dict[str, Any]:
