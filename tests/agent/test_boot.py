@@ -21,6 +21,7 @@ from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_program
 from clusterctl.cluster.cluster import BEATS
+from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError, UnreachableError
 from clusterctl.inventory import Node
@@ -71,6 +72,33 @@ def test_an_error_about_an_old_python_says_what_to_do(version: str, tmp_path: Pa
         ask(tmp_path / "home", JOBS, python=PYTHONS[version])
     assert raised.value.hint == "set PYTHON in conf.py to a python3 of version 3.9 or later"
     assert not (tmp_path / "home/root").exists()
+
+
+WITH_THREAD = """
+import socket, sys, threading
+sys.path.insert(0, sys.argv[1])
+from clusterctl.agent import main
+from clusterctl.agent.event_loop import EventLoop
+WAITS = {
+    "lock": lambda lock=threading.Lock(): (lock.acquire(), lock.acquire()),
+    "socket": lambda pair=socket.socketpair(): pair[0].recv(1),
+    "loop": EventLoop().run,
+    "work": lambda: all(iter(int, 1)),
+}
+def serve(*given):
+    threading.Thread(target=WAITS[sys.argv[2]], daemon=True).start()
+    return {}
+main._answer = serve
+main.main("/", b'{"op": "jobs"}', 0o022)
+"""
+
+
+@pytest.mark.parametrize("version", [*WORKING[:1], *WORKING[-1:]])
+@pytest.mark.parametrize("waits", ["lock", "socket", "loop", "work"])
+def test_an_agent_ends_when_it_has_answered_whatever_its_threads_do(version: str, waits: str) -> None:
+    command = [PYTHONS[version], "-I", "-S", "-c", WITH_THREAD, PACKAGE_ROOT, waits]
+    done = subprocess.run(command, input=b"\n", capture_output=True, timeout=180, check=False)
+    assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, b"", {"done": {}})
 
 
 def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
