@@ -231,7 +231,7 @@ def boot(digest, root, *expected):
         print('{"have": "%s"}' % digest, flush=True)
     from clusterctl.agent.main import main
 
-    main(root, request, umask)
+    sys.exit(main(root, request, umask))
 
 
 if __name__ == "__main__":

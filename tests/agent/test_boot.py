@@ -89,7 +89,7 @@ def serve(*given):
     threading.Thread(target=WAITS[sys.argv[2]], daemon=True).start()
     return {}
 main._answer = serve
-main.main("/", b'{"op": "jobs"}', 0o022)
+sys.exit(main.main("/", b'{"op": "jobs"}', 0o022))
 """
 
 
