@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +22,10 @@ from clusterctl.common.paths import PACKAGE_ROOT
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Check that no thread or descriptor outlives a relay."""
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = set(Path("/proc/self/fd").iterdir())
     yield
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("relay")] == []
-    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 @pytest.fixture
