@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent.nodes import BUNDLE, NODE, PYTHONS, PipeCluster, Pipes, agent, ask, needs
+from agent.nodes import BUNDLE, NODE, OLDEST, PYTHONS, PipeCluster, Pipes, agent, ask, needs
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_program
@@ -235,7 +235,7 @@ def begin(
     return start(cluster, launch, sent.job, on_go).job
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.13"])
+@pytest.mark.parametrize("version", [OLDEST, "3.13"])
 def test_a_run_succeeds_in_the_oldest_and_in_the_newest_python(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +261,7 @@ def crash(cluster: PipeCluster, node: int, job: str) -> str:
     return (cluster.home(node) / "clusterctl" / job / "log/supervisor.log").read_text()
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.13"])
+@pytest.mark.parametrize("version", [OLDEST, "3.13"])
 def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
