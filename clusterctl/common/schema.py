@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import math
 import sys
+import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, Callable, ClassVar, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
@@ -46,6 +47,9 @@ class SchemaError(ValueError):
 
     def __str__(self) -> str:
         return f"`{self._path}` {self._problem}" if self._path else f"it {self._problem}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,15 @@ def _evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
 def readers(kind: Any) -> Mapping[str, Reader]:
     """Return the reader of each field of a declaration."""
     return {name: reader(declared) for name, declared in types_of(kind).items()}
+
+
+def fits(kind: Any, value: object) -> bool:
+    """Return True if a value is of this type."""
+    try:
+        reader(kind)(value)
+    except SchemaError:
+        return False
+    return True
 
 
 def required_keys(kind: Any) -> frozenset[str]:
@@ -267,6 +280,7 @@ def _mapping(_: type[str], kind: Any) -> Reader:
 GENERIC: Mapping[Any, Callable[..., Reader]] = {
     Annotated: _bounded,
     Union: _optional,
+    getattr(types, "UnionType", Union): _optional,  # of `X | None` where it is evaluated, from Python 3.10
     Literal: _one_of,
     list: _list,
     tuple: _tuple,
