@@ -256,7 +256,7 @@ class EventAnswer(_EventFacts):
 
 
 class LogNews(TypedDict, total=False):
-    """A message of `logs` or `follow`."""
+    """A message of `logs` or `follow`. `alive` is the node's time, sent when it has no news."""
 
     run: RunName | None
     streams: list[LogStream]
@@ -267,7 +267,7 @@ class LogNews(TypedDict, total=False):
     held: list[tuple[Count, Count, Count]]
     caught_up: bool
     done: dict[str, Any]
-    alive: bool
+    alive: Moment
 
 
 #: `[t0, t1, step0, step1, count, weight, min, max, mean, last, gaps]`; the steps may be None, and without finite values
