@@ -7,7 +7,7 @@ program's own metrics and of tables: they are values of labels, escaped, and at 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,13 +17,11 @@ from prometheus_client.core import (
     Metric,
 )
 
+from clusterctl.cluster.answers import StatusAnswer
 from clusterctl.escape import for_label
 from clusterctl.observe.record.model import ProcessRecord
 from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import JobStatus
-
-if TYPE_CHECKING:
-    from clusterctl.cluster.answers import StatusAnswer
 
 T = TypeVar("T")
 MOST_NAMES = 200  # of the metrics that a program logs, and of its tables: each is a time series

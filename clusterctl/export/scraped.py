@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.cluster import Cluster, SeveralRunningError
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
+from clusterctl.export.metrics_server import MetricsServer
 from clusterctl.export.patient_cluster import ANSWER_S, PatientCluster
 from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import JobStatus, status
@@ -128,8 +129,6 @@ def serve(address: Address, reader: Reader) -> Address:
     Raises RefusedError if the port is in use, and UsageError if this machine does not have the address.
     """
     from prometheus_client import CollectorRegistry, make_wsgi_app
-
-    from clusterctl.export.metrics_server import MetricsServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector(reader))

@@ -8,17 +8,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paramiko
 from paramiko.agent import AgentSSH, get_agent_connection
 from paramiko.ssh_exception import BadAuthenticationType, SSHException
 
+from clusterctl.transport.connection import Connection
 from clusterctl.transport.secrets import Secrets
 from clusterctl.transport.target import Target
-
-if TYPE_CHECKING:
-    from clusterctl.transport.connection import Connection
 
 AGENT_S = 10.0
 _OPENSSH_MAGIC = b"openssh-key-v1\0"

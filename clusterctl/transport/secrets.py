@@ -110,7 +110,7 @@ class Secrets:
 
     def _unlock(self, path: Path, stop: threading.Event) -> bool:
         paramiko_loader.load()
-        import paramiko
+        import paramiko  # noqa: PLC0415 - few need a passphrase
 
         prefix = ""
         for _ in range(PROMPTS):
