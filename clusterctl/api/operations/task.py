@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cluster import Cluster, NodeOutcome, combined
+from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node
+
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.config import Settings
-    from clusterctl.errors import ClusterctlError
     from clusterctl.fabric.tasks import Call, TaskFile
-    from clusterctl.inventory import Node
 
 
 def load_tasks(settings: Settings) -> TaskFile:
@@ -64,7 +65,5 @@ def run_on_nodes(
 
 def problem(outcomes: Sequence[NodeOutcome[ClusterctlError | None]], name: str) -> ClusterctlError | None:
     """Return the error to report if the task failed on some nodes."""
-    from clusterctl.cluster import combined
-
     errors = [failure for outcome in outcomes if (failure := outcome.error or outcome.value)]
     return combined(errors, len(outcomes), f"task {name}") if errors else None
