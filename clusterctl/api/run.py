@@ -176,7 +176,7 @@ class Run:
 
     def metrics(self) -> Metrics:
         """Return all points of the curves of the run so far. Raises if a part is missing, as of a silent node."""
-        from clusterctl.api.metrics import read_metrics
+        from clusterctl.api.metrics import read_metrics  # noqa: PLC0415 - it loads numpy
 
         return read_metrics(self._session.nodes, self.job, self._name, self._session.cache)
 

@@ -15,6 +15,7 @@ import typer
 
 from clusterctl.api.operations.caches import cache_directory
 from clusterctl.cli.seen import SeenFile, SeenNames
+from clusterctl.templates import TEMPLATES
 
 ASKS = "_CLUSTERCTL_COMPLETE"  # the variable with which typer's scripts ask
 SHELLS = ("bash", "zsh", "fish", "powershell")
@@ -29,15 +30,7 @@ def one_of(*words: str) -> Callable[[], list[str]]:
 
 
 def templates() -> Values:
-    from clusterctl.templates import TEMPLATES
-
     return [(name, template.summary) for name, template in TEMPLATES.items()]
-
-
-def backends() -> list[str]:
-    from clusterctl.fake.backend import NAMES
-
-    return list(NAMES)
 
 
 def engines() -> list[str]:
@@ -48,11 +41,10 @@ def engines() -> list[str]:
 
 def settings(incomplete: str) -> Values:
     """Return settings; once only one can be meant, it with each of its values, or of the examples in its meaning."""
-    from clusterctl.api.operations.chosen_settings import DECIDED
-    from clusterctl.config.declarations import TABLE
+    from clusterctl.api.operations.chosen_settings import choosable
 
     name, equals, _ = incomplete.partition("=")
-    meant = [one for one in TABLE if one.name not in DECIDED and one.name.startswith(name)]
+    meant = [one for one in choosable() if one.name.startswith(name)]
     if not equals and len(meant) > 1:
         return [(f"{one.name}=", one.doc) for one in meant]
     named = [one for one in meant if one.name == name or not equals]

@@ -43,9 +43,8 @@ def write_tensorboard(directory: Path, parts: Iterable[Iterable[Point]], started
 
 
 def _event(point: Point, started_t: float) -> Any:
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.proto import event_pb2, summary_pb2
 
-    value = Summary.Value(tag=for_label(f"{point.of}/{point.name}"), simple_value=float(point.value))
+    value = summary_pb2.Summary.Value(tag=for_label(f"{point.of}/{point.name}"), simple_value=float(point.value))
     step = int(max(0.0, point.t - started_t)) if point.step is None else point.step
-    return Event(wall_time=point.t, step=step, summary=Summary(value=[value]))
+    return event_pb2.Event(wall_time=point.t, step=step, summary=summary_pb2.Summary(value=[value]))

@@ -54,7 +54,7 @@ class Dialer:
 
         def log_in(aborts: int) -> Connection:
             with self._handshake(target, gateway, aborts) as (connection, deadline):
-                from clusterctl.transport.login import Attempts, authenticate  # noqa: PLC0415 - it loads paramiko
+                from clusterctl.transport.login import Attempts, authenticate
 
                 self._check_host_key(target, connection)
                 attempts = Attempts(refused=refused)
@@ -122,7 +122,7 @@ class Dialer:
         known = self._known_hosts.keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)
         paramiko_loader.load()
-        from clusterctl.transport.connection import Connection  # noqa: PLC0415 - it loads paramiko
+        from clusterctl.transport.connection import Connection
 
         # Ask for the recorded type of key, so that a host with several keys is not reported as changed.
         connection = Connection(

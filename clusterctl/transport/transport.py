@@ -117,7 +117,7 @@ class Transport:
 
         The caller closes the link, which gives the connection back. Raises as `run` does.
         """
-        from clusterctl.transport.link import Link  # noqa: PLC0415 - it loads paramiko
+        from clusterctl.transport.link import Link
 
         self._cancellation.check(node.label)
         target = self.target(node)
@@ -216,7 +216,7 @@ class Transport:
         what, limit = command.title or _short(str(command)), stderr_limit or STDERR_TAIL_BYTES
         if node.via != "ssh":
             return self._carriers().start(node, command, what=what, stderr_limit=limit)
-        from clusterctl.transport.ssh_process import start  # noqa: PLC0415 - it loads paramiko
+        from clusterctl.transport.ssh_process import start
 
         target = self._resolver.resolve(node)
         with self._pool().lease(target) as connection:

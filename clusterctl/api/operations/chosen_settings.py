@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from clusterctl.config.declarations import BY_SPELLING
+from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
 from clusterctl.errors import UsageError
 
 #: The settings that a run cannot change, and why.
@@ -13,6 +13,11 @@ DECIDED = {
     "ROOT_DIR": "the job was dispatched to that of conf.py, and status, logs and stop look for it there",
     "SHARDS": "dispatch has already divided the data among the nodes",
 }
+
+
+def choosable() -> list[Setting]:
+    """Return the settings that a run can change."""
+    return [setting for setting in TABLE if setting.name not in DECIDED]
 
 
 def choose(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

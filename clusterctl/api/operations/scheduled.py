@@ -12,8 +12,8 @@ from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
 from clusterctl.errors import NodeError
 from clusterctl.observe.record.references import Reference, need_newest
-from clusterctl.observe.why.scheduler import ENDS
 from clusterctl.schedulers import JobWatch, NoRunError, ScheduledJob
+from clusterctl.schedulers.scheduled import ENDS
 
 LINES = 10
 TAIL_BYTES = 1 << 16

@@ -26,9 +26,9 @@ from clusterctl.launch import start as launch_run
 from clusterctl.observe.follow import Follower, is_passing
 from clusterctl.observe.record.live import LiveRecord
 from clusterctl.observe.record.status import status
+from clusterctl.observe.why.report import LAST_WORD_S
 
 UP = ("running", "finishing")  # phases
-LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause of an end
 
 
 @dataclass(frozen=True)

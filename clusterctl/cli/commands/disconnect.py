@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.console import Console
 
 
-def disconnect(invocation: Invocation) -> None:
-    invocation.console.document({"helpers": []})
-    invocation.console.say(
+def disconnect(console: Console) -> None:
+    console.document({"helpers": []})
+    console.say(
         "nothing to close: connections are no longer kept between commands; docs/carriers.md shows how ssh keeps them"
     )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.slurm import Order, order
 from clusterctl.cli import style
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.slurm import Order
 
 
 def submit(
@@ -24,8 +21,6 @@ def submit(
     plan: bool,
     for_pods: bool = False,
 ) -> None:
-    from clusterctl.api.operations.slurm import order
-
     if to != "slurm":
         raise UsageError(
             f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm or --to kubernetes"
