@@ -47,7 +47,7 @@ def _runs(path: Path) -> bool:
 
 def needs(version: str) -> str:
     """Return the path of this Python; skip the test if it is not installed."""
-    import pytest
+    import pytest  # noqa: PLC0415 - benchmarks run without it
 
     path = PYTHONS.get(version)
     if path is None:
