@@ -170,24 +170,8 @@ def submit(
 
     Everything after -- goes to the training program.
     """
-    if to == "kubernetes":
-        from clusterctl.cli.commands.kubernetes import submit as submit_pods
-
-        of_slurm = {"--time": time, "--requeue": requeue}
-        submit_pods(
-            context.obj.invocation(),
-            workspace,
-            nodes=nodes,
-            image=image,
-            namespace=namespace,
-            storage=storage,
-            plan=plan,
-            not_for_pods=[option for option, given in of_slurm.items() if given],
-        )
-        return
     from clusterctl.cli.commands.submit import submit
 
-    for_pods = image or namespace or storage
     submit(
         context.obj.invocation(),
         workspace,
@@ -195,8 +179,10 @@ def submit(
         nodes=nodes,
         time=time,
         requeue=requeue,
+        image=image,
+        namespace=namespace,
+        storage=storage,
         plan=plan,
-        for_pods=bool(for_pods),
     )
 
 

@@ -86,6 +86,7 @@ def prune(
 @command(app, "disconnect", "clusterctl disconnect", hidden=True)
 def disconnect(context: typer.Context) -> None:
     """Do nothing: connections are no longer kept between commands."""
-    from clusterctl.cli.commands.disconnect import disconnect
-
-    disconnect(context.obj.console)
+    context.obj.console.document({"helpers": []})
+    context.obj.console.say(
+        "nothing to close: connections are no longer kept between commands; docs/carriers.md shows how ssh keeps them"
+    )
