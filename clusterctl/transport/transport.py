@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
-from clusterctl.transport import failures
+from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.carrier.carriers import Carriers
 from clusterctl.transport.command import Command, quote
 from clusterctl.transport.dial import Dialer
@@ -117,6 +117,7 @@ class Transport:
 
         The caller closes the link, which gives the connection back. Raises as `run` does.
         """
+        paramiko_loader.load()
         from clusterctl.transport.link import Link
 
         self._cancellation.check(node.label)
@@ -216,10 +217,10 @@ class Transport:
         what, limit = command.title or _short(str(command)), stderr_limit or STDERR_TAIL_BYTES
         if node.via != "ssh":
             return self._carriers().start(node, command, what=what, stderr_limit=limit)
-        from clusterctl.transport.ssh_process import start
-
         target = self._resolver.resolve(node)
         with self._pool().lease(target) as connection:
+            from clusterctl.transport.ssh_process import start  # paramiko has been loaded for the connection
+
             return start(
                 connection,
                 quote(command).encode("utf-8", "surrogateescape"),
