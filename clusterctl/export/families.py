@@ -18,7 +18,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from clusterctl.cluster.answers import StatusAnswer
+from clusterctl.cluster.answers import StatusFacts
 from clusterctl.errors import ClusterctlError
 from clusterctl.escape import for_label
 from clusterctl.observe.record.model import ProcessRecord
@@ -103,7 +103,7 @@ def _of_runs(statuses: Iterable[JobStatus]) -> Iterator[Metric]:
             up.add_metric([*run, node.label, for_label(node.where)], float(node.id in answered))
         state.add_metric([*run, status.state], 1.0)
         if status.run:
-            lead: StatusAnswer = status.lead or {}
+            lead: StatusFacts = status.lead or {}
             info.add_metric(run, {"mode": for_label(lead.get("mode") or "")})
             warnings.add_metric(run, float(len(status.warnings)))
             if (seconds := _duration_s(lead)) is not None:
@@ -111,7 +111,7 @@ def _of_runs(statuses: Iterable[JobStatus]) -> Iterator[Metric]:
     yield from (info, state, duration, warnings, up)
 
 
-def _duration_s(lead: StatusAnswer) -> float | None:
+def _duration_s(lead: StatusFacts) -> float | None:
     """Return the duration by the clock of the lead's node."""
     ended = lead.get("ended")
     until = ended["t"] if ended else lead.get("now")

@@ -42,8 +42,8 @@ from clusterctl.common.events import Cause, FailureFacts, Lost
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
-from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
+from clusterctl.common.schema import typed
 
 FINISH_LIMIT_S = 300.0
 LAST_SAVE_LIMIT_S = 3600.0  # if a trainer did not wait for the last save itself

@@ -20,7 +20,7 @@ from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells, metric_headings, metric_names
 from clusterctl.cli.screen.watch import watch
 from clusterctl.cluster import Cluster, SeveralRunningError
-from clusterctl.cluster.answers import StatusAnswer
+from clusterctl.cluster.answers import StatusFacts
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.inventory import nodeset
 from clusterctl.observe.record.members import Members
@@ -145,7 +145,7 @@ def _title(current: JobStatus) -> list[str]:
 def headline(current: JobStatus) -> str:
     parts = _title(current)
     parts.append(style.state(current.state))
-    lead: StatusAnswer = current.lead or {}
+    lead: StatusFacts = current.lead or {}
     resumed = lead.get("resumed")
     if resumed:
         of = f"{other} run" if (other := resumed.get("job")) else "run"

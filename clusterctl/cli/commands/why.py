@@ -13,7 +13,7 @@ from clusterctl.cli.commands import scheduled
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.screen.notes import note_lines
-from clusterctl.cluster.shapes import END_OF_TIME
+from clusterctl.common.schema import END_OF_TIME
 from clusterctl.escape import clean
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.report import Why, advice, to_json
