@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from clusterctl.cli import style
 from clusterctl.cluster import Cluster
-from clusterctl.cluster.answers import Cause
 from clusterctl.cluster.run_answers import RunWarning
 from clusterctl.errors import ClusterctlError
 from clusterctl.escape import clean
@@ -18,7 +18,7 @@ from clusterctl.observe.why.report import headline as plain
 FIRST_CAUSE = style.bad("first cause:") + " "
 
 
-def cause_lines(inventory: Inventory, cause: Cause | None) -> list[str]:
+def cause_lines(inventory: Inventory, cause: Mapping[str, Any] | None) -> list[str]:
     """The first cause of a run's end: the process, its node, the event, and its last lines."""
     if not cause:
         return []
@@ -54,7 +54,7 @@ def corrected_hint(job: str, role: str | None) -> str | None:
     return f"with a corrected program: clusterctl start WORKSPACE --resume-from {job}" if role == "trainer" else None
 
 
-def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Cause | None) -> list[str]:
+def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Mapping[str, Any] | None) -> list[str]:
     """The first cause of a run that failed: from the events of all nodes, or else the cause as the lead saw it."""
     by_lead = cause_lines(cluster.inventory, cause)
     if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):

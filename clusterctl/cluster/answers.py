@@ -74,6 +74,16 @@ class EndEvent(_EndFacts):
     state: State
 
 
+class _PhaseFacts(TypedDict, total=False):
+    cause: SoundCause | None
+
+
+class PhaseEvent(_PhaseFacts):
+    """The lead's order to begin a phase of the run."""
+
+    phase: str
+
+
 class RunEnd(EndEvent):
     """The end of a run in the status of its lead."""
 
