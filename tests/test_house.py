@@ -38,7 +38,7 @@ MAY_IMPORT: Table = {
     "inventory": ("config", "errors"),
     "transport": ("common", "errors"),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
-    "check": ("cluster", "common", "errors", "inventory"),
+    "check": ("cluster", "errors", "inventory"),
     "dispatch": ("certificates", "cluster", "common", "errors", "escape", "inventory"),
     "launch": ("certificates", "check", "cluster", "common", "config", "errors", "inventory"),
     "setup": ("cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
