@@ -249,7 +249,7 @@ def test_common_and_the_agent_need_only_the_standard_library() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_of_the_agent_exists_in_the_named_module(operation: str) -> None:
     module, function = OPERATIONS[operation]
-    assert callable(getattr(importlib.import_module(f"clusterctl.agent.operations.{module}"), function))
+    assert callable(getattr(importlib.import_module(f"clusterctl.agent.{module}"), function))
 
 
 def test_every_public_name_of_the_runtime_exists_in_the_named_module() -> None:

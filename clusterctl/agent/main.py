@@ -9,28 +9,36 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable
 
+from clusterctl.agent.node import jobs
+from clusterctl.agent.node.job_choice import choose_job
 from clusterctl.agent.peer import SILENCE_S, Peer, standard_peer
+from clusterctl.agent.step import hold
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
 from clusterctl.common.safe_json import loads
 
+#: The module and the function of each operation but those of `_about_jobs`; a call loads only the one it needs.
 OPERATIONS = {
-    "start": ("start", "start"),
-    "rejoin": ("start", "rejoin"),
-    "check": ("preflight", "check"),
-    "setup": ("setup", "setup"),
-    "logs": ("logs", "logs"),
-    "follow": ("logs", "follow"),
-    "events": ("logs", "events"),
-    "diagnose": ("diagnose", "diagnose"),
-    "curves": ("curves", "curves"),
-    "contents": ("contents", "contents"),
-    "collect": ("collect", "collect"),
-    "prune": ("prune", "prune"),
-    "find_checkpoints": ("checkpoints", "find"),
-    "find_named": ("names", "find_named"),
-    "find_models": ("checkpoints", "find_models"),
-    "save": ("save", "save"),
-    "verify_checkpoint": ("checkpoints", "verify"),
+    "dispatch": ("dispatch.receive", "receive"),
+    "adopt": ("dispatch.adopt", "adopt"),
+    "start": ("operations.start", "start"),
+    "rejoin": ("operations.start", "rejoin"),
+    "stop": ("operations.stop", "stop"),
+    "check": ("operations.preflight", "check"),
+    "setup": ("operations.setup", "setup"),
+    "logs": ("operations.logs", "logs"),
+    "follow": ("operations.logs", "follow"),
+    "events": ("operations.logs", "events"),
+    "diagnose": ("operations.diagnose", "diagnose"),
+    "curves": ("operations.curves", "curves"),
+    "contents": ("operations.contents", "contents"),
+    "collect": ("operations.collect", "collect"),
+    "prune": ("operations.prune", "prune"),
+    "find_checkpoints": ("operations.checkpoints", "find"),
+    "find_named": ("operations.names", "find_named"),
+    "find_models": ("operations.checkpoints", "find_models"),
+    "save": ("operations.save", "save"),
+    "verify_checkpoint": ("operations.checkpoints", "verify"),
+    "exec": ("operations.exec", "exec_"),
 }
 LEAVE_CHILDREN = ("start", "rejoin")
 LAST = (*LEAVE_CHILDREN, "prune")  # after these the agent serves no more: they leave child processes, or remove agents
@@ -54,8 +62,6 @@ def main(root: str, request: bytes, umask: int) -> int:
             holds = bool(message.get("hold")) and message["op"] in LEAVE_CHILDREN
             peer.send({"done": answer, **({"stays": True} if stays else {"holds": True} if holds else {})})
             if holds:
-                from clusterctl.agent.step import hold
-
                 hold(answer.get("pid"))
             message = _next_request(peer, home) if stays else None
     except Gone as gone:
@@ -111,25 +117,9 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
         recover(path)
     gc.disable()  # a collection frees nothing in so short a process, and takes 0.5 ms of `status` with 1,000 nodes
-    if operation == "dispatch":
-        from clusterctl.agent.dispatch.receive import receive
-
-        return receive(path, request, peer)
-    if operation == "adopt":
-        from clusterctl.agent.dispatch.adopt import adopt
-
-        return adopt(path, request, peer)
-    if operation == "stop":
-        from clusterctl.agent.operations.stop import stop
-
-        return stop(path, request, peer)
-    if operation == "exec":
-        from clusterctl.agent.operations.exec import exec_
-
-        return exec_(request, peer)
     if operation in OPERATIONS:
         module, name = OPERATIONS[operation]
-        function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.operations.{module}"), name)
+        function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
         gc.freeze()  # modules are no garbage, and searching them for any would take 3 ms
         gc.enable()  # `follow` may run for days
         return function(path, request, peer)
@@ -137,11 +127,7 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 
 def _about_jobs(root: Path, request: dict[str, Any]) -> dict[str, Any]:
-    from clusterctl.agent.node import jobs
-
     if request["op"] == "status":
-        from clusterctl.agent.node.job_choice import choose_job
-
         job, ran = choose_job(root, request["ref"])
         over, gpus = bool(request.get("over")), bool(request.get("gpus"))
         return {**jobs.describe(job, request.get("run"), over=over, gpus=gpus), "ran": ran}
