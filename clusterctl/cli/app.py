@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from copy import copy
 from itertools import takewhile
+from pathlib import Path
 
 import typer
 
@@ -122,7 +123,7 @@ def run(argv: list[str] | None = None) -> int:
         console.error(InterruptedRun("interrupted"))
         code = InterruptedRun.exit_code
     except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - the flush at exit must not fail
+        sys.stdout = Path(os.devnull).open("w")  # the flush at exit must not fail
         code = 141
     except OSError as exc:
         error = _of_system(exc)
