@@ -178,9 +178,7 @@ class Cluster:
 
         def one(node: Node) -> Any:
             with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
-                answer = call.result(answer_s)
-            answers.check(str(call.op), answer)
-            return answer
+                return answers.check(str(call.op), call.result(answer_s))
 
         return self.map(one, nodes)
 

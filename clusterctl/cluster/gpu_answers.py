@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Annotated, TypedDict
 
-from clusterctl.cluster.shapes import Shape, count, list_of, maybe, record, text, up_to
+from clusterctl.common.schema import Count, at_most
 
-MOST_DEVICES = 1024  # GPUs, or their MIG instances
-MOST_USERS = 256
-MOST_CHARS = 500
+Word = Annotated[str, at_most(500)]
+Devices = Annotated[list[Word], at_most(1024)]
 
 
 class Gpu(TypedDict):
     """A GPU: sizes in bytes, `utilization` in percent; None where its driver does not report them."""
 
-    index: int
-    uuid: str
-    name: str
-    total: int | None
-    used: int | None
-    utilization: int | None
+    index: Count
+    uuid: Word
+    name: Word
+    total: Count | None
+    used: Count | None
+    utilization: Count | None
 
 
 class GpuUser(TypedDict):
     """A process on the GPU with the index `gpu`, as far as the node can see it. `job`: the job that it belongs to."""
 
-    gpu: int | None
-    pid: int
-    name: str | None
-    account: str | None
-    memory: int | None
-    job: str | None
+    gpu: Count | None
+    pid: Count
+    name: Word | None
+    account: Word | None
+    memory: Count | None
+    job: Word | None
+
+
+Gpus = Annotated[list[Gpu], at_most(1024)]  # or their MIG instances
+GpuUsers = Annotated[list[GpuUser], at_most(256)]
 
 
 class GpuReport(TypedDict):
@@ -39,62 +42,15 @@ class GpuReport(TypedDict):
     `devices`: those that trainers may use, as CUDA_VISIBLE_DEVICES names them. `problem`: the failure of nvidia-smi.
     """
 
-    devices: list[str]
-    gpus: list[Gpu]
-    users: list[GpuUser]
-    problem: str | None
+    devices: Devices
+    gpus: Gpus
+    users: GpuUsers
+    problem: Word | None
 
 
 class FoundDevices(TypedDict):
     """The devices of a node that is ready to start, None without GPUs. Nodes with the same `pool` share them."""
 
-    devices: list[str] | None
-    pool: str
-    problem: str | None
-
-
-def words(value: Any) -> bool:
-    return text(value) and len(value) <= MOST_CHARS
-
-
-DEVICES: Shape = up_to(MOST_DEVICES, list_of(words))
-REPORT: Shape = record(
-    devices=DEVICES,
-    gpus=up_to(
-        MOST_DEVICES,
-        list_of(
-            record(index=count, uuid=words, name=words, total=maybe(count), used=maybe(count), utilization=maybe(count))
-        ),
-    ),
-    users=up_to(
-        MOST_USERS,
-        list_of(
-            record(
-                gpu=maybe(count),
-                pid=count,
-                name=maybe(words),
-                account=maybe(words),
-                memory=maybe(count),
-                job=maybe(words),
-            )
-        ),
-    ),
-    problem=maybe(words),
-)
-FOUND: Shape = record(devices=maybe(DEVICES), pool=words, problem=maybe(words))
-
-
-def gpu_report(value: Any) -> GpuReport | None:
-    """Return a node's report, or None if it has none. Raises ValueError if it is malformed."""
-    if not maybe(REPORT)(value):
-        raise ValueError("malformed report of GPUs")
-    report: GpuReport | None = value
-    return report
-
-
-def found_devices(value: Any) -> FoundDevices:
-    """Return the devices that a node found. Raises ValueError if they are malformed."""
-    if not FOUND(value):
-        raise ValueError("malformed list of GPUs")
-    found: FoundDevices = value
-    return found
+    devices: Devices | None
+    pool: Word
+    problem: Word | None

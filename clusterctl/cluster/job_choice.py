@@ -6,23 +6,28 @@ import statistics
 from collections.abc import Sequence
 from typing import TypedDict
 
+from clusterctl.cluster.run_answers import JobId
 from clusterctl.common.paths import job_key
+from clusterctl.common.schema import Moment
 from clusterctl.errors import UsageError
 
 
 class RanJob(TypedDict):
     """A job that ran on a node, the time when its newest run began there, and if that run is live."""
 
-    job: str
-    t: float
+    job: JobId
+    t: Moment
     live: bool
 
 
-class JobChoice(TypedDict, total=False):
+class _ChoiceFacts(TypedDict, total=False):
+    ran: list[RanJob] | None
+
+
+class JobChoice(_ChoiceFacts):
     """The part of a node's answer to a request without a job: its own choice, and the jobs that it chose from."""
 
-    job: str
-    ran: list[RanJob]
+    job: JobId
 
 
 class SeveralRunningError(UsageError):

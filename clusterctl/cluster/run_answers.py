@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from clusterctl.cluster.shapes import (
-    Shape,
-    count,
-    each_value,
-    job_id,
-    list_of,
-    maybe,
-    moment,
-    one_of,
-    record,
-    run_name,
-    text,
-)
-from clusterctl.common.paths import is_label
+from clusterctl.common.paths import is_job_name, is_label
+from clusterctl.common.schema import Bound, Count, Moment
 
+MOST_DIGITS = 9
+
+State = Literal["unknown", "lost", "failed", "stopped", "running", "starting", "succeeded", "dispatched"]
 #: States of jobs and runs, the worst first.
-STATES = ("unknown", "lost", "failed", "stopped", "running", "starting", "succeeded", "dispatched")
+STATES: tuple[str, ...] = get_args(State)
+Label = Annotated[str, Bound("the name of a run", is_label)]
+#: The name of a job that is safe to use as a directory name on this machine.
+JobId = Annotated[str, Bound("the id of a job", is_job_name)]
+RunName = Annotated[
+    str, Bound("the number of a run", lambda name: name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS)
+]
 
 
 class LeftOutNode(TypedDict):
     """A node of conf.py that does not take part in a run, and the reason given at the start."""
 
-    node: int
+    node: Count
     message: str
 
 
-class Membership(TypedDict, total=False):
-    """A run as one node knows it: when it started, its nodes, and the name it was given. Without a run it is None."""
+class MemberFacts(TypedDict, total=False):
+    """A run as one node knows it: when it started, its nodes, and the name it was given."""
 
-    run: str | None
-    name: str | None
-    started: float | None
-    members: list[int] | None
+    name: Label | None
+    started: Moment | None
+    members: list[Count] | None
     left_out: list[LeftOutNode] | None
+
+
+class Membership(MemberFacts, total=False):
+    """A run, or None if a job has none."""
+
+    run: RunName | None
 
 
 class RunWarning(TypedDict):
@@ -51,92 +52,65 @@ class RunWarning(TypedDict):
 class DroppedCut(TypedDict):
     """The last checkpoint or model that was not saved at its time, see `common.events.CutDropped`."""
 
-    t: float
+    t: Moment
     message: str
-    trainers: list[int]
+    trainers: list[Count]
     saves: list[str]
 
 
 class KeepBestAnswer(TypedDict):
-    """The metric of KEEP_BEST; the direction is "max" or "min"."""
+    """The metric of KEEP_BEST."""
 
     name: str
-    direction: str
+    direction: Literal["max", "min"]
 
 
-class _RunFacts(Membership, total=False):
+class _RunFacts(MemberFacts, total=False):
     warnings: list[RunWarning] | None
     arguments: list[str] | None
     env: dict[str, str] | None
-    seconds: float | None
+    seconds: Moment | None
     keep_best: KeepBestAnswer | None
-    trainers: list[dict[str, object]] | None
+    trainers: list[dict[str, Any]] | None
 
 
 class RunAnswer(_RunFacts):
     """A run in the answer to `jobs`. `env` has the values to hide, `trainers` what this node's trainers reported."""
 
-    state: str
+    run: RunName
+    state: State
 
 
 class DispatchRecord(TypedDict):
     workspace: str
     content: str
-    files: int
-    bytes: int
-    t: float
+    files: Count
+    bytes: Count
+    t: Moment
 
 
 class JobAnswer(TypedDict):
     """One job on one node, in the answer to `jobs`."""
 
-    job: str
+    job: JobId
     runs: list[RunAnswer]
     record: DispatchRecord
+
+
+class JobsAnswer(TypedDict):
+    jobs: list[JobAnswer]
 
 
 class NamedRun(TypedDict):
     """A run of some name, and when it started by the clock of the node."""
 
-    job: str
-    run: str
-    t: float | None
+    job: JobId
+    run: RunName
+    t: Moment | None
 
 
 class NamedAnswer(TypedDict):
     """The answer to `find_named`: the job whose id, prefix or directory was asked for, else the runs of this name."""
 
-    job: str | None
+    job: JobId | None
     runs: list[NamedRun]
-
-
-def label(value: object) -> bool:
-    return isinstance(value, str) and is_label(value)
-
-
-DROPPED_CUT = record(t=moment, message=text, trainers=list_of(count), saves=list_of(text))
-WARNINGS = maybe(list_of(record(kind=text, message=text)))
-MEMBERSHIP: Mapping[str, Shape] = {
-    "name": maybe(label),
-    "started": maybe(moment),
-    "members": maybe(list_of(count)),
-    "left_out": maybe(list_of(record(node=count, message=text))),
-}
-RUN = record(
-    run=run_name,
-    state=one_of(*STATES),
-    warnings=WARNINGS,
-    arguments=maybe(list_of(text)),
-    env=maybe(each_value(text)),
-    seconds=maybe(moment),
-    keep_best=maybe(record(name=text, direction=one_of("max", "min"))),
-    trainers=maybe(list_of(record())),
-    **MEMBERSHIP,
-)
-JOB = record(
-    job=job_id, runs=list_of(RUN), record=record(workspace=text, content=text, files=count, bytes=count, t=moment)
-)
-NAMED: Mapping[str, Shape] = {
-    "job": maybe(job_id),
-    "runs": list_of(record(job=job_id, run=run_name, t=maybe(moment))),
-}

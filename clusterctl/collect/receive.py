@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.cluster import AgentCall
-from clusterctl.cluster.run_answers import WARNINGS, RunWarning
+from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.schema import fits
 from clusterctl.common.tree import ODD_CHARACTERS
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
@@ -110,7 +111,7 @@ def _left(node: Node, done: object) -> Iterator[Left]:
 def _warnings(node: Node, done: object) -> list[RunWarning]:
     """Return the doubts about the run that its lead reports."""
     warnings = done.get("warnings") if isinstance(done, dict) else None
-    if not WARNINGS(warnings):
+    if not fits(list[RunWarning], warnings or []):
         raise refuse(node, "malformed warnings")
     return warnings or []
 

@@ -9,9 +9,7 @@ which are recorded as they come once their figures are checked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union
-
-from clusterctl.common.records import TypedDict
+from typing import Any, Literal, TypedDict, Union
 
 
 class ExitFacts(TypedDict, total=False):

@@ -3,21 +3,18 @@
 The control machine makes one for every node (`LaunchPlan.spec`), the node keeps it in `runs/RUN/spec.json`, and its
 supervisor rewrites it at each new epoch. The keys are a contract between versions: a supervisor may run beside older
 ones, and a newer one may join the run. So unknown keys are kept, and a missing key means the default declared here.
-
-Records, not dataclasses: `status` reads a spec on every node, and each import costs time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.common.records import Group, Record, dataclass
-
-NOTHING: Mapping[str, Any] = {}
+from clusterctl.common.schema import Group, Record
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LeftOut(Record):
     """A node of conf.py that does not take part, and why."""
 
@@ -25,7 +22,7 @@ class LeftOut(Record):
     message: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LeadAddress(Record):
     """The address at which the lead listens."""
 
@@ -33,7 +30,7 @@ class LeadAddress(Record):
     port: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SaveEvery(Record):
     """A save every `n` passes ("pass"), steps ("step") or seconds ("s"), or only at the end of the run ("end")."""
 
@@ -41,7 +38,7 @@ class SaveEvery(Record):
     n: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class KeepBest(Record):
     """The metric whose best checkpoint is kept: the one with its highest ("max") or lowest ("min") value."""
 
@@ -49,7 +46,7 @@ class KeepBest(Record):
     direction: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResumePoint(Record):
     """The checkpoint of an earlier run, perhaps of another `job`, from which this run started.
 
@@ -66,7 +63,7 @@ class ResumePoint(Record):
     job: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PieceSource(Record):
     """A file of a save, and the nodes that have a copy."""
 
@@ -76,7 +73,7 @@ class PieceSource(Record):
     nodes: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PieceSources(Record):
     """The files of a save that this node's processes read, from its disk or from other nodes of the run.
 
@@ -94,7 +91,7 @@ class PieceSources(Record):
         return f"{self.tag} of {self.job} run {int(self.run)}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Recovery(Record):
     """The checkpoint to which the run was rolled back; `tag` is None if there was none.
 
@@ -103,10 +100,10 @@ class Recovery(Record):
 
     tag: str | None
     step: int
-    left: Mapping[str, int] = NOTHING
+    left: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ProcessSpec(Record):
     """A process of this node. `index` counts a role's processes on the node; `ours` speaks our control protocol."""
 
@@ -122,7 +119,7 @@ class ProcessSpec(Record):
         return f"{self.role}{self.rank}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlacedProcess(Record):
     """A process of any node."""
 
@@ -131,7 +128,7 @@ class PlacedProcess(Record):
     node: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Training(Group):
     """The training mode, the number of processes in the whole run, and the threads that a trainer's program uses."""
 
@@ -148,7 +145,7 @@ class Training(Group):
     trainer_threads: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Ports(Group):
     """The first port to try, and the number of ports that a pserver has for dense and for sparse tables.
 
@@ -163,7 +160,7 @@ class Ports(Group):
     pserver_port: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Timing(Group):
     """Seconds between heartbeats, until a silent node counts as lost, and from TERM to KILL."""
 
@@ -172,7 +169,7 @@ class Timing(Group):
     grace_s: float = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Saving(Group):
     """The source of initial values, the schedules of checkpoints and models, their retention and their copies.
 
@@ -198,7 +195,7 @@ class Saving(Group):
     model_on_lead_mb: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Limits(Group):
     """The limits of each process; None sets no limit."""
 
@@ -206,7 +203,7 @@ class Limits(Group):
     open_files: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Failures(Group):
     """The policy for failures: restarts per hour by role, and the settings of the same names.
 
@@ -216,7 +213,7 @@ class Failures(Group):
 
     OMITTED = ("takes_warnings",)
 
-    restarts: Mapping[str, int] = NOTHING
+    restarts: Mapping[str, int] = field(default_factory=dict)
     on_trainer_loss: str = "fail"
     time_limit_s: float | None = None
     stall_s: float = 600.0
@@ -226,7 +223,7 @@ class Failures(Group):
     takes_warnings: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpus(Record):
     """The GPUs of a node, and how they are dealt to its trainers.
 
@@ -242,7 +239,7 @@ class Gpus(Record):
     shares: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunSpec(Record):
     """The spec of a run for the node `node`; immutable.
 
@@ -273,10 +270,10 @@ class RunSpec(Record):
         "gpus",
     )
 
-    v: int = 1
     job: str
     run: str
     node: int
+    v: int = 1
     name: str | None = None
     members: tuple[int, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -291,7 +288,7 @@ class RunSpec(Record):
     failures: Failures = Failures()
     use_gpu: bool = False
     ld_library_path: str | None = None
-    env: Mapping[str, str] = NOTHING
+    env: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, str] | None = None
     processes: tuple[ProcessSpec, ...] = ()
@@ -309,6 +306,9 @@ class RunSpec(Record):
     cwd: str | None = None
     gpus: Gpus | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        return {"v": self.v, **super().to_json()}
+
     @property
     def lead_node(self) -> int:
         """The id of the node that leads the run."""
@@ -325,7 +325,7 @@ class RunSpec(Record):
         return self.training.pservers > 0 and self.training.engine == "clusterctl" and not self.failures.whole
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunSummary(Record):
     """The part of a spec that `status`, `jobs` and `stop` need.
 
@@ -338,7 +338,7 @@ class RunSummary(Record):
     members: tuple[int, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     arguments: tuple[str, ...] = ()
-    env: Mapping[str, str] = NOTHING
+    env: Mapping[str, str] = field(default_factory=dict)
     training: Training = Training()
     timing: Timing = Timing()
     saving: Saving = Saving()

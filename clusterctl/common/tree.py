@@ -9,10 +9,9 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from clusterctl.common.errors import AgentError, Gone
-from clusterctl.common.records import NamedTuple
 from clusterctl.common.safe_json import dumps
 
 FILE, DIRECTORY, LINK = "f", "d", "l"

@@ -23,7 +23,7 @@ from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import JobStatus
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.answers import StatusAnswer
+    from clusterctl.cluster.answers import StatusFacts
 
 T = TypeVar("T")
 MOST_NAMES = 200  # of the metrics that a program logs, and of its tables: each is a time series
@@ -76,7 +76,7 @@ def _of_runs(statuses: Iterable[JobStatus]) -> Iterator[Metric]:
             up.add_metric([*run, node.label, for_label(node.where)], float(node.id in answered))
         state.add_metric([*run, status.state], 1.0)
         if status.run:
-            lead: StatusAnswer = status.lead or {}
+            lead: StatusFacts = status.lead or {}
             info.add_metric(run, {"mode": for_label(lead.get("mode") or "")})
             warnings.add_metric(run, float(len(status.warnings)))
             if (seconds := _duration_s(lead)) is not None:
@@ -84,7 +84,7 @@ def _of_runs(statuses: Iterable[JobStatus]) -> Iterator[Metric]:
     yield from (info, state, duration, warnings, up)
 
 
-def _duration_s(lead: StatusAnswer) -> float | None:
+def _duration_s(lead: StatusFacts) -> float | None:
     """Return the duration by the clock of the lead's node."""
     ended = lead.get("ended")
     until = ended["t"] if ended else lead.get("now")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster import Cluster, raise_failures
-from clusterctl.cluster.shapes import run_name
+from clusterctl.cluster.run_answers import RunName
 from clusterctl.common.manifest import all_files, is_piece_name, is_tag, state_name
 from clusterctl.common.paths import is_job_name
 from clusterctl.common.run_spec import PieceSource, PieceSources
+from clusterctl.common.schema import fits
 from clusterctl.errors import RefusedError
 from clusterctl.inventory import Node
 
@@ -131,7 +132,7 @@ def _is_sound(row: SavedRow) -> bool:
     if not isinstance(row, dict) or not {"run", "tag", "manifest", "reason"} <= row.keys():
         return False
     reason = row["reason"] is None or isinstance(row["reason"], str)
-    return run_name(row["run"]) and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None) and reason
+    return fits(RunName, row["run"]) and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None) and reason
 
 
 def _describes(manifest: Manifest, kind: str, tag: str) -> bool:

@@ -267,7 +267,8 @@ class Follower:
                 while not self._over.is_set():
                     message = answers.news(call.receive(SILENCE_S))
                     if "done" in message:
-                        return answers.followed(message["done"])
+                        end: FollowEnd = answers.read(FollowEnd, message["done"], "follow")
+                        return end
                     if cursor.away:
                         cursor.away, cursor.lost = False, None
                         self._put(News(node, back=True))
@@ -331,7 +332,9 @@ def _name(stream: LogStream) -> str:
     return f"{stream['role']}{stream['rank']}"
 
 
-def lines_of(node: Node, streams: Sequence[LogStream], rows: list[list[Any]]) -> tuple[LogLine, ...]:
+def lines_of(
+    node: Node, streams: Sequence[LogStream], rows: Sequence[tuple[float, int, str, int]]
+) -> tuple[LogLine, ...]:
     return tuple(
         LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
     )

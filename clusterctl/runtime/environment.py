@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.common.paths import JobPaths, RunPaths
-from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import Failures, RunSpec, Training
 from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import SchemaError
 from clusterctl.runtime.errors import ProcessError
 
 
@@ -162,7 +162,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
 def _read_spec(path: Path) -> RunSpec:
     try:
         return RunSpec.from_json(_read_json(path, "start the job with clusterctl start"))
-    except RecordError as exc:
+    except SchemaError as exc:
         raise ProcessError(f"{path} is not the spec of a run: {exc}") from exc
 
 

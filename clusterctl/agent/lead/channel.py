@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
-from clusterctl.common.records import TypedDict, typed
 from clusterctl.common.safe_json import is_whole, parse
+from clusterctl.common.schema import typed
 
 MAX_FRAME = 16 << 20
 

@@ -28,7 +28,7 @@ from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.messages import Copied, CutReport, Logged, Saved
 from clusterctl.common.engines import MEETING_HOST, RENDEZVOUS
 from clusterctl.common.manifest import check_receipt, check_state_receipt
-from clusterctl.common.records import RecordError, declared_readers, required_keys
+from clusterctl.common.schema import Reader, SchemaError, readers, required_keys
 
 #: All reports that a node may send. Only the lead's own supervisor sends `kept`, `written` and `save_wanted`.
 REPORTS: Mapping[str, Callable[..., Report]] = {
@@ -49,7 +49,7 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
     "warning": Warned,
 }
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
-READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}
+READERS = {do: readers(kind) for do, kind in REPORTS.items()}
 #: What a pserver's report about a cut has, by its phase.
 CUT_NEEDS = {
     "due": {"purpose"},
@@ -59,7 +59,7 @@ CUT_NEEDS = {
     "announced": {"cut", "step"},
 }
 #: A field has its type in every report, also in one that does not declare it; the first declaration counts there.
-FIELDS = {name: read for readers in reversed(list(READERS.values())) for name, read in readers.items()}
+FIELDS = {name: read for fields in reversed(list(READERS.values())) for name, read in fields.items()}
 
 
 def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> Report:
@@ -86,10 +86,10 @@ def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> 
     return REPORTS[do]({**message, **_receipt(message, node)} if do == "saved" else message)
 
 
-def _check_field(do: str, name: str, read: Callable[[Any], Any], value: Any) -> None:
+def _check_field(do: str, name: str, read: Reader, value: Any) -> None:
     try:
         read(value)
-    except RecordError as exc:
+    except SchemaError as exc:
         raise ValueError(f"{do!r} with an invalid {name}: {exc!s:.80}") from None
 
 

@@ -7,10 +7,10 @@ declarations, see message_schema.py. Orders come from the lead, which is trusted
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Literal, Union
+from typing import Annotated, Any, Callable, Literal, TypedDict, Union
 
-from clusterctl.agent.lead.kinds import Count, Number, Place, Whole
 from clusterctl.agent.lead.saving.messages import (
     Copied,
     Copy,
@@ -26,7 +26,10 @@ from clusterctl.agent.lead.saving.messages import (
     Written,
 )
 from clusterctl.common.events import Cause
-from clusterctl.common.records import TypedDict, typed
+from clusterctl.common.schema import Bound, Count, typed
+
+#: Other nodes put it into the environment of their processes.
+Place = Annotated[str, Bound("HOST:PORT", re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII).fullmatch)]
 
 # Fields that reports share.
 
@@ -66,7 +69,7 @@ class _OfProcess(TypedDict, total=False):
 class _ExitFacts(_OfProcess, total=False):
     """See `events.ExitFacts`."""
 
-    t: Number
+    t: float
     message: str
     tail: Sequence[str]
     ours: Sequence[Count]
@@ -89,7 +92,7 @@ class _ExitFacts(_OfProcess, total=False):
 class _FailureFacts(_OfProcess, total=False):
     """See `events.FailureFacts`; of a process if it has a name."""
 
-    t: Number
+    t: float
     errno: str | None
     command: str
     path: str
@@ -100,7 +103,7 @@ class _FailureFacts(_OfProcess, total=False):
 
 
 class _PaceFacts(TypedDict, total=False):
-    for_s: Number
+    for_s: float
     message: str
     awaits: Sequence[str]
 
@@ -131,7 +134,7 @@ class Exited(_ExitFacts):
     do: Literal["exited"]
     role: str
     rank: Count
-    exit_code: Whole
+    exit_code: int
     stopping: bool
 
 

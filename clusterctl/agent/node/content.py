@@ -12,14 +12,13 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from clusterctl.common import seal
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.procfs import boot_id
-from clusterctl.common.records import NamedTuple
 from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.seal import VERIFIED, joined, line_of, listing, read_seal, write_seal
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry

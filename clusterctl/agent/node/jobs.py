@@ -11,9 +11,9 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.files import is_locked, read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, is_job_id, job_directories
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
-from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec, RunSummary
 from clusterctl.common.safe_json import dumps
+from clusterctl.common.schema import SchemaError
 
 Spec = TypeVar("Spec", RunSpec, RunSummary)
 
@@ -81,7 +81,7 @@ def _read(run: RunPaths, kind: type[Spec]) -> Spec:
         raise AgentError(f"{run.spec} is missing or damaged")
     try:
         return kind.from_json(value)
-    except RecordError as exc:
+    except SchemaError as exc:
         raise AgentError(f"{run.spec} is not the spec of a run: {exc}") from exc
 
 

@@ -7,14 +7,13 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.agent.node.jobs import pick_run, read_state, supervisor_of
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import is_locked, read_json
 from clusterctl.common.paths import META, JobPaths, incoming_dir
 from clusterctl.common.procfs import Identity, boot_id, identify, is_alive, wait_until
-from clusterctl.common.records import NamedTuple
 from clusterctl.common.safe_json import dumps, loads
 
 LOCK = "dispatch.lock"

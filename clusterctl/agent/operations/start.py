@@ -37,10 +37,10 @@ from clusterctl.common.errors import AgentError, first_of
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
-from clusterctl.common.records import RecordError
 from clusterctl.common.requirements import file_of
 from clusterctl.common.run_spec import Gpus, RunSpec
 from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import SchemaError
 
 ENDING_S = 10.0
 EXITING_S = 0.5  # for processes that are just exiting
@@ -160,7 +160,7 @@ def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> 
 def _checked(value: object) -> RunSpec:
     try:
         return RunSpec.from_json(value)
-    except RecordError as exc:
+    except SchemaError as exc:
         hint = "use the same version of clusterctl for the whole job"
         raise AgentError(f"the control machine sent a malformed spec of the run: {exc}", hint=hint) from exc
 

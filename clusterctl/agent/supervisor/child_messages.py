@@ -23,8 +23,8 @@ from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Exit
 from clusterctl.common.manifest import check_receipt, check_state_receipt
-from clusterctl.common.records import typed
 from clusterctl.common.safe_json import is_whole
+from clusterctl.common.schema import typed
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
 BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes

@@ -18,9 +18,9 @@ from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.events import ExitFacts, FailureFacts
 from clusterctl.common.paths import RunPaths
-from clusterctl.common.records import typed
 from clusterctl.common.run_spec import Limits
 from clusterctl.common.safe_json import is_whole
+from clusterctl.common.schema import typed
 
 LOOK_S = 10.0  # a large process may take seconds to exit
 NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")

@@ -41,8 +41,8 @@ from clusterctl.common.events import Cause, FailureFacts, Lost
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
-from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
+from clusterctl.common.schema import typed
 
 if TYPE_CHECKING:
     from clusterctl.agent.lead.server import LeadServer

@@ -21,7 +21,7 @@ from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.cluster.answers import StatusAnswer
+    from clusterctl.cluster.answers import StatusFacts
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.record.members import Members
     from clusterctl.observe.record.model import ProcessRecord
@@ -164,7 +164,7 @@ def _title(current: JobStatus) -> list[str]:
 def headline(current: JobStatus) -> str:
     parts = _title(current)
     parts.append(style.state(current.state))
-    lead: StatusAnswer = current.lead or {}
+    lead: StatusFacts = current.lead or {}
     resumed = lead.get("resumed")
     if resumed:
         of = f"{other} run" if (other := resumed.get("job")) else "run"

@@ -11,7 +11,7 @@ from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, inciden
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.screen.notes import note_lines
-from clusterctl.cluster.shapes import END_OF_TIME
+from clusterctl.common.schema import END_OF_TIME
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:

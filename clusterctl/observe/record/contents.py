@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
-from clusterctl.cluster import Cluster, NodeOutcome, shapes
+from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.cluster.answers import ContentsAnswer, read
+from clusterctl.common.schema import Count
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.model import RunRecord
@@ -14,7 +16,6 @@ from clusterctl.observe.record.model import RunRecord
 CONTENTS_S = 120.0
 MOST_FILES = 200_000  # of a job on one node; agents send no more
 MOST_BYTES = 128 << 20  # of their names and checksums
-FILES = shapes.record(files=shapes.list_of(shapes.pair_of(shapes.text, shapes.count, shapes.text)))
 
 
 class File(NamedTuple):
@@ -27,12 +28,10 @@ class File(NamedTuple):
 Tree = Mapping[str, File]
 
 
-class ContentsAnswer(TypedDict):
-    """What a run ran on one node: see `agent/operations/contents.py`."""
+class FilesAnswer(TypedDict):
+    """A message with files of a job: the path, the size and the contents of each, as in `File`."""
 
-    digest: str
-    changed: int
-    packages: dict[str, str]
+    files: list[tuple[str, Count, str]]
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,8 @@ def _read_tree(cluster: Cluster, node: Node, job: str) -> Tree:
 
 def files_in(message: Any) -> dict[str, File]:
     """Return the files in a message. Raises ValueError if one is malformed."""
-    if not FILES(message):
-        raise ValueError("malformed files")
-    return {path: File(size, contents) for path, size, contents in message["files"]}
+    checked: FilesAnswer = read(FilesAnswer, message, "contents")
+    return {path: File(size, contents) for path, size, contents in checked["files"]}
 
 
 def _contents(

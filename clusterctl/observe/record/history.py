@@ -9,8 +9,8 @@ from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
-from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.schema import SchemaError
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.observe.logs import read_logs
@@ -134,7 +134,7 @@ def _spec(answer: Mapping[str, Any]) -> RunSpec | None:
     """Return the spec that a node sent, None if it is malformed."""
     try:
         return RunSpec.from_json(answer["spec"])
-    except (KeyError, RecordError):
+    except (KeyError, SchemaError):
         return None
 
 

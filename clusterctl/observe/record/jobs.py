@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from clusterctl.cluster import Cluster, failures, raise_failures
-from clusterctl.cluster.answers import own_word
 from clusterctl.cluster.run_answers import JobAnswer, KeepBestAnswer, RunAnswer
 from clusterctl.common.paths import job_key
+from clusterctl.common.schema import Finite, fits
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory
 from clusterctl.observe.record.members import members_of
-from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview
+from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview, figure
 from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import DISPATCHED, LOST, UNKNOWN, worst
 
+#: Of each metric of a trainer: the last value, the lowest and the highest.
+Metrics = dict[str, tuple[float, Finite | None, Finite | None]]
 HIGHER_IS_BETTER = re.compile(r"(acc|accuracy|auc|auroc|f1|score|precision|recall|bleu|map|ndcg)s?(?![a-z])")
 LOWER_IS_BETTER = re.compile(r"loss|err(or)?s?(?![a-z])")
 StateOf = Callable[[str | None], str]
@@ -86,7 +89,7 @@ def _run(run: str, views: Mapping[int, RunAnswer], silent: set[int], inventory: 
     unknown = silent.intersection(members.by_id)
     lead = ours.get(members.lead) or next(iter(ours.values()), None) or next(iter(views.values()))
     trainers = [trainer for view in ours.values() for trainer in view.get("trainers") or ()]
-    losses = [loss for trainer in trainers if (loss := own_word("loss", trainer.get("loss"))) is not None]
+    losses = [loss for trainer in trainers if (loss := figure("loss", trainer.get("loss"))) is not None]
     return RunOverview(
         run=run,
         state=states.get(members.lead) or worst([*states.values(), *[UNKNOWN for _ in unknown]]),
@@ -99,12 +102,13 @@ def _run(run: str, views: Mapping[int, RunAnswer], silent: set[int], inventory: 
     )
 
 
-def _metrics(trainers: Iterable[Mapping[str, object]], keep_best: KeepBestAnswer | None) -> dict[str, MetricValues]:
+def _metrics(trainers: Iterable[Mapping[str, Any]], keep_best: KeepBestAnswer | None) -> dict[str, MetricValues]:
     """Return the metrics in the order in which trainers logged them; malformed ones are dropped."""
     by_name: dict[str, list[tuple[float, float | None, float | None]]] = {}
     for trainer in trainers:
-        for name, values in (own_word("metrics", trainer.get("metrics")) or {}).items():
-            by_name.setdefault(name, []).append(tuple(values))
+        if fits(Metrics, trainer.get("metrics")):
+            for name, (last, low, high) in trainer["metrics"].items():
+                by_name.setdefault(name, []).append((last, low, high))
     return {name: _values(name, rows, keep_best) for name, rows in by_name.items()}
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
-from clusterctl.cluster.answers import CAUSE, ENDED, Cause, own_word
-from clusterctl.cluster.run_answers import DROPPED_CUT, RunWarning
+from clusterctl.cluster.answers import Cause, EndEvent, SoundCause
+from clusterctl.cluster.run_answers import DroppedCut, RunWarning
 from clusterctl.common.events import dropped_cut_after
+from clusterctl.common.schema import fits
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
 from clusterctl.observe.record.marks import mark_of
-from clusterctl.observe.record.model import Curve, Mark, ProcessRecord
+from clusterctl.observe.record.model import Curve, Mark, ProcessRecord, figure
 
 CURVE_POINTS = 4000
 MOST_MARKS = 1000
@@ -153,7 +154,7 @@ class LiveRecord:
         with contextlib.suppress(*NONSENSE):
             mark = mark_of(event, event["t"], has_pservers=self.has_pservers)
             self.marks.extend([mark] if mark is not None else [])
-            if event["event"] != "cut_dropped" or DROPPED_CUT(event):
+            if event["event"] != "cut_dropped" or fits(DroppedCut, event):
                 self.cut_dropped = dropped_cut_after(self.cut_dropped, event)
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
@@ -165,7 +166,7 @@ class LiveRecord:
 
     def _on_phase(self, event: Event) -> None:
         self.phase = str(event["phase"])
-        if event.get("cause") and CAUSE(event["cause"]):
+        if event.get("cause") and fits(SoundCause, event["cause"]):
             self.causes.append(event["cause"])
         if self.phase == "running":
             for process in self.processes.values():
@@ -202,7 +203,7 @@ class LiveRecord:
         if process.role == "trainer":
             self._take_rate(event["t"])
             self._in_pass(process)
-        loss = own_word("loss", event.get("loss"))
+        loss = figure("loss", event.get("loss"))
         if process.role == "trainer" and loss is not None:
             self.curve.append((int(event["step"]), float(loss)))
             if len(self.curve) > CURVE_POINTS:
@@ -225,7 +226,7 @@ class LiveRecord:
     def _on_pass(self, event: Event) -> None:
         """A trainer has ended a pass."""
         process = self._process(event)
-        seconds = own_word("loss", event.get("seconds"))
+        seconds = figure("loss", event.get("seconds"))
         if process is not None and seconds is not None and math.isfinite(seconds):
             process.take_figures({"passes": event.get("passes")})
             self._pass_s, self._pass_began_t = float(seconds), event["t"]
@@ -278,7 +279,7 @@ class LiveRecord:
             (self.checkpoints if event.get("checkpoint") else self.saved).append(str(event["tag"]))
 
     def _on_log(self, event: Event) -> None:
-        values, pass_ = own_word("values", event.get("values")), own_word("pass", event.get("pass"))
+        values, pass_ = figure("values", event.get("values")), figure("pass", event.get("pass"))
         process = self._process(event)
         if values is None or pass_ is None or process is None:
             return
@@ -292,7 +293,7 @@ class LiveRecord:
             del self._logged[min(self._logged)]
 
     def _on_ended(self, event: Event) -> None:
-        if ENDED(event) and ("not_heard_of" in event or event.get("node") == self._lead):
+        if fits(EndEvent, event) and ("not_heard_of" in event or event.get("node") == self._lead):
             self.ended = event
             for warning in event.get("warnings") or ():
                 self._on_warned(warning)

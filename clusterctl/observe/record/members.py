@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from clusterctl.cluster import NodeOutcome
-from clusterctl.cluster.run_answers import LeftOutNode, Membership
+from clusterctl.cluster.run_answers import LeftOutNode
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, among
 
@@ -50,7 +50,7 @@ class Members:
         ]
 
 
-def members_of(inventory: Inventory, answers: Sequence[Membership]) -> Members:
+def members_of(inventory: Inventory, answers: Sequence[Mapping[str, Any]]) -> Members:
     """Return the members of the newest run in any answer; if separated nodes reused a name, the latest such run."""
     started = [answer for answer in answers if answer.get("run") and answer.get("started")]
     if not started:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
-from clusterctl.cluster.answers import Resumed, own_word
+from clusterctl.cluster.answers import Resumed
+from clusterctl.cluster.gpu_answers import Devices
 from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.safe_json import is_whole
+from clusterctl.common.schema import Bound, Count, Moment, SchemaError, at_most, readers
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.secrets import Secrets
 
+TableCounts = Annotated[dict[str, Any], Bound("the counts of a table", lambda table: _are_counts(**table))]
+Ranks = Annotated[list[Count], at_most(4)]
 #: The newest figures of a process, each missing until it is known. `cpu` is in cores, `memory` in bytes, `started` a
 #: time, `passes` the number that a trainer is to do, and `values` has the program's own metrics by name. `compute`,
 #: `wait` and `wire` are shares of a trainer's time. For a pserver, `staleness` are pairs (staleness, pushes), `tables`
@@ -23,29 +28,29 @@ from clusterctl.observe.record.secrets import Secrets
 Figures = TypedDict(
     "Figures",
     {
-        "pass": int,
-        "step": int,
+        "pass": Count,
+        "step": Count,
         "loss": float,
         "samples_per_s": float,
         "compute": float,
         "wait": float,
         "wire": float,
         "cpu": float,
-        "memory": int,
+        "memory": Count,
         "values": dict[str, float],
-        "started": float,
-        "staleness": list[list[int]],
-        "tables": list[dict[str, Any]],
-        "lost": int,
+        "started": Moment,
+        "staleness": list[tuple[Count, Count]],
+        "tables": list[TableCounts],
+        "lost": Count,
         "apply_s": float,
         "send_s": float,
-        "passes": int,
-        "awaits": list[int],
-        "awaited": int,
-        "waiting": int,
-        "awaits_s": float,
-        "gpus": list[str],
-        "gpu_memory": int,
+        "passes": Count,
+        "awaits": Ranks,
+        "awaited": Count,
+        "waiting": Count,
+        "awaits_s": Moment,
+        "gpus": Devices,
+        "gpu_memory": Count,
     },
     total=False,
 )
@@ -58,6 +63,18 @@ ALWAYS_SHOWN = (
 PASSING = ("awaits", "awaited", "waiting", "awaits_s")
 SHOWN_IF_KNOWN = ("apply_s", "send_s", "passes", "gpus", "gpu_memory", *PASSING)
 FIGURES = (*ALWAYS_SHOWN, *SHOWN_IF_KNOWN)
+
+
+def figure(name: str, value: object) -> Any:
+    """Return a figure that a process reports about itself, or None if it is malformed."""
+    try:
+        return readers(Figures)[name](value)
+    except SchemaError:
+        return None
+
+
+def _are_counts(name: object = None, **counts: object) -> bool:
+    return isinstance(name, str) and all(map(is_whole, counts.values()))
 
 
 class Span(NamedTuple):
@@ -109,7 +126,7 @@ class ProcessRecord:
 
     def take_figures(self, values: Mapping[str, Any]) -> None:
         """Take the figures among `values`, which the process reported itself; malformed ones are dropped."""
-        known = {name: own_word(name, values.get(name)) for name in FIGURES}
+        known = {name: figure(name, values.get(name)) for name in FIGURES}
         self.figures.update({name: value for name, value in known.items() if value is not None})  # type: ignore[typeddict-item]
 
     def forget_passing(self) -> None:

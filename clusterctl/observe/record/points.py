@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
-from clusterctl.cluster.answers import own_word
-from clusterctl.cluster.shapes import count, number
+from clusterctl.common.schema import Count, fits
 from clusterctl.inventory import Node
-from clusterctl.observe.record.model import RunRecord
+from clusterctl.observe.record.model import RunRecord, figure
 from clusterctl.observe.record.secrets import Secrets
 
 #: The kinds of events that have points, each with its figures, except `log`, whose figures the program names.
@@ -80,16 +79,16 @@ class NodePoints:
         """Note the step of an event. Return False if it is not about a process of this node: a node may be hostile."""
         kind = str(event["event"])
         if kind == ROLLED_BACK:
-            if event.get("whole") and count(event.get("step")) and len(self.recorded) < MOST_ROLLBACKS:
+            if event.get("whole") and fits(Count, event.get("step")) and len(self.recorded) < MOST_ROLLBACKS:
                 self.recorded.append((event["t"], event["step"]))
             return False
         role, rank, attempt = (event.get(name) for name in ("role", "rank", "attempt"))
-        if not (isinstance(role, str) and isinstance(rank, int) and isinstance(attempt, int) and count(attempt)):
+        if not (isinstance(role, str) and isinstance(rank, int) and isinstance(attempt, int) and fits(Count, attempt)):
             return False
         key = role, rank
         if kind not in FIGURES or key not in self.processes:
             return False
-        step = own_word("step", event.get("step"))
+        step = figure("step", event.get("step"))
         if step is not None:
             by_attempt = self.lowest.setdefault((key, kind), {})
             by_attempt[attempt] = min(step, by_attempt.get(attempt, NEVER))
@@ -166,7 +165,7 @@ class _Staleness:
     def __init__(self) -> None:
         self._before: dict[tuple[str, int, int], tuple[int, int]] = {}
 
-    def mean(self, process: tuple[str, int, int], counts: list[list[int]]) -> tuple[float, int] | None:
+    def mean(self, process: tuple[str, int, int], counts: Sequence[tuple[int, int]]) -> tuple[float, int] | None:
         """Return the mean and the number of new pushes; None if there are none."""
         total, pushes = sum(age * of_age for age, of_age in counts), sum(of_age for _, of_age in counts)
         before = self._before.get(process, (0, 0))
@@ -181,22 +180,22 @@ def _points(event: Mapping[str, Any], staleness: _Staleness) -> Iterator[Point]:
     process = event["role"], event["rank"], event["attempt"]
 
     def point(of: str, name: str, value: float, weight: object = 1.0) -> Point:
-        step, pass_ = own_word("step", event.get("step")), own_word("pass", event.get("pass"))
+        step, pass_ = figure("step", event.get("step")), figure("pass", event.get("pass"))
         return Point(event["t"], -1, *process, of, name, step, pass_, value, _weight(weight))
 
     for name in FIGURES[kind]:
-        if number(event.get(name)):
+        if fits(float, event.get(name)):
             yield point(kind, name, event[name], event.get("samples", 1.0) if name == "loss" else 1.0)
     if kind == "log":
-        for name, value in (own_word("values", event.get("values")) or {}).items():
+        for name, value in (figure("values", event.get("values")) or {}).items():
             yield point(kind, name, value, event.get("weight", 1.0))
     if kind == "step":
-        new = staleness.mean(process, own_word("staleness", event.get("staleness")) or [])
+        new = staleness.mean(process, figure("staleness", event.get("staleness")) or [])
         if new is not None:
             yield point(kind, "staleness", *new)
-        for table in own_word("tables", event.get("tables")) or ():
+        for table in figure("tables", event.get("tables")) or ():
             yield from (point("table", f"{table['name']}.{name}", table[name]) for name in table if name != "name")
 
 
 def _weight(value: Any) -> float:
-    return float(value) if number(value) and 0 <= value < NEVER else 1.0
+    return float(value) if fits(float, value) and 0 <= value < NEVER else 1.0

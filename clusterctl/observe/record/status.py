@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
-from clusterctl.cluster.answers import StatusAnswer
+from clusterctl.cluster.answers import StatusAnswer, StatusFacts
 from clusterctl.cluster.run_answers import STATES, DroppedCut, RunWarning
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
@@ -32,7 +32,7 @@ class JobStatus:
     processes: list[ProcessRecord]
     nodes: list[dict[str, Any]]
     errors: list[ClusterctlError]
-    lead: StatusAnswer | None
+    lead: StatusFacts | None
 
     @property
     def run(self) -> str | None:

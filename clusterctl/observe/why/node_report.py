@@ -5,25 +5,52 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from clusterctl.cluster.shapes import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
+from clusterctl.cluster.answers import names_process
+from clusterctl.common.schema import Count, Moment, fits
 
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and number(value)
-
-
-#: Shapes of the fields that `why` reads from events and from the causes in them.
-SHAPES: Mapping[str, Shape] = {
-    **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass", "failures"), maybe(count)),
-    **dict.fromkeys(("t", "stalled_s", "silent_s", "closed_s", "paused_s", "seen"), maybe(moment)),
-    **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
-    **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path", "unfinished", "uncaught"), maybe(text)),
-    "exit_code": maybe(_whole),
-    **dict.fromkeys(("tail", "peers"), maybe(list_of(text))),
-    **dict.fromkeys(("not_heard_of", "ours"), maybe(list_of(count))),
-}
+#: The fields that `why` reads from events and from the causes in them.
+Facts = TypedDict(
+    "Facts",
+    {
+        "node": Count | None,
+        "rank": Count | None,
+        "attempt": Count | None,
+        "lost_node": Count | None,
+        "step": Count | None,
+        "pass": Count | None,
+        "failures": Count | None,
+        "t": Moment | None,
+        "stalled_s": Moment | None,
+        "silent_s": Moment | None,
+        "closed_s": Moment | None,
+        "paused_s": Moment | None,
+        "seen": Moment | None,
+        "event": str | None,
+        "role": str | None,
+        "message": str | None,
+        "phase": str | None,
+        "tag": str | None,
+        "endpoint": str | None,
+        "state": str | None,
+        "kind": str | None,
+        "why": str | None,
+        "reason": str | None,
+        "limit": str | None,
+        "errno": str | None,
+        "command": str | None,
+        "path": str | None,
+        "unfinished": str | None,
+        "uncaught": str | None,
+        "exit_code": int | None,
+        "tail": list[str] | None,
+        "peers": list[str] | None,
+        "not_heard_of": list[Count] | None,
+        "ours": list[Count] | None,
+    },
+    total=False,
+)
 PROCESS = ("role", "rank")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("spawned", "ready", "stalled", "restarting", "step", "held"), PROCESS),
@@ -128,7 +155,7 @@ class NodeReport:
 def _is_sound(event: dict[str, Any]) -> bool:
     """Return True if an event has its required fields in the right shapes. A log may be damaged, a node hostile."""
     cause = event.get("cause") or {}
-    if misfits(SHAPES, event) or not isinstance(cause, dict) or misfits(SHAPES, cause):
+    if not fits(Facts, event) or not fits(Facts, cause):
         return False
     if not (names_process(event) and names_process(cause)):
         return False

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
 from clusterctl.cluster.run_answers import RunWarning
-from clusterctl.cluster.shapes import moment
+from clusterctl.common.schema import Moment, fits
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members
@@ -98,12 +98,11 @@ def ask(
                 asked = time.time()
                 call.send({"now": asked})
                 theirs = call.receive().get("now")
-                if not moment(theirs):
+                if not fits(Moment, theirs):
                     raise ValueError("diagnose: now")
-                readings.append((asked, float(theirs or 0.0), time.time()))
+                readings.append((asked, float(theirs), time.time()))
             call.send({"tell": True})
-            answer = call.result(REPORT_S)
-        answers.check("diagnose", answer)
+            answer = answers.check("diagnose", call.result(REPORT_S))
         offset_s, margin_s = clock_offset(readings)
         margin_s = max(margin_s, CLOCKS_S) if cluster.is_over() else margin_s  # it was the clock of this machine
         return NodeReport(node.id, offset_s, margin_s, answer)

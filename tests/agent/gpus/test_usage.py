@@ -15,10 +15,11 @@ from agent.specs import make_spec
 from clusterctl.agent.gpus.of_run import add_gpus
 from clusterctl.agent.gpus.usage import choose, find_devices, report
 from clusterctl.agent.operations.start import _renew
-from clusterctl.cluster.gpu_answers import found_devices, gpu_report
+from clusterctl.cluster.gpu_answers import FoundDevices, GpuReport
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.run_spec import RunSpec, RunSummary
+from clusterctl.common.schema import reader
 from support import nvidia_smi as recorded
 from support.processes import wait_for_environment, wait_until
 
@@ -79,7 +80,7 @@ def test_conf_py_overrides_nvidia_smi_and_the_account_limits_both(
 
 
 def test_nvidia_smi_is_asked_only_if_the_answer_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found_devices(find_devices(None))["devices"] is None
+    assert reader(FoundDevices)(find_devices(None))["devices"] is None
     recorded.A100.install(path)
     assert find_devices(0)["devices"] == []
     assert report(0) is None
@@ -105,7 +106,7 @@ def test_a_broken_driver_is_reported_and_conf_py_counts(path: Path) -> None:
     assert find_devices(None)["devices"] is None
     assert "couldn't communicate" in find_devices(2)["problem"]
     assert find_devices(2)["devices"] == ["0", "1"]
-    found = gpu_report(report(None))
+    found = reader(GpuReport)(report(None))
     assert found is not None
     assert (found["gpus"], "couldn't communicate" in str(found["problem"])) == ([], True)
 
@@ -132,7 +133,7 @@ def test_a_process_of_another_account_is_of_no_job_whatever_its_environment_says
     pid = started(CLUSTERCTL_ROLE="trainer", CLUSTERCTL_RANK="0", **OTHER)
     recorded.A100.with_users((0, pid, 100)).install(path)
     monkeypatch.setattr("os.getuid", lambda: 12_345)
-    found = gpu_report(report(None))
+    found = reader(GpuReport)(report(None))
     assert found is not None
     assert found["users"][0]["job"] is None
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from clusterctl.agent.lead.kinds import Count, Number
-from clusterctl.common.records import TypedDict
+from clusterctl.common.schema import Count
 
 # Reports.
 
@@ -80,8 +79,8 @@ class Logged(TypedDict):
     do: Literal["logged"]
     rank: Count
     step: Count
-    value: Number
-    weight: Number
+    value: float
+    weight: float
 
 
 class _CutFacts(TypedDict, total=False):
