@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from clusterctl.agent.lead.channel import Frame
 from clusterctl.agent.lead.message_schema import REPORTS
 from clusterctl.agent.lead.messages import ORDERS
-from clusterctl.common.records import required_keys
+from clusterctl.common.schema import required_keys, types_of
 from contract.shapes import merged, structure
 
 #: What is added to the modules that all messages of a kind pass through: it appends each to a file, as one line.
@@ -51,9 +52,8 @@ RARE: dict[str, list[dict[str, Any]]] = {
     "STATE": [{"JSON": [{"held": [1], "waiting": [0], "step": 1, **saving} for saving in ({}, {"saving": True})]}],
     "ERROR": [{"JSON": [{"error": "", "message": "", **differ} for differ in ({}, {"differ": True})]}],
 }
-#: The JSON types of declared ones; of `Any`, those that are seen.
-TYPES = {**dict.fromkeys(("str", "Place", "Literal"), "str"), **dict.fromkeys(("int", "Count", "Whole"), "int")}
-TYPES |= {**dict.fromkeys(("float", "Number"), "float int"), "bool": "bool", "Any": ""}
+#: The names of the JSON types of declared ones; of `Any`, those that are seen.
+TYPES = {str: ["str"], int: ["int"], float: ["float", "int"], bool: ["bool"], type(None): ["NoneType"], Any: []}
 
 
 def tapped(tree: Path, copy: Path, messages: Path) -> Path:
@@ -119,18 +119,22 @@ def declared() -> dict[str, Any]:
     return {"lead frame": frame, **reports, **orders, **rare}
 
 
-def _declared(kind: Callable[..., Any]) -> dict[str, Any]:
-    always, fields = required_keys(kind), vars(kind)["_kinds"]
-    keys = {key if key in always else f"{key}?": _type(text, vars(module)) for key, (text, module) in fields.items()}
+def _declared(kind: Any) -> dict[str, Any]:
+    always = required_keys(kind)
+    keys = {key if key in always else f"{key}?": _type(declared) for key, declared in types_of(kind).items()}
     return {"types": ["dict"], "keys": keys}
 
 
-def _type(text: str, names: Mapping[str, Any]) -> dict[str, Any]:
-    if text.endswith(" | None"):
-        return merged(_type(text[: -len(" | None")], names), {"types": ["NoneType"]})
-    name, _, inner = text.partition("[")
-    if name == "Sequence":
-        return {"types": ["list"], "items": _type(inner[:-1], names)}
-    if name == "Mapping":
-        return {"types": ["dict"], "keys": {"*?": _type(inner[:-1].partition(", ")[2], names)}}
-    return {"types": TYPES[name].split()} if name in TYPES else _declared(names[name])
+def _type(kind: Any) -> dict[str, Any]:
+    container, inner = get_origin(kind), get_args(kind)
+    if container is Annotated:
+        return _type(inner[0])
+    if container is Union:
+        return functools.reduce(merged, map(_type, inner))
+    if container in (list, Sequence):
+        return {"types": ["list"], "items": _type(inner[0])}
+    if container in (dict, Mapping):
+        return {"types": ["dict"], "keys": {"*?": _type(inner[1])}}
+    if container is Literal:
+        return _type(str)
+    return {"types": TYPES[kind]} if kind in TYPES else _declared(kind)
