@@ -74,6 +74,16 @@ class EndEvent(_EndFacts):
     state: State
 
 
+class _PhaseFacts(TypedDict, total=False):
+    cause: SoundCause | None
+
+
+class PhaseEvent(_PhaseFacts):
+    """The lead's order to begin a phase of the run."""
+
+    phase: str
+
+
 class RunEnd(EndEvent):
     """The end of a run in the status of its lead."""
 
@@ -352,6 +362,12 @@ def news(message: object) -> LogNews:
     if "events" in checked and "at" not in checked:
         raise ValueError("logs: `at` is missing")
     return checked
+
+
+def curves(message: object) -> list[CurveAnswer]:
+    """Return the curves in a message of `curves`. Raises ValueError if one is malformed."""
+    checked: CurvesAnswer = read(CurvesAnswer, message, "curves")
+    return checked["curves"]
 
 
 def senseless(node: Node, exc: Exception) -> NodeError:
