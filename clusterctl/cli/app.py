@@ -123,7 +123,7 @@ def run(argv: list[str] | None = None) -> int:
         console.error(InterruptedRun("interrupted"))
         code = InterruptedRun.exit_code
     except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w")  # the flush at exit must not fail
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - the flush at exit must not fail
         code = 141
     except OSError as exc:
         error = _of_system(exc)
