@@ -36,6 +36,7 @@ from clusterctl.cluster import (
     who_asks,
 )
 from clusterctl.cluster.gpu_answers import FoundDevices
+from clusterctl.common.requests import StartRequest, StartTemplate
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.run_spec import Gpus, LeadAddress, LeftOut, RunSpec
 from clusterctl.common.schema import reader
@@ -130,16 +131,24 @@ def start(
     meanwhile `on_wait` is called with words about it. `on_go` is called before the first node is ordered to start: an
     interrupt from then on has to stop the run.
     """
-    request = {**_request(cluster, launch, ref), **({"patient": True} if patient else {})}
+    request = _request(cluster, launch, ref)
+    if patient:
+        request["patient"] = True
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
     def look(node: Node) -> ReadyNode:
         asked = time.time()
-        own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
-        own["gpus"] = node.host.gpus
-        locked = next(iter(skews), None)  # the first node, once it is ready
-        call = calls[node.id] = cluster.call(node, {**request, **own, "locked": locked})
+        own: StartRequest = {
+            **request,
+            "node": node.id,
+            "address": node.address,
+            "count": 1,
+            "lead": node.id == launch.nodes[0].id,
+            "gpus": node.host.gpus,
+            "locked": next(iter(skews), None),  # the first node, once it is ready
+        }
+        call = calls[node.id] = cluster.call(node, own)
         call.on_alive = lambda message: on_wait(node, str(message["waits"])) if "waits" in message else None
         ready: Any = dict(call.receive()["ready"])
         reader(FoundDevices)(ready["devices"])
@@ -171,7 +180,7 @@ def start(
             call.close()
 
 
-def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str, Any]:
+def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> StartTemplate:
     return {
         "op": "start",
         "ref": ref,

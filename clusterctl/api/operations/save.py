@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.common.requests import SaveRequest
 
 MARGIN_S = 60.0  # for the answer of a node that swaps
 
@@ -22,7 +23,7 @@ def save(cluster: Cluster, ref: str | None, *, timeout_s: float) -> dict[str, An
     job, members = find(cluster, ref)
     if members.run is None:
         raise UsageError(f"{job} was never started", hint=f"clusterctl start --job_workspace {job}")
-    request = {"op": "save", "ref": job, "limit_s": timeout_s}
+    request: SaveRequest = {"op": "save", "ref": job, "limit_s": timeout_s}
     outcomes = cluster.ask(request, members.nodes[:1], answer_s=timeout_s + MARGIN_S)
     (answer,) = raise_failures(outcomes, "save")
     return {name: answer[name] for name in ("job", "run", "tag", "step")}

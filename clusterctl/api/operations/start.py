@@ -161,7 +161,7 @@ def _await_running(
     """
     from clusterctl.observe.follow import Follower, is_passing
 
-    with Follower(cluster, asked, job, run, role="") as follower:
+    with Follower(cluster, asked, job, run, {"role": ""}) as follower:
         for news in follower:
             for event in news.events if news is not None else ():
                 view.take(event)

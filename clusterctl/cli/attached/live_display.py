@@ -14,6 +14,7 @@ from clusterctl.cli.console import Console, plural
 from clusterctl.cli.screen.screen import Screen
 from clusterctl.cli.tracebacks import PATTERN, TracebackFolder
 from clusterctl.cluster import NONSENSE
+from clusterctl.common.requests import FollowSelection
 from clusterctl.escape import clean
 from clusterctl.observe.follow import is_passing
 from clusterctl.observe.record.live import Event, LiveRecord, PassNumbers
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PROBLEM = re.compile(rf"(?i)error|exception|traceback|warning|fatal|killed|{PATTERN}")
 #: Log lines that the display asks for: all of the first trainer, up to a limit, and problems of the others.
-LINES_WANTED: dict[str, Any] = {
+LINES_WANTED: FollowSelection = {
     "budget": 20,
     "grep": PROBLEM.pattern,
     "speaker": {"role": "trainer", "rank": 0, "budget": 1000},

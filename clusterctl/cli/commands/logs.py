@@ -6,13 +6,14 @@ import datetime
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.logs import check, final_state, parse_since, read, select
 from clusterctl.api.operations.logs import follow as follow_lines
 from clusterctl.cli import style
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
+from clusterctl.common.requests import LogSelection
 from clusterctl.escape import clean
 
 if TYPE_CHECKING:
@@ -22,14 +23,27 @@ if TYPE_CHECKING:
     from clusterctl.observe.follow import Follower, LogLine
 
 
-def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
+def logs(
+    invocation: Invocation,
+    job: str | None,
+    *,
+    follow: bool,
+    role: str | None,
+    rank: int | None,
+    node: str | None,
+    since: str | None,
+    tail: int | None,
+    grep: str | None,
+    fold: bool,
+) -> None:
     from clusterctl.cli.commands.scheduled import once_it_runs
 
     if node is not None:
         invocation.options.only = node
+    wanted: LogSelection = {"role": role, "rank": rank, "since": None, "tail": tail, "grep": grep}
     check(wanted)
     invocation.console.stream()
-    wanted["since"] = parse_since(wanted["since"])
+    wanted["since"] = parse_since(since)
     show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
     if follow:
         once_it_runs(invocation, show)
@@ -37,7 +51,7 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
         show()
 
 
-def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: dict[str, Any]) -> None:
+def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: LogSelection) -> None:
     from clusterctl.cli.commands.scheduled import tell_end
 
     with invocation.cluster_of(job) as cluster:
