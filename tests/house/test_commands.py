@@ -37,7 +37,6 @@ VALUES = (
     "cluster.combined",
     "cluster.fold_errors",
     "cluster.raise_failures",
-    "cluster.shapes.END_OF_TIME",
     "launch.Resume",
     "observe.follow.is_passing",
     "observe.record.references.Reference",
