@@ -13,9 +13,9 @@ from clusterctl.check.connectivity import Pairs
 from clusterctl.check.findings import STOPS, Finding, NodeFacts, Skew
 from clusterctl.check.gpus import gpus
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster.answers import read
 from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.common.requests import CheckRequest
-from clusterctl.common.schema import reader
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 
@@ -87,7 +87,7 @@ class _Preflight:
         call = self._calls[node.id] = self._cluster.call(node, request)
         answer: Any = dict(call.receive(FACTS_S)["facts"])
         if answer["gpus"] is not None:
-            reader(GpuReport)(answer["gpus"])
+            read(GpuReport, answer["gpus"], "check")
         facts: NodeFacts = answer
         return facts
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.operations.start import LAST_WORD_S
 from clusterctl.cli import style
@@ -13,14 +13,13 @@ FIRST_CAUSE = style.bad("first cause:") + " "
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.cluster.answers import Cause
     from clusterctl.cluster.run_answers import RunWarning
     from clusterctl.inventory import Inventory
     from clusterctl.observe.why.evidence import Incident
     from clusterctl.observe.why.report import Why
 
 
-def cause_lines(inventory: Inventory, cause: Cause | None) -> list[str]:
+def cause_lines(inventory: Inventory, cause: Mapping[str, Any] | None) -> list[str]:
     """The first cause of a run's end: the process, its node, the event, and its last lines."""
     if not cause:
         return []
@@ -58,7 +57,7 @@ def corrected_hint(job: str, role: str | None) -> str | None:
     return f"with a corrected program: clusterctl start WORKSPACE --resume-from {job}" if role == "trainer" else None
 
 
-def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Cause | None) -> list[str]:
+def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Mapping[str, Any] | None) -> list[str]:
     """The first cause of a run that failed: from the events of all nodes, or else the cause as the lead saw it."""
     by_lead = cause_lines(cluster.inventory, cause)
     if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):

@@ -73,6 +73,16 @@ class EndEvent(_EndFacts):
     state: State
 
 
+class _PhaseFacts(TypedDict, total=False):
+    cause: SoundCause | None
+
+
+class PhaseEvent(_PhaseFacts):
+    """The lead's order to begin a phase of the run."""
+
+    phase: str
+
+
 class RunEnd(EndEvent):
     """The end of a run in the status of its lead."""
 
@@ -255,7 +265,7 @@ class EventAnswer(_EventFacts):
 
 
 class LogNews(TypedDict, total=False):
-    """A message of `logs` or `follow`."""
+    """A message of `logs` or `follow`. `alive` is the node's time, sent when it has no news."""
 
     run: RunName | None
     streams: list[LogStream]
@@ -266,7 +276,7 @@ class LogNews(TypedDict, total=False):
     held: list[tuple[Count, Count, Count]]
     caught_up: bool
     done: dict[str, Any]
-    alive: bool
+    alive: Moment
 
 
 #: `[t0, t1, step0, step1, count, weight, min, max, mean, last, gaps]`; the steps may be None, and without finite values

@@ -8,8 +8,8 @@ which are recorded as they come once their figures are checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, Union
+from collections.abc import Sequence
+from typing import Literal, TypedDict, Union
 
 
 class ExitFacts(TypedDict, total=False):
@@ -259,17 +259,6 @@ class CutDropped(TypedDict):
     saves: Sequence[str]
 
 
-def dropped_cut_after(known: Mapping[str, Any] | None, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the last dropped cut after an event; None once all that it was for is saved, or the run has ended."""
-    if event["event"] == "cut_dropped":
-        return {name: event[name] for name in ("t", "message", "trainers", "saves")}
-    if known is not None and event["event"] == "saved" and event.get("complete"):
-        saved = "checkpoint" if event.get("checkpoint") else "model"
-        missing = [one for one in known["saves"] if one != saved]
-        return {**known, "saves": missing} if missing else None
-    return None if event["event"] == "ended" else known
-
-
 class RolledBack(TypedDict):
     """`processes` restart from checkpoint `tag`, or from the beginning; `whole` if these are all processes."""
 
@@ -342,13 +331,6 @@ class Warned(_WarningFacts):
     event: Literal["warned"]
     kind: str
     message: str
-
-
-def warnings_after(known: Sequence[RunWarning], event: Mapping[str, Any]) -> Sequence[RunWarning]:
-    """Return the warnings of a run after an event."""
-    if event["event"] == "warned":
-        return [*known, {"kind": event["kind"], "message": event["message"]}]
-    return (event.get("warnings") or known) if event["event"] == "ended" else known
 
 
 class _EndFacts(TypedDict, total=False):

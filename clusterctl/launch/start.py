@@ -35,11 +35,11 @@ from clusterctl.cluster import (
     raise_failures,
     who_asks,
 )
+from clusterctl.cluster.answers import read
 from clusterctl.cluster.gpu_answers import FoundDevices
 from clusterctl.common.requests import StartRequest, StartTemplate
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.run_spec import Gpus, LeadAddress, LeftOut, RunSpec
-from clusterctl.common.schema import reader
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.gpus import NodeWithGpus, check_gpus, dealing
@@ -141,7 +141,7 @@ def start(
         call = calls[node.id] = cluster.call(node, _request(node, template, launch, locked))
         call.on_alive = lambda message: on_wait(node, str(message["waits"])) if "waits" in message else None
         ready: Any = dict(call.receive()["ready"])
-        reader(FoundDevices)(ready["devices"])
+        read(FoundDevices, ready["devices"], "start")
         facts: ReadyNode = ready
         skews[node.id] = Skew.measure(asked, facts["clock"], time.time())
         return facts

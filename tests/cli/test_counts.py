@@ -11,7 +11,7 @@ NONE = {"rows": 0, "bytes": 0, "looked_up": 0, "hits": 0, "admitted": 0, "refuse
 
 
 def process(role: str, **figures: object) -> ProcessRecord:
-    record = ProcessRecord(build(from_values({"HOSTS": ["a"]})).nodes[0], role, 0)
+    record = ProcessRecord(role, 0, node=build(from_values({"HOSTS": ["a"]})).nodes[0])
     record.take_figures(figures)
     return record
 

@@ -16,7 +16,7 @@ NODE = build(from_values({"HOSTS": ["a"]})).nodes[0]
 
 
 def pserver(rank: int = 0, state: str = "ready", **figures: Any) -> ProcessRecord:
-    record = ProcessRecord(NODE, "pserver", rank, state)
+    record = ProcessRecord("pserver", rank, state, node=NODE)
     record.take_figures(figures)
     return record
 
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_a_pserver_that_reports_no_wait_or_does_not_serve() -
     wait = {"awaits": [1], "awaited": 1, "waiting": 1, "awaits_s": 5.0}
     assert note_lines([pserver()], None) == []
     assert note_lines([pserver(state="failed", **wait), pserver(1, **wait)], None) == []
-    trainer = ProcessRecord(NODE, "trainer", 0, "running")
+    trainer = ProcessRecord("trainer", 0, "running", node=NODE)
     trainer.take_figures(wait)
     assert note_lines([trainer], None) == []
 

@@ -278,5 +278,6 @@ def test_it_shows_whom_all_wait_for_and_what_was_not_saved_until_that_is_over() 
 def test_it_has_the_processes_that_a_node_reports_and_not_those_that_conf_py_plans_there() -> None:
     nodes = build(from_values({"HOSTS": ["a", "b", "c"]})).nodes
     made = LiveRecord(nodes)
-    made.begin_from([ProcessRecord(nodes[0], "trainer", 0), ProcessRecord(nodes[1], "pserver", 1)], "running", [])
+    present = [ProcessRecord("trainer", 0, node=nodes[0]), ProcessRecord("pserver", 1, node=nodes[1])]
+    made.begin_from(present, "running", [])
     assert sorted(made.processes) == [("pserver", 1), ("pserver", 2), ("trainer", 0), ("trainer", 2)]

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 import pytest
 
 from clusterctl.agent.lead.messages import ORDERS
-from clusterctl.cluster.answers import ANSWERS
 from clusterctl.common import events
 from clusterctl.common.schema import Count, Finite, Group, Moment, Record, SchemaError, at_most, reader
 
@@ -98,7 +97,7 @@ def test_a_record_is_written_as_it_was_read_with_its_groups_last_and_unknown_key
         box.name = "c"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("kind", [*ORDERS.values(), *get_args(events.Event), *ANSWERS.values()])
+@pytest.mark.parametrize("kind", [*ORDERS.values(), *get_args(events.Event)])
 def test_every_declaration_has_a_reader(kind: Any) -> None:
     with pytest.raises(SchemaError, match="it must be an object"):
         reader(kind)(0)

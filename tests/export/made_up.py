@@ -18,7 +18,7 @@ EVIL = '=1+1\x1b]0;owned\x07</script><!--\u202e",\'\\\n\ud800{x="y"} 1'
 SECRET = "hunter2-in-env"
 T = 1.7e9
 NODES = build(from_values({"HOSTS": ["a", "b"]})).nodes
-PROCESSES = tuple(ProcessRecord(node, role, node.id) for node in NODES for role in ("pserver", "trainer"))
+PROCESSES = tuple(ProcessRecord(role, node.id, node=node) for node in NODES for role in ("pserver", "trainer"))
 
 
 def bucket(t: float, mean: float | None, *, gaps: int = 0) -> Bucket:
@@ -30,7 +30,7 @@ def record(**changes: Any) -> RunRecord:
     """Return a run of two nodes: the second did not answer."""
     spans = (Span("starting", T, T + 1, 1), Span("running", T + 1, None, 1))
     processes = tuple(
-        ProcessRecord(one.node, one.role, one.rank, "running", spans=spans if one.node.id == 0 else ())
+        ProcessRecord(one.role, one.rank, "running", node=one.node, spans=spans if one.node.id == 0 else ())
         for one in PROCESSES
     )
     values: dict[str, Any] = {

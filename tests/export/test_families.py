@@ -28,7 +28,7 @@ PSERVER = {"lost": 2, "staleness": [[0, 5], [1, 3], [3, 2], [4, 1]], "tables": [
 
 def process(role: str, node: int = 0, **figures: Any) -> ProcessRecord:
     known: Figures = figures  # type: ignore[assignment]
-    return ProcessRecord(NODES[node], role, node, "running", restarts=1, figures=known)
+    return ProcessRecord(role, node, "running", 1, node=NODES[node], figures=known)
 
 
 def status(*processes: ProcessRecord, answering: int = 2, **changes: Any) -> JobStatus:

@@ -101,7 +101,7 @@ def _processes(nodes: Sequence[Node], seconds: float) -> list[ProcessRecord]:
     found = []
     for role in ("pserver", "trainer"):
         for node in nodes:
-            process = ProcessRecord(node, role, node.id, "succeeded", 4000 + node.id, exit_code=0)
+            process = ProcessRecord(role, node.id, "succeeded", exit_code=0, node=node, pid=4000 + node.id)
             ready = START + 2.0 + 0.1 * node.id + (1.5 if role == "trainer" else 0.0)
             process.spans = (
                 Span("starting", START + 0.5, ready, 1),

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.supervisor.child import Child, process_of
-from clusterctl.common.events import Event, RunWarning, dropped_cut_after, warnings_after
+from clusterctl.common.events import Event, RunWarning
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.procfs import Identity, boot_id, identify
+from clusterctl.common.run_state import ProcessState, RunState
 
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0
@@ -60,35 +61,34 @@ class EventLog:
         self._reserve = Reserve(run.dir / "reserve")
         self._me = identify(os.getpid())
         self._beat_t = _boot_s()
-        self._state: dict[str, Any] = {
-            **{"phase": None, "ended": None, "last_event": None, "killed": 0},
-            **{"waits_for": [], "cut_dropped": None},
-            "warnings": (read_json(run.state) or {}).get("warnings") or [],
-        }
+        self._state: RunState[ProcessState] = RunState(lambda event: ProcessState(event["role"], event["rank"]))
+        self._state.warnings = (read_json(run.state) or {}).get("warnings") or []
+        self._last_event: Mapping[str, Any] | None = None
+        self._killed = 0
 
     @property
     def warnings(self) -> Sequence[RunWarning]:
         """The warnings of the run so far, also those that a supervisor before this one recorded; on the lead's node."""
-        known: Sequence[RunWarning] = self._state["warnings"]
-        return known
+        return self._state.warnings
 
     def record(self, event: Event, child: Child | None = None) -> None:
         """Append an event of ours, about the node or a process."""
-        self._write_event(event, child)
+        line = self._write_event(event, child)
+        self._state.take(line)
+        self._update_state(line)
 
     def forward(self, event: Mapping[str, Any], child: Child) -> None:
         """Append an event that a process reported, once it is checked."""
-        self._write_event(event, child)
+        self._update_state(self._write_event(event, child))
 
-    def _write_event(self, event: Mapping[str, Any], child: Child | None) -> None:
+    def _write_event(self, event: Mapping[str, Any], child: Child | None) -> Mapping[str, Any]:
         self._notice_pause()
         self._seq += 1
         line = {"v": 1, "t": time.time(), "node": self._node, "seq": self._seq, **event}
         if child is not None:
             line.update(process_of(child))
         self._append(json.dumps(line, separators=(",", ":")).encode() + b"\n", event["event"] not in CAN_BE_MISSED)
-        if event["event"] not in NOT_IN_STATE:
-            self._update_state(line)
+        return line
 
     def _append(self, line: bytes, needed: bool) -> None:
         """Append a line; a partly written one is completed first. The lead is informed of a full disk in other ways."""
@@ -106,14 +106,9 @@ class EventLog:
         return data
 
     def _update_state(self, event: Mapping[str, Any]) -> None:
-        self._state["last_event"] = event
-        self._state["waits_for"] = _waits_for(self._state["waits_for"], event)
-        self._state["cut_dropped"] = dropped_cut_after(self._state["cut_dropped"], event)
-        self._state["warnings"] = warnings_after(self._state["warnings"], event)
-        if event["event"] == "ended":
-            self._state["ended"] = event
-        elif event["event"] == "phase":
-            self._state["phase"] = event["phase"]
+        if event["event"] in NOT_IN_STATE:
+            return
+        self._last_event = event
         self.write_state(needed=event["event"] not in CAN_BE_MISSED)
         if event["event"] == "ended":
             self._reserve.release()
@@ -147,7 +142,7 @@ class EventLog:
 
     def count_killed(self) -> None:
         """Count a process that did not end on TERM."""
-        self._state["killed"] += 1
+        self._killed += 1
 
     def write_state(self, *, needed: bool = False) -> None:
         """Rewrite state.json, which `status` reads. If it is `needed`, use the reserved space."""
@@ -156,7 +151,13 @@ class EventLog:
             "v": 1,
             "t": time.time(),
             "supervisor": self._me,
-            **self._state,
+            "phase": self._state.phase,
+            "ended": self._state.ended,
+            "last_event": self._last_event,
+            "killed": self._killed,
+            "waits_for": self._state.waits_for,
+            "cut_dropped": self._state.cut_dropped,
+            "warnings": self._state.warnings,
             "processes": [child.snapshot(now) for child in self._children()],
         }
         with contextlib.suppress(OSError):
@@ -166,19 +167,6 @@ class EventLog:
                 if not (needed and self._reserve.release()):
                     raise
                 write_json(self._run.state, state, durable=False)
-
-
-def _waits_for(names: list[str], event: Mapping[str, Any]) -> list[str]:
-    """The nodes and trainers that the run waits for after an event; the user has to fix them."""
-    kind = event["event"]
-    name = f"{event['role']}{event['rank']}" if "role" in event else f"node{event.get('node')}"
-    if kind == "held" or (kind == "lost" and event.get("waits")):
-        return [*(other for other in names if other != name), name]
-    if kind == "rejoined":
-        return [other for other in names if other != name]
-    if kind == "rolled_back":  # all restart, including those that were given up
-        return [other for other in names if other.startswith("node")]
-    return [] if kind == "ended" or event.get("phase") == "stopping" else names
 
 
 def _boot_s() -> float:

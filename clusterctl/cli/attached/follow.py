@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.api.operations.references import job_name
@@ -21,7 +21,6 @@ from clusterctl.escape import clean
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.cluster.answers import Cause
     from clusterctl.launch import Adopted, Run
     from clusterctl.observe.follow import News
     from clusterctl.observe.record.live import LiveRecord
@@ -66,10 +65,10 @@ def follow_run(
     ask_how_it_ended(cluster, run.job, run.run, view)
     if view.ended is None or view.ended["state"] != "succeeded":
         _raise_failed(invocation, cluster, run, view)
-    saved = f" · saved {view.saved[-1]}" if view.saved else ""
+    saved = f" · saved {view.model}" if view.model else ""
     invocation.console.record({**identity(run), "state": "succeeded"})
     invocation.console.say(style.state("succeeded") + f" after {_duration(run, view)}{_progress(view)}{saved}")
-    for doubt in (*view.doubts, *view.warnings):
+    for doubt in (*view.doubts, *view.warning_messages):
         invocation.console.warn(f"warning: {clean(doubt)}")
     invocation.console.say(f"next: clusterctl collect {run.job}")
     return view
@@ -135,10 +134,10 @@ def _raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: Live
 
     ended = view.ended or {"state": "lost", "cause": None}
     state = ended["state"]
-    cause: Cause = ended["cause"] or (view.causes[0] if view.causes else {})
+    cause: Mapping[str, Any] = ended["cause"] or view.cause or {}
     lines = [style.state(state) + f" after {_duration(run, view)}{_progress(view)}"]
     lines += first_cause_lines(cluster, run.job, run.run, cause)
-    lines += [style.warning(f"warning: {clean(warning)}") for warning in view.warnings]
+    lines += [style.warning(f"warning: {clean(warning)}") for warning in view.warning_messages]
     if state == "lost":
         lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")
     missing = ended.get("not_heard_of")
@@ -152,8 +151,8 @@ def _raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: Live
     hint = f"clusterctl why {run.job}"
     if missing:
         hint += f"; clusterctl stop {run.job} shows what is left on {silent}"
-    if view.checkpoints:
-        hint += f"; to resume from {view.checkpoints[-1]}: clusterctl start --resume --job_workspace {run.job}"
+    if view.checkpoint:
+        hint += f"; to resume from {view.checkpoint}: clusterctl start --resume --job_workspace {run.job}"
         corrected = corrected_hint(run.job, cause.get("role"))
         hint += f"; {corrected}" if corrected else ""
     raise JobFailedError(style.join("\n", lines), hint=hint, details=details)

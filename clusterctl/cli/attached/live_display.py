@@ -15,9 +15,10 @@ from clusterctl.cli.screen.screen import Screen
 from clusterctl.cli.tracebacks import PATTERN, TracebackFolder
 from clusterctl.cluster import NONSENSE
 from clusterctl.common.requests import FollowSelection
+from clusterctl.common.run_state import Event
 from clusterctl.escape import clean
 from clusterctl.observe.follow import is_passing
-from clusterctl.observe.record.live import Event, LiveRecord, PassNumbers
+from clusterctl.observe.record.live import LiveRecord, PassNumbers
 from clusterctl.observe.record.marks import mark_of
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ class Screen:
         """Return at most `height` lines of at most `width` characters."""
         top = self._top(width, height)
         notes = note_lines(self.record.processes.values(), self.record.cut_dropped)
-        notes += [f"warning: {one}" for one in self.record.warnings[-MOST_NOTICES:]]
+        notes += [f"warning: {one}" for one in self.record.warning_messages[-MOST_NOTICES:]]
         bottom = [style.warning(line) for line in (*notes, *list(self.notices.values())[-MOST_NOTICES:])]
         bottom += [self._keys(width)] if height > len(top) + 1 else []
         room = max(0, height - len(top) - len(bottom))
@@ -153,7 +153,8 @@ class Screen:
         record = self.record
         elapsed = human_time(max(0.0, self._clock() - self._started_t))
         if not record.step:
-            return [STARTING.get(record.phase, record.phase), elapsed]
+            phase = record.phase or "gathering"
+            return [STARTING.get(phase, phase), elapsed]
         passes = f"{record.pass_}/{record.passes} passes" if record.passes else f"pass {record.pass_}"
         left = record.time_left_s(self._clock())
         remaining = [f"{human_duration(left)} left"] if left is not None else []

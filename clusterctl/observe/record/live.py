@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
-from clusterctl.cluster.answers import Cause, EndEvent, SoundCause
+from clusterctl.cluster.answers import EndEvent, PhaseEvent
 from clusterctl.cluster.run_answers import DroppedCut, RunWarning
-from clusterctl.common.events import dropped_cut_after
-from clusterctl.common.schema import fits
+from clusterctl.common.run_state import Event, RunState
+from clusterctl.common.schema import reader
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
 from clusterctl.observe.record.marks import mark_of
@@ -22,8 +22,8 @@ from clusterctl.observe.record.model import Curve, Mark, ProcessRecord, figure
 CURVE_POINTS = 4000
 MOST_MARKS = 1000
 RATE_EVERY_S = 1.0
-#: An event of a run: `event`, `t`, `node`, and the fields of its kind.
-Event = Mapping[str, Any]
+#: The events whose values are shown as they are; the schema checks them.
+CHECKED = {"ended": EndEvent, "phase": PhaseEvent, "cut_dropped": DroppedCut, "warned": RunWarning}
 MOST_PASSES = 1000  # kept until every trainer has logged its numbers
 
 
@@ -49,33 +49,27 @@ class PassNumbers:
     trainers: int
 
 
-class LiveRecord:
-    """Takes events of `nodes`, interleaved in any order; the first node leads. `ended` is the lead's final event.
+class LiveRecord(RunState[ProcessRecord]):
+    """The state of a run of `nodes`, of which the first leads, and what a screen shows of it: curves, marks, numbers.
 
-    `warnings` are those of the run; `doubts` are further problems that a user should know of even if it succeeds.
+    `doubts` are problems that a user should know of even if the run succeeds, beside its warnings.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._lead = nodes[0].id
-        self._nodes = {node.id: node for node in nodes}
-        self.phase = "gathering"
-        self.cut_dropped: Mapping[str, Any] | None = None
-        self.ended: Event | None = None
-        self.causes: list[Cause] = []
-        self.failures: list[Event] = []
-        self.warnings: list[str] = []
+        by_id = {node.id: node for node in nodes}
+        super().__init__(
+            lambda event: ProcessRecord(str(event["role"]), int(event["rank"]), node=by_id[event["node"]]),
+            lead=nodes[0].id,
+        )
         self.doubts: list[str] = []
         self._finite = True
         self.curve: list[tuple[float, float]] = []
         self.rates: list[tuple[float, float]] = []
         self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
-        self.saved: list[str] = []
-        self.checkpoints: list[str] = []
-        self.processes: dict[tuple[str, int], ProcessRecord] = {}
         for role in ("pserver", "trainer"):
             for node in nodes:
                 for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
-                    self.processes[role, rank] = ProcessRecord(node, role, rank)
+                    self.processes[role, rank] = ProcessRecord(role, rank, node=node)
         self._logged: dict[int, dict[int, LoggedPass]] = {}
         self._reported_passes: set[int] = set()
         self._pass_of: dict[int, int] = {}
@@ -95,7 +89,7 @@ class LiveRecord:
         A node that has processes has no others, whatever the conf.py of now plans for it.
         """
         self.cut_dropped = cut_dropped
-        self.warnings = [warning["message"] for warning in warnings]
+        self.warnings = warnings
         present = {(process.role, process.rank): process for process in processes}
         known = {process.node.id for process in present.values()}
         planned = {key: process for key, process in self.processes.items() if process.node.id not in known}
@@ -150,54 +144,33 @@ class LiveRecord:
         in_pass = min(max(now - self._pass_began_t, 0.0), self._pass_s)
         return max(0.0, (self.passes - self.pass_) * self._pass_s - in_pass)
 
+    @property
+    def warning_messages(self) -> list[str]:
+        """The warnings of the run so far."""
+        return list(dict.fromkeys(str(warning["message"]) for warning in self.warnings))
+
     def take(self, event: Event) -> None:
+        """Take an event. A process or a node may send malformed ones: they change nothing."""
         with contextlib.suppress(*NONSENSE):
             mark = mark_of(event, event["t"], has_pservers=self.has_pservers)
             self.marks.extend([mark] if mark is not None else [])
-            if event["event"] != "cut_dropped" or fits(DroppedCut, event):
-                self.cut_dropped = dropped_cut_after(self.cut_dropped, event)
-        handler = getattr(self, f"_on_{event['event']}", None)
-        if handler is not None:
-            with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
-                handler(event)
+        with contextlib.suppress(*NONSENSE):
+            kind = CHECKED.get(event["event"])
+            super().take(event if kind is None else reader(kind)(event))
+        show = getattr(self, f"_show_{event['event']}", None)
+        if show is not None:
+            with contextlib.suppress(*NONSENSE):
+                show(event)
 
-    def _process(self, event: Event) -> ProcessRecord | None:
-        return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
+    def _show_spawned(self, event: Event) -> None:
+        process = self.process(event)
+        if process is not None:
+            process.forget_passing()
 
-    def _on_phase(self, event: Event) -> None:
-        self.phase = str(event["phase"])
-        if event.get("cause") and fits(SoundCause, event["cause"]):
-            self.causes.append(event["cause"])
-        if self.phase == "running":
-            for process in self.processes.values():
-                if process.state == "starting":
-                    process.state = "running"
-
-    def _on_spawned(self, event: Event) -> None:
-        """Handle also a scheduler, for which no node has ranks, and a process that had ended."""
-        key = (str(event["role"]), int(event["rank"]))
-        process = self.processes.setdefault(key, ProcessRecord(self._nodes[event["node"]], *key))
-        process.state, process.exit_code = "starting", None
-        process.forget_passing()
-        process.restarts = int(event.get("attempt") or 1) - 1
-
-    def _on_ready(self, event: Event) -> None:
-        self._set_state(event, "ready")
-
-    def _on_stalled(self, event: Event) -> None:
-        self._set_state(event, event.get("state", "stalled"))
-
-    def _set_state(self, event: Event, state: str) -> None:
-        process = self._process(event)
-        if process is not None and process.exit_code is None:
-            process.state = state
-
-    def _on_step(self, event: Event) -> None:
-        process = self._process(event)
+    def _show_step(self, event: Event) -> None:
+        process = self.process(event)
         if process is None:
             return
-        if process.exit_code is None:
-            process.state = "running"
         process.forget_passing()
         process.take_figures(event)
         if process.role == "trainer":
@@ -223,64 +196,38 @@ class LiveRecord:
         if pass_ is not None:
             self._pass_of[process.rank] = pass_
 
-    def _on_pass(self, event: Event) -> None:
+    def _show_pass(self, event: Event) -> None:
         """A trainer has ended a pass."""
-        process = self._process(event)
+        process = self.process(event)
         seconds = figure("loss", event.get("seconds"))
         if process is not None and seconds is not None and math.isfinite(seconds):
             process.take_figures({"passes": event.get("passes")})
             self._pass_s, self._pass_began_t = float(seconds), event["t"]
 
-    def _on_usage(self, event: Event) -> None:
-        process = self._process(event)
+    def _show_usage(self, event: Event) -> None:
+        process = self.process(event)
         if process is not None:
             process.take_figures({"cpu": event.get("cpu"), "memory": event.get("memory")})
 
-    def _on_exited(self, event: Event) -> None:
-        process = self._process(event)
-        if process is None:
-            return
-        process.exit_code = event["exit_code"]
-        failed = event["exit_code"] or event.get("unfinished")
-        process.state = "stopped" if event["stopping"] else ("failed" if failed else "succeeded")
-        if process.state == "failed" and not event.get("port_taken"):
-            self.failures.append(event)
-
-    def _on_nan(self, event: Event) -> None:
+    def _show_nan(self, event: Event) -> None:
         """Record the first one only."""
         if self._finite:
             self.doubts.append(f"{event['message']} (first occurrence)")
             self._finite = False
 
-    def _on_warned(self, event: Event) -> None:
-        """Record a warning of the run, which the event of the end repeats."""
-        message = str(event["message"])
-        self.warnings += [message] if message not in self.warnings else []
-
-    def _on_lost(self, event: Event) -> None:
+    def _show_lost(self, event: Event) -> None:
         if "role" in event:
             self.doubts.append(f"{event['role']}{int(event['rank'])} was left out: {event['message']}")
 
-    def _on_restarting(self, event: Event) -> None:
-        process = self._process(event)
-        if process is not None:
-            process.state, process.exit_code = "restarting", None
-        key = (event["role"], event["rank"])
-        self.failures = [failure for failure in self.failures if (failure["role"], failure["rank"]) != key]
-
-    def _on_rolled_back(self, event: Event) -> None:
+    def _show_rolled_back(self, event: Event) -> None:
         if event["whole"]:
             self.curve = [(step, loss) for step, loss in self.curve if step <= event["step"]]
             self._logged.clear()
             self._pass_of.clear()
 
-    def _on_saved(self, event: Event) -> None:
-        if event.get("complete"):
-            (self.checkpoints if event.get("checkpoint") else self.saved).append(str(event["tag"]))
-
-    def _on_log(self, event: Event) -> None:
+    def _show_log(self, event: Event) -> None:
         values, pass_ = figure("values", event.get("values")), figure("pass", event.get("pass"))
-        process = self._process(event)
+        process = self.process(event)
         if values is None or pass_ is None or process is None:
             return
         weight = float(event.get("weight") or 1)
@@ -291,12 +238,6 @@ class LiveRecord:
         self._logged.setdefault(pass_, {}).setdefault(process.rank, LoggedPass({}, {})).add(values, weight)
         if len(self._logged) > MOST_PASSES:
             del self._logged[min(self._logged)]
-
-    def _on_ended(self, event: Event) -> None:
-        if fits(EndEvent, event) and ("not_heard_of" in event or event.get("node") == self._lead):
-            self.ended = event
-            for warning in event.get("warnings") or ():
-                self._on_warned(warning)
 
     def new_passes(self) -> list[PassNumbers]:
         """Return the passes that are over and in which every trainer logged numbers, each pass once."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 from clusterctl.cluster.answers import Resumed
 from clusterctl.cluster.gpu_answers import Devices
 from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.run_state import ProcessState
 from clusterctl.common.safe_json import is_whole
 from clusterctl.common.schema import Bound, Count, Moment, SchemaError, at_most, readers
 from clusterctl.inventory import Node
@@ -97,19 +98,12 @@ class TimedLine(NamedTuple):
 
 
 @dataclass
-class ProcessRecord:
-    """A process of the run on `node`. `restarts` counts its further attempts.
+class ProcessRecord(ProcessState):
+    """A process of the run on `node`. `spans` and `tail`, its last log lines, are only in the history of a run."""
 
-    `spans` and `tail`, its last log lines, are only in the history of a run.
-    """
-
+    _: KW_ONLY
     node: Node
-    role: str
-    rank: int
-    state: str = "waiting"
     pid: int | None = None
-    restarts: int = 0
-    exit_code: int | None = None
     figures: Figures = field(default_factory=Figures)
     spans: tuple[Span, ...] = ()
     tail: tuple[TimedLine, ...] = ()

@@ -151,7 +151,7 @@ def _processes(outcome: NodeOutcome[StatusAnswer], members: Members) -> list[Pro
     node = members.by_id[outcome.node.id]
     if not outcome.ok:
         ranks = [("pserver", rank) for rank in node.pserver_ranks] + [("trainer", rank) for rank in node.trainer_ranks]
-        return [ProcessRecord(node, role, rank, UNKNOWN) for role, rank in ranks]
+        return [ProcessRecord(role, rank, UNKNOWN, node=node) for role, rank in ranks]
     answer = outcome.get()
     return [process_on(node, process) for process in answer["processes"] if answer["run"] == members.run]
 
@@ -159,13 +159,13 @@ def _processes(outcome: NodeOutcome[StatusAnswer], members: Members) -> list[Pro
 def process_on(node: Node, known: Mapping[str, Any]) -> ProcessRecord:
     """Return the record of a process as its node describes it."""
     process = ProcessRecord(
-        node,
         known["role"],
         known["rank"],
         known["state"],
-        known.get("pid"),
         known.get("restarts") or 0,
         known.get("exit_code"),
+        node=node,
+        pid=known.get("pid"),
     )
     process.take_figures(known)
     return process

@@ -8,34 +8,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
+from clusterctl.common.run_state import ENDED, ProcessState, RunState
 from clusterctl.observe.record.marks import mark_of
 from clusterctl.observe.record.model import Mark, Span
 from clusterctl.observe.why.node_report import NodeReport
 
 Key = tuple[str, int]
-STARTING, RUNNING, STALLED, RESTARTING, LOST = "starting", "running", "stalled", "restarting", "lost"
+LOST = "lost"
 MOST_MARKS = 2000  # the first and the last half of more
 ONCE_PER_PROCESS = ("nan",)
 
 
 @dataclass
-class _Track:
-    """The spans of one process so far; the last one is open if `state` is not None."""
+class _Track(ProcessState):
+    """A process of `node` and its spans so far; a last one is open if `shown` is not None."""
 
+    node: int = -1
     spans: list[Span] = field(default_factory=list)
-    state: str | None = None
+    shown: str | None = None
     since: float = 0.0
     attempt: int = 1
 
-    def enter(self, state: str | None, t: float) -> None:
-        """End the present state; begin `state`, None for none."""
-        if self.state is not None and (t > self.since or state is None):
-            self.spans.append(Span(self.state, self.since, max(t, self.since), self.attempt))
-        self.state, self.since = state, t
+    def enter(self, state: str, t: float) -> None:
+        self.state = state
+        shown = None if state in ENDED else "running" if state == "ready" else state
+        if shown != self.shown or self.attempt != self.restarts + 1:
+            self.show(shown, t)
+
+    def show(self, shown: str | None, t: float) -> None:
+        """End the open span; begin one of this state, None for none."""
+        if self.shown is not None and (t > self.since or shown is None):
+            self.spans.append(Span(self.shown, self.since, max(t, self.since), self.attempt))
+        self.shown, self.since, self.attempt = shown, t, self.restarts + 1
 
     def finished(self) -> tuple[Span, ...]:
         """The spans, with the open one if the process is still in a state."""
-        rest = [Span(self.state, self.since, None, self.attempt)] if self.state is not None else []
+        rest = [Span(self.shown, self.since, None, self.attempt)] if self.shown is not None else []
         return (*self.spans, *rest)
 
 
@@ -51,50 +59,19 @@ def spans(reports: Sequence[NodeReport], ended_t: float | None) -> dict[Key, tup
     A process is starting until its pserver is ready, or until all processes of the run are running. The span of a
     process whose node fell silent ends when its supervisor was last seen, or else with the run.
     """
-    tracks: dict[Key, _Track] = {}
-    node_of: dict[Key, int] = {}
+    run = RunState(lambda event: _Track(str(event["role"]), int(event["rank"]), node=int(event["node"])))
     for t, event in timed_events(reports):
         with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
-            _take(tracks, node_of, t, event)
+            run.take({**event, "t": t})
     last_seen = {report.node: _last_seen(report) for report in reports}
-    for key, track in tracks.items():
-        seen = last_seen.get(node_of[key])
+    for track in run.processes.values():
+        seen = last_seen.get(track.node)
         end = ended_t if seen is None else seen
-        if track.state is not None and end is not None:
-            track.enter(LOST if seen is not None and ended_t is not None and seen < ended_t else None, end)
+        if track.shown is not None and end is not None:
+            track.show(LOST if seen is not None and ended_t is not None and seen < ended_t else None, end)
             if ended_t is not None:
-                track.enter(None, ended_t)
-    return {key: track.finished() for key, track in tracks.items()}
-
-
-def _take(tracks: dict[Key, _Track], node_of: dict[Key, int], t: float, event: dict[str, Any]) -> None:
-    name = event["event"]
-    if name == "phase" and event["phase"] == "running":
-        for track in tracks.values():
-            if track.state == STARTING:
-                track.enter(RUNNING, t)
-    if event.get("role") is None:
-        return
-    key = (str(event["role"]), int(event["rank"]))
-    if name == "spawned":
-        track = tracks.setdefault(key, _Track())
-        node_of[key] = int(event["node"])
-        track.enter(STARTING, t)
-        track.attempt = int(event.get("attempt") or 1)
-    elif key in tracks:
-        _change(tracks[key], t, event)
-
-
-def _change(track: _Track, t: float, event: dict[str, Any]) -> None:
-    name = event["event"]
-    if name in ("ready", "step") and track.state == STARTING:
-        track.enter(RUNNING, t)
-    elif name == "stalled" and track.state is not None:
-        track.enter(event.get("state") or RUNNING if event.get("over") else STALLED, t)
-    elif name == "exited":
-        track.enter(None, t)
-    elif name == "restarting":
-        track.enter(RESTARTING, t)
+                track.show(None, ended_t)
+    return {key: track.finished() for key, track in run.processes.items()}
 
 
 def _last_seen(report: NodeReport) -> float | None:
