@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -43,11 +43,16 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
+def read(message: object) -> list[answers.CurveAnswer]:
+    checked: answers.CurvesAnswer = answers.read(answers.CurvesAnswer, message, "curves")
+    return checked["curves"]
+
+
 def assert_sound(curves: list[answers.CurveAnswer]) -> None:
     assert json.dumps(curves, allow_nan=False)
     for curve in curves:
-        assert curve["role"] in answers.ROLES
-        assert curve["of"] in answers.CURVES_OF
+        assert curve["role"] in get_args(answers.Role)
+        assert curve["of"] in ("step", "log", "usage", "table")
         assert isinstance(curve["undone"], bool)
         assert len(curve["name"]) <= NAME_CHARS
         assert len(curve["buckets"]) <= MOST_BUCKETS
@@ -60,13 +65,13 @@ def assert_sound(curves: list[answers.CurveAnswer]) -> None:
 
 def test_a_malformed_curve_of_a_node_is_refused() -> None:
     message = {"curves": [CURVE, USAGE]}
-    assert answers.curves(json.loads(json.dumps(message))) == [CURVE, USAGE]
-    assert answers.curves({"curves": []}) == []
+    assert json.loads(json.dumps(read(message))) == [CURVE, USAGE]
+    assert read({"curves": []}) == []
     refused = 0
     for junk in (*JUNK, *MORE_JUNK):
         for wrong in changed(message, junk):
             try:
-                curves = answers.curves(wrong)
+                curves = read(wrong)
             except ValueError:
                 refused += 1
             else:
@@ -78,8 +83,8 @@ def test_a_malformed_curve_of_a_node_is_refused() -> None:
         [*SINGLE[:5], -1.0, *SINGLE[6:]],
         [*SINGLE[:4], 0, *SINGLE[5:]],
     ):
-        with pytest.raises(ValueError, match="malformed"):
-            answers.curves({"curves": [{**CURVE, "buckets": [bucket]}]})
+        with pytest.raises(ValueError, match=r"`curves\[0\]\.buckets\[0\]` must be"):
+            read({"curves": [{**CURVE, "buckets": [bucket]}]})
 
 
 @pytest.mark.slow
@@ -91,8 +96,8 @@ def test_whatever_events_a_program_writes_its_curves_are_sound(events: list[dict
         process.take(event)
     curves = [{"role": "trainer", "rank": 0, **curve} for curve in process.curves(most)]
     line = json.dumps({"curves": curves}, allow_nan=False).encode()
-    received = answers.curves(parse(line))
-    assert received == curves
+    received = read(parse(line))
+    assert json.loads(json.dumps(received)) == curves
     assert_sound(received)
     assert all(len(curve["buckets"]) <= most for curve in received)
 
