@@ -226,12 +226,12 @@ def boot(digest, root, *expected):
         job_dir = untouched_job(root, expected[0], expected[1], mark)
         if job_dir:
             print('{"untouched": "%s"}' % job_dir, flush=True)
-            os._exit(0)
+            return
     if have:
         print('{"have": "%s"}' % digest, flush=True)
     from clusterctl.agent.main import main
 
-    main(root, request, umask)
+    sys.exit(main(root, request, umask))
 
 
 if __name__ == "__main__":

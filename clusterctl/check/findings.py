@@ -21,6 +21,7 @@ SKEW_S = 2.0
 GB = 1e9
 LITTLE_DISK, NO_DISK = 1.0 * GB, 0.01 * GB
 FEW_INODES = 1_000
+SLOW_START_S = 0.05
 LITTLE_MEMORY = 0.5 * GB
 BASE_FILES = 64
 MOST_DIGITS = 9
@@ -73,6 +74,13 @@ class Leftover(TypedDict):
     commands: list[str]
 
 
+class Shim(TypedDict):
+    """What a script adds to every start of Python, and the interpreter that it starts."""
+
+    program: str
+    seconds: float
+
+
 class NodeFacts(TypedDict, total=False):
     """The facts that a node reports about itself, to `check` and in part to `start`.
 
@@ -94,6 +102,7 @@ class NodeFacts(TypedDict, total=False):
     leftovers: list[Leftover]
     half_dispatched: list[str]
     gpus: GpuReport | None
+    shim: Shim | None
 
 
 Facts = Mapping[int, NodeFacts]
@@ -282,6 +291,15 @@ def memories(facts: Facts) -> Iterator[Finding]:
         if available < LITTLE_MEMORY:
             message = f"only {available / 1e6:,.0f} MB of memory are available"
             yield Finding("memory", WARNS, (node,), message, "run top on the node to see what uses it")
+
+
+def shims(facts: Facts, python: str) -> Iterator[Finding]:
+    """Find nodes where PYTHON is a script, such as those of pyenv, that takes long to start the interpreter."""
+    for node, info in facts.items():
+        shim = info["shim"]
+        if shim is not None and shim["seconds"] >= SLOW_START_S:
+            message = f"PYTHON = {python!r} is a script that adds {shim['seconds']:.1f} s to every call of the node"
+            yield Finding("python", WARNS, (node,), message, f"set PYTHON = {shim['program']!r} in conf.py")
 
 
 def busy_ports(facts: Facts) -> Iterator[Finding]:

@@ -128,6 +128,7 @@ class _Preflight:
                     self._facts, self._skews, members=members, open_files=settings.open_files, seals=self._seals()
                 ),
                 *findings.memories(self._facts),
+                *findings.shims(self._facts, settings.python),
                 *findings.busy_ports(self._facts),
                 *findings.remains(self._facts),
                 *findings.in_the_clear(self._cluster.nodes),

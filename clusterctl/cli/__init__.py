@@ -13,6 +13,7 @@ from typing import NoReturn
 
 #: Before a collection. Imports make many objects, none of which is garbage: Python's 700 cost 20 ms of 230.
 YOUNG_OBJECTS = 100_000
+AGAIN_S = 0.01  # after an interrupt that Python has ignored
 
 
 def main() -> None:
@@ -50,18 +51,17 @@ def repeat_ignored_interrupts() -> None:
     Such code is a callback of weakref, which every import calls, or a `__del__`. Without this, Ctrl-C would seldom, but
     then completely, be lost.
     """
-    import _thread
     import signal
 
     report = sys.unraisablehook
 
     def on_ignored(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # From this thread it would hit this function. A signal, since nothing else wakes a thread that waits.
-            _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), signal.SIGINT))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)  # raised at once, it would hit this function
         else:
             report(unraisable)
 
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.unraisablehook = on_ignored
 
 

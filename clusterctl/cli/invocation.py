@@ -171,4 +171,4 @@ class Invocation:
 
 def fail_on_broken_pipe() -> None:
     """Exit quietly when the reader is gone, as in `clusterctl logs | head`: the flush at exit must not fail."""
-    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - open until the process exits, which is now
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process exits, which is now

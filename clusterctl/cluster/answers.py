@@ -363,6 +363,12 @@ def news(message: object) -> LogNews:
     return checked
 
 
+def curves(message: object) -> list[CurveAnswer]:
+    """Return the curves in a message of `curves`. Raises ValueError if one is malformed."""
+    checked: CurvesAnswer = read(CurvesAnswer, message, "curves")
+    return checked["curves"]
+
+
 def senseless(node: Node, exc: Exception) -> NodeError:
     """Return the error for a malformed answer, so that a hostile or outdated node does not affect the others."""
     hint = "check that the node has not been compromised; --verbose shows where the check failed"

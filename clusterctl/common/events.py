@@ -41,11 +41,15 @@ class ExitFacts(TypedDict, total=False):
 
 
 class FailureFacts(TypedDict, total=False):
-    """Facts about a failure other than an exit: the name of a system error, and the command or path it is about."""
+    """Facts about a failure other than an exit: the name of a system error, and the command or path it is about.
+
+    `timed_out` if a process was still running, but was not ready or did not end in time.
+    """
 
     errno: str | None
     command: str
     path: str
+    timed_out: bool
 
 
 class _CauseFacts(ExitFacts, FailureFacts, total=False):

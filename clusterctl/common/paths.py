@@ -28,7 +28,7 @@ from pathlib import Path
 from clusterctl.common import seal
 from clusterctl.common.files import read_json
 
-PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for sys.path
+PACKAGE_ROOT = str(Path(__file__).absolute().parents[2])  # for sys.path
 ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for its end: do not move it
 META, RESERVED = seal.META, seal.RESERVED
 MOST_NAME_CHARS = 100
@@ -39,7 +39,12 @@ LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 def expand(path: str) -> Path:
     """Return the absolute path on this node; a leading `~` is this account's home."""
-    return Path(os.path.abspath(os.path.expanduser(path)))  # resolve() follows links
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111 - resolve() follows links
+
+
+def expand_program(program: str) -> str:
+    """Expand a leading `~` in the program of a command. A name without a slash is still searched for in PATH."""
+    return os.path.expanduser(program)  # noqa: PTH111 - Path would remove a leading `./`
 
 
 def incoming_dir(root: Path) -> Path:

@@ -20,6 +20,7 @@ from typing import Callable, NamedTuple
 from urllib.parse import urlsplit
 
 from clusterctl.common.errors import AgentError, Gone
+from clusterctl.common.paths import expand_program
 from clusterctl.common.wheels import Wheel, WheelStore, WrongContentsError, pinned
 
 LOOK_S = 0.2
@@ -130,7 +131,7 @@ def find_pip() -> Pip | None:
 
 def find_uv() -> str | None:
     """Return the path of this account's uv."""
-    paths = (shutil.which("uv"), *(os.path.expanduser(path) for path in UV_PLACES))  # noqa: PTH111
+    paths = (shutil.which("uv"), *map(expand_program, UV_PLACES))
     return next((path for path in paths if path and os.access(path, os.X_OK)), None)
 
 

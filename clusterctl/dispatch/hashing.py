@@ -113,7 +113,7 @@ def hash_file(top: str, path: str, meter: Meter) -> Hashed:
 def _read(path: str, meter: Meter) -> Hashed:
     started_ns = time.time_ns()
     digest = hashlib.sha256()
-    with open(os.open(path, OPEN_FLAGS), "rb", buffering=0) as f:  # noqa: PTH123 - by descriptor
+    with os.fdopen(os.open(path, OPEN_FLAGS), "rb", buffering=0) as f:
         before = os.fstat(f.fileno())
         if not stat.S_ISREG(before.st_mode):
             raise _Changed

@@ -205,13 +205,13 @@ def _link_refused(path: str, link: str, target: str, top: str) -> RefusedError:
             f"{path!r} in the workspace is a link to {target!r}, outside the workspace",
             hint=f"replace the link with a copy of its target, remove it, or list it in {IGNORE_FILE}",
         )
-    if os.path.isabs(target):  # noqa: PTH117 - as a string, as above
+    if Path(target).is_absolute():
         problem = "an absolute path, which the nodes do not have"
     elif target.startswith("../" * (path.count("/") + 1)):
         problem = "a path through a directory outside the workspace, which the nodes do not have"
     else:
         problem = "a path with .. after a name, which could lead anywhere on the nodes"
-    relative = os.path.relpath(ends, os.path.dirname(os.path.join(top, path)))  # noqa: PTH118, PTH120 - as above
+    relative = os.path.relpath(ends, Path(top, path).parent)
     return RefusedError(
         f"{path!r} in the workspace is a link to {target!r}: {problem}",
         hint=f"make it a relative link: ln -sfn {shlex.quote(relative)} {shlex.quote(link)}",

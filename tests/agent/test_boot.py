@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from agent.nodes import BUNDLE, NODE, PYTHONS, PipeCluster, Pipes, agent, ask, needs
+from agent.nodes import BUNDLE, NODE, OLDEST, PYTHONS, PipeCluster, Pipes, agent, ask, needs
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_program
 from clusterctl.cluster.cluster import BEATS
+from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError, UnreachableError
 from clusterctl.inventory import Node
@@ -71,6 +72,33 @@ def test_an_error_about_an_old_python_says_what_to_do(version: str, tmp_path: Pa
         ask(tmp_path / "home", JOBS, python=PYTHONS[version])
     assert raised.value.hint == "set PYTHON in conf.py to a python3 of version 3.9 or later"
     assert not (tmp_path / "home/root").exists()
+
+
+WITH_THREAD = """
+import socket, sys, threading
+sys.path.insert(0, sys.argv[1])
+from clusterctl.agent import main
+from clusterctl.agent.event_loop import EventLoop
+WAITS = {
+    "lock": lambda lock=threading.Lock(): (lock.acquire(), lock.acquire()),
+    "socket": lambda pair=socket.socketpair(): pair[0].recv(1),
+    "loop": EventLoop().run,
+    "work": lambda: all(iter(int, 1)),
+}
+def serve(*given):
+    threading.Thread(target=WAITS[sys.argv[2]], daemon=True).start()
+    return {}
+main._answer = serve
+sys.exit(main.main("/", b'{"op": "jobs"}', 0o022))
+"""
+
+
+@pytest.mark.parametrize("version", [*WORKING[:1], *WORKING[-1:]])
+@pytest.mark.parametrize("waits", ["lock", "socket", "loop", "work"])
+def test_an_agent_ends_when_it_has_answered_whatever_its_threads_do(version: str, waits: str) -> None:
+    command = [PYTHONS[version], "-I", "-S", "-c", WITH_THREAD, PACKAGE_ROOT, waits]
+    done = subprocess.run(command, input=b"\n", capture_output=True, timeout=180, check=False)
+    assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, b"", {"done": {}})
 
 
 def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
@@ -207,7 +235,7 @@ def begin(
     return start(cluster, launch, sent.job, on_go).job
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.13"])
+@pytest.mark.parametrize("version", [OLDEST, "3.13"])
 def test_a_run_succeeds_in_the_oldest_and_in_the_newest_python(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +261,7 @@ def crash(cluster: PipeCluster, node: int, job: str) -> str:
     return (cluster.home(node) / "clusterctl" / job / "log/supervisor.log").read_text()
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.13"])
+@pytest.mark.parametrize("version", [OLDEST, "3.13"])
 def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

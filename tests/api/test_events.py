@@ -40,7 +40,7 @@ def is_field(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
 ONLY_RAW = {
     *("errno", "command", "path", "subject", "pids", "state", "why", "worked", "ours", "pushes", "pushed", "losses"),
     *("limit", "peers", "oom", "stalled", "hopeless", "port_taken", "unfinished", "uncaught", "unsaid", "warnings"),
-    *("unconnected", "closed_s"),
+    *("unconnected", "closed_s", "timed_out"),
 }
 
 

@@ -29,6 +29,18 @@ def facts(**changes: Any) -> dict[str, Any]:
     }
 
 
+def test_a_shim_is_named_with_the_interpreter_behind_it_if_it_is_slow() -> None:
+    times = [None, 0.049, 0.31, 0.34]
+    by_node = {
+        node: facts(shim=seconds and {"program": "/opt/python3", "seconds": seconds})
+        for node, seconds in enumerate(times)
+    }
+    [found] = folded(findings.shims(by_node, "python3"))
+    assert (found.check, found.severity, found.nodes) == ("python", WARNS, (2, 3))
+    assert found.message == "PYTHON = 'python3' is a script that adds 0.3 s to every call of the node"
+    assert found.hint == "set PYTHON = '/opt/python3' in conf.py"
+
+
 def disk(**changes: Any) -> dict[str, Any]:
     return {**facts()["disk"], **changes}
 

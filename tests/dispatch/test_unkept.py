@@ -43,7 +43,7 @@ def test_further_names_of_a_file_are_named(tmp_path: Path) -> None:
 
 def test_sparse_files_are_named_unless_they_are_ignored(tmp_path: Path) -> None:
     make_sparse(tmp_path / "hole", 3_000_000)
-    if os.stat(tmp_path / "hole").st_blocks * 512 > 1_000_000:  # noqa: PTH116
+    if (tmp_path / "hole").stat().st_blocks * 512 > 1_000_000:
         pytest.skip("this file system makes no holes")
     assert scan(tmp_path).warnings == ("warning: sparse files arrive without holes: hole",)
     (tmp_path / ".clusterctlignore").write_text("hole\n")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def test_a_job_goes_from_dispatch_to_arrays_without_a_word_on_the_terminal(
     site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
-    before, lines = (os.getcwd(), handlers()), list[str]()  # noqa: PTH109
+    before, lines = (Path.cwd(), handlers()), list[str]()
     with clusterctl.Cluster.from_conf(site.conf_path, progress=lines.append) as cluster:
         job = cluster.dispatch(site.workspace(REGRESSION))
         assert (job.state, job.warnings) == ("dispatched", ())
@@ -58,7 +58,7 @@ def test_a_job_goes_from_dispatch_to_arrays_without_a_word_on_the_terminal(
     assert collected.directory / "node-1/log/train.log" in collected.files
     assert f"{run.id} is up on 2 nodes" in lines
     assert all(line.isprintable() for line in lines)
-    assert (os.getcwd(), handlers()) == before  # noqa: PTH109
+    assert (Path.cwd(), handlers()) == before
     assert capfd.readouterr() == ("", "")
 
 

@@ -76,7 +76,7 @@ def breakable(site: Site) -> Iterator[Callable[[], None]]:
 def kill_sessions(site: Site) -> None:
     """Kill every sshd process except the listening ones."""
     configs = [os.fsencode(site.nodes_directory / f"node{node}/sshd_config") for node in range(len(site.hosts))]
-    commands = {proc: command_of(proc) for proc in map(int, filter(str.isdigit, os.listdir("/proc")))}  # noqa: PTH208
+    commands = {int(path.name): command_of(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     for daemon in [pid for pid, command in commands.items() if any(config in command for config in configs)]:
         kill_all(pid for pid in descendants(daemon) if command_of(pid).startswith(b"sshd"))
 

@@ -27,7 +27,7 @@ def curves_of(site: Site, job: str, buckets: int) -> list[dict[Any, Any]]:
             curves: list[answers.CurveAnswer] = []
             with cluster.call(node, {"op": "curves", "ref": job, "run": "0001", "buckets": buckets}) as call:
                 while "done" not in (message := call.receive()):
-                    curves += answers.read(answers.CurvesAnswer, message, "curves")["curves"]
+                    curves += answers.curves(message)
             assert message["done"] == {
                 "job": job,
                 "run": "0001",

@@ -7,6 +7,7 @@ import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_srun_passes_on_the_environment_and_the_directory_of_its_caller(lab: Lab
     seen = lab.step(job, lab.node_of(job), "sh", "-c", "env; pwd", HOME="/nowhere", **foreign).stdout.splitlines()
     assert {"PMIX_RANK=7", "OMPI_COMM_WORLD_RANK=7", "PMI_RANK=7", "MINE=x y", "HOME=/nowhere"} <= set(seen)
     assert "SLURM_PROCID=0" in seen  # of the step itself
-    assert seen[-1] == os.getcwd()  # noqa: PTH109 - as the step prints it
+    assert seen[-1] == str(Path.cwd())
     ours = {line.partition("=")[0] for line in seen if line.startswith(("SLURM_JOB", "SLURM_STEP"))}
     assert {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"} <= ours
 

@@ -110,7 +110,7 @@ def kill_all(pids: Iterable[int]) -> None:
 
 
 def _pids() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names only
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _stat(pid: int) -> list[bytes]:

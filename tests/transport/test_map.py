@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import _thread
+import signal
 import socket
 import threading
 import time
@@ -107,7 +107,7 @@ def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Clu
 
     def interrupt() -> None:
         assert wait_until(lambda: len(started) == 3)
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with Transport(cluster.settings) as transport:
         for node in cluster.nodes:
@@ -131,7 +131,7 @@ def test_an_interrupt_ends_handshakes_with_silent_hosts(cluster: Cluster) -> Non
 
         def interrupt() -> None:
             silent.accept()
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
         thread.start()

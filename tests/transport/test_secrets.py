@@ -48,7 +48,8 @@ class Guard(paramiko.ServerInterface):
 def _end(channel: paramiko.Channel) -> None:
     channel.recv(1)  # the end of its input, which follows our reply to the request
     channel.send_exit_status(0)
-    channel.close()
+    with contextlib.suppress(EOFError):  # the client may leave once it has the exit status
+        channel.close()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -106,7 +106,9 @@ class Staging:
         try:
             fd = self._opened(entry, path, offset)
             try:
-                digest = self._digest_of_beginning(fd, offset)
+                digest = hashlib.sha256()
+                for piece in self._beginning(fd, offset):
+                    digest.update(piece)
                 left = entry.size - offset
                 while left:
                     data = stream.some(left)
@@ -145,17 +147,15 @@ class Staging:
         os.ftruncate(fd, offset)
         return fd
 
-    def _digest_of_beginning(self, fd: int, count: int) -> hashlib._Hash:
-        """Hash the first bytes of a file, and leave its position after them."""
-        digest = hashlib.sha256()
+    def _beginning(self, fd: int, count: int) -> Iterator[bytes]:
+        """Yield the first bytes of a file, and leave its position after them."""
         while count:
             data = os.read(fd, min(count, COPY_BYTES))
             if not data:
                 raise AgentError("a partly received file became shorter", hint="dispatch again")
-            digest.update(data)
+            yield data
             count -= len(data)
             self._beat()
-        return digest
 
     def _create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

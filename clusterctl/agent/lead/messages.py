@@ -96,6 +96,7 @@ class _FailureFacts(_OfProcess, total=False):
     errno: str | None
     command: str
     path: str
+    timed_out: bool
     role: str
     rank: Count
     tail: Sequence[str]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from clusterctl.common.port_claims import PORTS_COMPARED, claim, is_claimed
@@ -184,7 +185,7 @@ def _owners(inodes: set[str]) -> dict[str, int]:
         with contextlib.suppress(OSError):
             for fd in os.scandir(f"{entry.path}/fd"):
                 with contextlib.suppress(OSError):
-                    inode = os.readlink(fd.path)[8:-1]  # noqa: PTH115 - socket:[123]; there are many
+                    inode = str(Path(fd.path).readlink())[8:-1]  # socket:[123]
                     if inode in inodes:
                         owners.setdefault(inode, int(entry.name))
         if len(owners) == len(inodes):

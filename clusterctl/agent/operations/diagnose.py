@@ -16,7 +16,7 @@ from clusterctl.agent.node.jobs import describe, describe_run, find_job, need_sp
 from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
-from clusterctl.common.paths import RunPaths, log_stem
+from clusterctl.common.paths import RunPaths, expand_program, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 from clusterctl.common.requests import DiagnoseRequest
 from clusterctl.common.requirements import file_of, names_in
@@ -176,7 +176,7 @@ def _free(directory: Path) -> dict[str, int | None]:
 def _python(spec: RunSpec) -> str | None:
     """Return the version of the Python that runs the trainers."""
     commands = [process.argv[0] for process in spec.processes if process.role == "trainer"]
-    command = os.path.expanduser(commands[0]) if commands else ""  # noqa: PTH111
+    command = expand_program(commands[0]) if commands else ""
     if not Path(command).name.startswith("python"):
         return None
     program = [command, "-c", "import sys; print(sys.version.split()[0])"]

@@ -19,7 +19,7 @@ from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
-from clusterctl.agent.packages.interpreter import probe
+from clusterctl.agent.packages.interpreter import measure_shim, probe
 from clusterctl.agent.packages.venvs import find_for_job, find_newest
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, describe_os_error
@@ -36,6 +36,7 @@ def check(root: Path, request: CheckRequest, peer: Peer) -> dict[str, Any]:
         python = _python(root, request)
         report["versions"] = probe(root, python, runtime=False)  # reported even if the next one fails
         report["versions"] = probe(root, python, runtime=request["runtime"])
+    report["shim"] = measure_shim(str(request["python"]))
     with _recorded(problems, "address"):
         report["address"] = find_address(request["address"], request["nic"])
         report["interface"] = interface_of(report["address"])

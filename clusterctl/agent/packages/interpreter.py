@@ -11,17 +11,21 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
-from clusterctl.common.paths import interpreter_record
+from clusterctl.common.paths import expand_program, interpreter_record
 
 MODULES = ("numpy", "zmq")
 OPTIONAL = "cryptography"  # of the runtime; it cannot be imported without cffi
 LIMIT_S = 60.0
+TRIES = 3
+SHOW = "import sys; print(sys.executable)"
 VARIABLES = ("HOME", "LD_", "PATH", "PYTHON")  # prefixes of the variables that affect imports
 # The first line of its output has the versions, the second the program, the others the directories it searched.
 PROBE = """
@@ -60,9 +64,38 @@ def probe(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
     return versions
 
 
+def measure_shim(python: str) -> dict[str, Any] | None:
+    """Return the interpreter that a shim started in place of `python` to run this agent, and the seconds this adds.
+
+    None if there is no shim. Which interpreter a shim chooses can change with every call, so it is never remembered.
+    """
+    if os.fsdecode(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0]) == expand_program(python):
+        return None
+    own_directory = str(Path(sys.executable).parent)  # pyenv puts it before that of the shim
+    places = [place for place in os.get_exec_path() if place != own_directory]
+    shim = shutil.which(expand_program(python), path=os.pathsep.join(places))
+    times = [(_start_s(shim), _start_s(sys.executable)) for _ in range(TRIES)] if shim else []
+    if not times:
+        return None
+    by_shim, directly = map(min, zip(*times))
+    return {"program": sys.executable, "seconds": round(max(0.0, by_shim - directly), 3)}
+
+
+def _start_s(program: str) -> float:
+    """Return the seconds that a bare start of this interpreter takes; 0 if it is no start of ours."""
+    begun = time.monotonic()
+    try:
+        tried = subprocess.run(
+            [program, "-I", "-S", "-c", SHOW], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0.0
+    return time.monotonic() - begun if tried.stdout.rstrip("\n") == sys.executable else 0.0
+
+
 def _asked(python: str, runtime: bool) -> dict[str, Any]:
     variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)}
-    asked = {"program": shutil.which(_command(python)), "runtime": runtime, "variables": variables}
+    asked = {"program": shutil.which(expand_program(python)), "runtime": runtime, "variables": variables}
     return {**asked, "optional": OPTIONAL}  # older versions did not look for it
 
 
@@ -79,15 +112,11 @@ def _mark(path: str) -> list[int] | None:
     return [status.st_ino, status.st_ctime_ns]
 
 
-def _command(python: str) -> str:
-    return os.path.expanduser(python)  # noqa: PTH111 - a name without a slash is searched in PATH
-
-
 def _run(python: str, runtime: bool) -> str:
     imports = f"import {', '.join(MODULES)}; modules = ({', '.join(MODULES)})" if runtime else "modules = ()"
     try:
         tried = subprocess.run(
-            [_command(python), "-c", f"import sys; {imports}{PROBE}"],
+            [expand_program(python), "-c", f"import sys; {imports}{PROBE}"],
             capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except OSError as exc:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.relay.links import CUT_S, PIECE, Branch, Keys, RelayBroken, Source
@@ -25,8 +25,10 @@ class Relay:
 
     def __init__(self, address: str) -> None:
         """Listen on a free port of `address`. Raises OSError, also if this python has no TLS."""
-        if find_spec("_ssl") is None:
-            raise OSError("this python has no ssl module")
+        try:
+            import_module("ssl")
+        except ImportError:
+            raise OSError("this python has no ssl module") from None
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:

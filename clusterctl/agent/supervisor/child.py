@@ -18,7 +18,7 @@ from clusterctl.agent.lead.messages import LastLines, ProcessName
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.agent.supervisor.cpu_meter import CpuMeter
 from clusterctl.common.events import Usage
-from clusterctl.common.paths import log_stem
+from clusterctl.common.paths import expand_program, log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.common.run_spec import ProcessSpec
 from clusterctl.common.safe_json import parse_event
@@ -109,7 +109,7 @@ class Child:
         read_end, write_end = os.pipe()
         try:
             self._popen = subprocess.Popen(
-                [os.path.expanduser(arg) if i == 0 else arg for i, arg in enumerate(self.plan.argv)],  # noqa: PTH111
+                [expand_program(self.plan.argv[0]), *self.plan.argv[1:]],
                 cwd=cwd,
                 env=make_env(str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,

@@ -42,6 +42,7 @@ UNFINISHED: Mapping[str, str] = {
     NOT_LEFT: "without leaving the run",
 }
 SEGFAULT, OUT_OF_MEMORY = "segfault", "out_of_memory"
+TIMED_OUT: FailureFacts = {"errno": None, "timed_out": True}
 MOST_PEERS = 16
 PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
 from clusterctl.agent.supervisor.child import Child, process_of
-from clusterctl.agent.supervisor.exits import system_error
+from clusterctl.agent.supervisor.exits import TIMED_OUT, system_error
 from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.engines import ENGINES, Endpoints, ports_of
@@ -117,7 +117,7 @@ class Launcher:
 
     def _expect_ready(self, child: Child) -> None:
         if child.state == "starting" and child.alive and not self._context.is_over():
-            self._context.fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
+            self._context.fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child, TIMED_OUT)
 
     def _await_listening(self, child: Child, deadline: float) -> None:
         """Wait until a program that sends no messages listens, and so is ready."""
@@ -127,7 +127,8 @@ class Launcher:
         if is_listening(port, os.geteuid()):
             self.ready(child, [port])
         elif self._context.loop.now() > deadline:
-            self._context.fail(f"does not listen on {self.endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
+            message = f"did not listen on {self.endpoint(port)} within {LISTENS_LIMIT_S:.0f} s"
+            self._context.fail(message, child, TIMED_OUT)
         else:
             self._context.loop.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
 

@@ -28,7 +28,7 @@ from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.child_messages import ChildMessages
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
-from clusterctl.agent.supervisor.exits import ExitClassifier, signal_from_outside, system_error
+from clusterctl.agent.supervisor.exits import TIMED_OUT, ExitClassifier, signal_from_outside, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.lock_watch import LockWatch
@@ -182,7 +182,8 @@ class Supervisor:
     def _finish_took_too_long(self, children: list[Child]) -> None:
         for child in children:
             if child.alive and not self.stopping:
-                self._fail_node(f"did not end within {self._finish_limit_s:.0f} s after the last trainer", child)
+                message = f"did not end within {self._finish_limit_s:.0f} s after the last trainer"
+                self._fail_node(message, child, TIMED_OUT)
 
     def stop(self) -> None:
         """Send TERM to all processes, and KILL after the grace."""

@@ -8,11 +8,13 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from clusterctl.common.paths import expand
+
 
 def cache_directory(environ: Mapping[str, str]) -> str:
     """Return this user's cache directory; it may not exist yet."""
     given = environ.get("XDG_CACHE_HOME", "")
-    return f"{given if os.path.isabs(given) else os.path.expanduser('~/.cache')}/clusterctl"  # noqa: PTH111, PTH117
+    return f"{given if Path(given).is_absolute() else expand('~/.cache')}/clusterctl"
 
 
 def private_cache(environ: Mapping[str, str]) -> str:

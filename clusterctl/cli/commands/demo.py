@@ -198,7 +198,7 @@ def program(environ: Mapping[str, str]) -> str:
 
     uvx has the directory of the program in the PATH of the program alone, and sets UV.
     """
-    called = os.path.abspath(sys.argv[0])  # noqa: PTH100 - links stay: a venv is one
+    called = Path(sys.argv[0]).absolute()
     found = "UV" not in environ and shutil.which("clusterctl", path=environ.get("PATH"))
-    is_found = found and os.path.abspath(found) == called  # noqa: PTH100
-    return "clusterctl" if is_found or not os.access(called, os.X_OK) else shlex.quote(called)
+    is_found = found and Path(found).absolute() == called
+    return "clusterctl" if is_found or not os.access(called, os.X_OK) else shlex.quote(str(called))

@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from clusterctl.cluster import Cluster, answers
-from clusterctl.cluster.answers import CurveAnswer, CurvesAnswer, CurvesEnd
+from clusterctl.cluster.answers import CurveAnswer, CurvesEnd
 from clusterctl.inventory import Node
 from clusterctl.observe.record.model import Bucket, Curve
 
@@ -31,7 +31,7 @@ def read_curves(cluster: Cluster, node: Node, job: str, run: str | None, buckets
     with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:
         call.limit(MOST_BYTES)
         while "done" not in (message := call.receive(CURVES_S)):
-            curves += map(_curve, answers.read(CurvesAnswer, message, "curves")["curves"])
+            curves += map(_curve, answers.curves(message))
     end: CurvesEnd = answers.read(CurvesEnd, message["done"], "curves")
     return NodeCurves(curves, end["at"], time.time() - end["now"])
 

@@ -19,6 +19,7 @@ STEP_SLACK_S = 0.3  # output and events of a process arrive by different ways
 MEMORY_SETTING = "MEMORY_LIMIT_MB"
 CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as exit codes of a shell
 RESUME = "start --resume continues from the last checkpoint, if there is one"
+TIMED_OUT = "it was still running: its last lines may show what it was waiting for, or run it alone on {node}"
 ADVICE = {
     "time_limit": f"raise TIME_LIMIT_S; {RESUME}",
     "supervisor_ended": "a person on {node}, its batch system or its shutdown sent the signal: see last -x and "
@@ -205,6 +206,8 @@ def _of_failure(evidence: Evidence, cause: dict[str, Any], t: float) -> Incident
             diagnosis = replace(diagnosis, kind=like.kind, advice=like.advice)
     else:
         diagnosis = diagnose(None, output.own) if output.lines else Diagnosis("node")
+    if cause.get("timed_out") and diagnosis.kind in ("exit", "node"):
+        diagnosis = replace(diagnosis, kind="timed_out", advice=TIMED_OUT)
     return Incident(
         "failure",
         t,

@@ -39,7 +39,7 @@ USUAL: dict[str, list[Any]] = {
     "tables": [{}, {"w": {"held": 1, "shape": [1]}}],
     **{name: [0, 1] for name in ("epoch", "exit_code", "pass", "seed", "bytes", "pserver", "pservers")},
     **{name: [True, False] for name in ("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled")},
-    **{name: [True, False] for name in ("checkpoint", "unsaid")},
+    **{name: [True, False] for name in ("checkpoint", "unsaid", "timed_out")},
     "pushed": [None, True, False],
     "losses": [[], [5, 5], [5, 0]],
     "not_finite": [[], ["w"]],

@@ -1,19 +1,33 @@
-"""The cached package versions of an interpreter are valid exactly as long as nothing about it changes."""
+"""The cached package versions of an interpreter are valid exactly as long as nothing about it changes.
+
+A script in its place, such as a shim of pyenv, is found and measured.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.agent.packages import interpreter
 from clusterctl.common.errors import AgentError
-from clusterctl.common.paths import interpreter_record
+from clusterctl.common.paths import PACKAGE_ROOT, interpreter_record
 from support.pythons import bare_python
+
+REAL = Path(sys.executable).parent
+MEASURE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from clusterctl.agent.packages.interpreter import measure_shim
+print(json.dumps(measure_shim(sys.argv[2])))
+"""
 
 
 class Node:
@@ -150,3 +164,41 @@ def test_a_damaged_cache_entry_is_ignored(node: Node, text: str) -> None:
     node.look()
     interpreter_record(node.root).write_text(text)
     assert [node.look(), node.look()] == [["1.0"], []]
+
+
+def shim(directory: Path, *lines: str) -> Path:
+    """Write a shim with these lines of shell, the last of which becomes Python."""
+    directory.mkdir()
+    path = directory / "python3"
+    path.write_text("\n".join(("#!/bin/sh", *lines)))
+    path.chmod(0o755)
+    return path
+
+
+def measured(python: str, *places: Path) -> Any:
+    """Return what is measured by a Python that a shell of a node starts as `python`, with these places in its PATH."""
+    environment = {"PATH": os.pathsep.join([*map(str, places), "/usr/bin", "/bin"])}
+    command = ["sh", "-c", 'exec "$0" -c "$@"', python, MEASURE, PACKAGE_ROOT, python]
+    return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=180, check=True).stdout)
+
+
+@pytest.mark.parametrize("python", [sys.executable, "python3"])
+def test_an_interpreter_that_is_started_itself_is_no_shim(python: str) -> None:
+    assert measured(python, REAL) is None
+
+
+@pytest.mark.parametrize("is_in_path", [True, False])
+@pytest.mark.parametrize("search", ["", f"export PATH={REAL}:$PATH"])
+def test_a_shim_is_measured_whether_or_not_it_changes_path(is_in_path: bool, search: str, tmp_path: Path) -> None:
+    path = shim(tmp_path / "shims", "sleep 0.3", search, f'exec {sys.executable} "$@"')
+    found = measured("python3" if is_in_path else str(path), path.parent)
+    assert found["program"] == sys.executable, "with the links of a virtual environment"
+    assert found["seconds"] > 0.1
+
+
+def test_a_shim_that_starts_another_interpreter_each_time_adds_no_time(tmp_path: Path) -> None:
+    other = shim(tmp_path / "other", "sleep 0.3", "echo /usr/bin/another")
+    mark = tmp_path / "mark"
+    first = f'mkdir {mark} 2>/dev/null && exec {sys.executable} "$@"'
+    path = shim(tmp_path / "shims", first, f'exec {other} "$@"')
+    assert measured(str(path)) == {"program": sys.executable, "seconds": 0.0}

@@ -281,6 +281,29 @@ def test_an_old_non_finite_warning_is_not_blamed_for_another_failure_of_the_same
     assert [one.kind for one in explanation.before] == ["nan"]
 
 
+TOO_LATE = ("did not listen on 10.0.0.2:7164 within 180 s", "did not become ready within 60 s")
+
+
+@pytest.mark.parametrize("message", TOO_LATE)
+@pytest.mark.parametrize("tail", [(), ("loading the tables",), ("waiting for the scheduler", "done")])
+def test_a_pserver_that_was_not_ready_in_time_did_not_exit(message: str, tail: tuple[str, ...]) -> None:
+    history = History()
+    cause = history.failure(180.0, 2, message, role="pserver", rank=2, attempt=1, tail=list(tail), timed_out=True)
+    explanation = history.fail(180.1, cause).explain()
+    assert_cause(explanation, "pserver2", "timed_out")
+    assert explanation.cause is not None
+    assert (explanation.cause.message, explanation.cause.exit_code) == (message, None)
+    assert "exit" not in explanation.cause.diagnosis.words + explanation.cause.diagnosis.advice
+    assert [line for _, line in explanation.cause.lines] == list(tail)
+
+
+def test_an_error_that_kept_a_pserver_from_listening_is_the_reason() -> None:
+    history = History()
+    tail = ["OSError: [Errno 98] Address already in use"]
+    cause = history.failure(180.0, 2, TOO_LATE[0], role="pserver", rank=2, attempt=1, tail=tail, timed_out=True)
+    assert_cause(history.fail(180.1, cause).explain(), "pserver2", "address_in_use")
+
+
 # One process fails, and others because of it.
 
 

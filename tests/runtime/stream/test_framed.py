@@ -7,6 +7,7 @@ import itertools
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,8 +149,7 @@ def test_a_message_of_too_many_frames_is_refused() -> None:
 
 
 def resident() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - as short as can be
-        return int(file.read().split()[1]) * 4_096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
 
 
 def test_the_claim_of_a_long_frame_takes_no_memory() -> None:
