@@ -5,6 +5,7 @@ Python API are resolved on first use (PEP 562), on the control machine only. Sta
 `api/cluster.py`; docs/architecture.md shows the parts.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -142,7 +143,6 @@ _HOMES = {
 def __getattr__(name: str) -> "Any":
     if name not in __all__:
         raise AttributeError(f"module 'clusterctl' has no attribute {name!r}")
-    import importlib
 
     home = _HOMES.get(name) or ("errors" if name.endswith("Error") else "api.events")
     try:

@@ -62,7 +62,7 @@ def write(directory: Path) -> None:
 def build(sources: Path, target: Path) -> int:
     """Run Sphinx, and return its exit code. Warnings are errors. All pages are written, since all have the contents."""
     try:
-        from sphinx.cmd.build import main as sphinx
+        from sphinx.cmd.build import main as sphinx  # noqa: PLC0415 - optional
     except ModuleNotFoundError as exc:
         raise SystemExit(f"{exc.name} is not installed; run `make site`, or pip install -e '.[docs]'") from exc
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet"]

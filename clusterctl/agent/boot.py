@@ -8,10 +8,18 @@ reads a size, a newline and the bundle. With `JOB TREE` as further arguments, an
 
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import contextlib
+import fcntl
+import grp
+import hashlib
+import json
 import os
+import pwd
+import shutil
 import signal
 import stat
 import sys
+import zlib
 
 UNKNOWN = "unknown"
 SILENCE_S = 30  # an agent that waits for its request or its bundle ends if nothing arrives for so long
@@ -32,9 +40,6 @@ def is_verified(lib, digest, mark):
     """
     if os.path.exists(mark):
         return True
-    import contextlib
-    import fcntl
-
     lock = os.open(os.path.dirname(lib), os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems have no locks
@@ -54,9 +59,6 @@ def is_verified(lib, digest, mark):
 
 def is_whole(lib, digest):
     """Compare the agent with its digest. Compiled files are not part of it, so they are removed, or else ignored."""
-    import hashlib
-    import shutil
-
     names = []
     for top, directories, files in os.walk(lib):
         if "__pycache__" in directories:
@@ -74,8 +76,6 @@ def is_whole(lib, digest):
 
 
 def remove(lib):
-    import shutil
-
     aside = "%s.%d.damaged" % (lib, os.getpid())
     os.rename(lib, aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -94,9 +94,6 @@ def read_all(source, size):
 
 
 def install(lib, digest, source, mark):
-    import hashlib
-    import zlib
-
     signal.alarm(SILENCE_S)
     whole = zlib.decompress(read_all(source, int(source.readline())))
     if hashlib.sha256(whole).hexdigest()[: len(digest)] != digest:
@@ -107,8 +104,6 @@ def install(lib, digest, source, mark):
     try:
         os.rename(beside, lib)
     except OSError:
-        import shutil
-
         shutil.rmtree(beside, ignore_errors=True)
         if not os.path.isdir(lib):  # else another agent has just installed the same bytes
             raise
@@ -170,10 +165,6 @@ def writers_of(status, child, ours):
         return "everybody"
     if not status.st_mode & 0o020:
         return None
-    import contextlib
-    import grp
-    import pwd
-
     with contextlib.suppress(OSError):  # it has none
         os.getxattr(os.path.dirname(child), "system.posix_acl_access")
         return "accounts in its access control list"
@@ -191,8 +182,6 @@ def writers_of(status, child, ours):
 
 
 def refuse(message, hint):
-    import json
-
     print(json.dumps({"error": {"kind": "no_agent", "message": message, "hint": hint}}), flush=True)
     sys.exit(1)
 

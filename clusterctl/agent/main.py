@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.peer import SILENCE_S, Peer, standard_peer
+from clusterctl.agent.step import hold
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
 from clusterctl.common.requests import read_request
 from clusterctl.common.safe_json import loads
 
+#: The module and the function of each operation; a call loads only the one it needs.
 OPERATIONS = {
     "dispatch": ("dispatch.receive", "receive"),
     "adopt": ("dispatch.adopt", "adopt"),
@@ -39,7 +41,7 @@ OPERATIONS = {
     "save": ("operations.save", "save"),
     "verify_checkpoint": ("operations.checkpoints", "verify"),
 }
-SHORT = ("dispatch", "adopt", "stop", "exec", "status", "jobs")  # they end before garbage would matter
+SHORT = ("status", "jobs")  # they end before garbage would matter
 LEAVE_CHILDREN = ("start", "rejoin")
 LAST = (*LEAVE_CHILDREN, "prune")  # after these the agent serves no more: they leave child processes, or remove agents
 
@@ -62,8 +64,6 @@ def main(root: str, request: bytes, umask: int) -> int:
             holds = message.get("hold", False) and message["op"] in LEAVE_CHILDREN
             peer.send({"done": answer, **({"stays": True} if stays else {"holds": True} if holds else {})})
             if holds:
-                from clusterctl.agent.step import hold
-
                 hold(answer.get("pid"))
             message = _next_request(peer, home) if stays else None
     except Gone as gone:

@@ -6,21 +6,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.job import Job, jobs_on_nodes
+from clusterctl.api.operations.check import check
+from clusterctl.api.operations.dispatch import failed_nodes, scan, send
+from clusterctl.api.operations.exec import Output, in_directory_of, remote_command, run
+from clusterctl.api.operations.prune import look, remove
 from clusterctl.api.operations.references import job_ref, run_of
+from clusterctl.api.operations.setup import requirements_of, setup
 from clusterctl.api.results import Checked, Prepared, Pruned
 from clusterctl.api.run import Run
 from clusterctl.api.session import Session
 from clusterctl.api.views import Executed, Node
+from clusterctl.cluster import NodeOutcome
+from clusterctl.inventory import Node as InventoryNode
+from clusterctl.launch import adopt
 from clusterctl.observe.record.status import find
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.exec import Output
-    from clusterctl.cluster import NodeOutcome
-    from clusterctl.inventory import Node as InventoryNode
-    from clusterctl.transport import Command
+from clusterctl.transport import Command
 
 KEPT_BYTES = 16 << 20  # of each stream of a command on a node
 
@@ -68,8 +71,6 @@ class Cluster:
 
         `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start.
         """
-        from clusterctl.api.operations.dispatch import failed_nodes, scan, send
-
         nodes, progress, directory = self._session.nodes, self._session.progress, Path(workspace)
         progress.say(f"dispatching {directory} to {len(nodes.nodes)} nodes")
         hashing, sending = progress.bytes("hashing"), progress.bytes("sending")
@@ -90,8 +91,6 @@ class Cluster:
         It is the name of a directory in ROOT_DIR, or its path. With `allow_partial`, nodes that fail only have to be
         left out of the start. The warnings name files that are not the same on all nodes.
         """
-        from clusterctl.launch import adopt
-
         with self._session.whole() as nodes:
             done = adopt(nodes, job_ref(nodes.settings, directory) or directory, allow_partial=allow_partial)
         warnings = [f"{path} differs between nodes" for path in done.differ]
@@ -100,8 +99,6 @@ class Cluster:
 
     def check(self) -> Checked:
         """Check every node and all pairs of them for what would make a start fail. A silent node is a finding."""
-        from clusterctl.api.operations.check import check
-
         nodes = self._session.nodes
         return Checked.of(nodes, check(nodes))
 
@@ -118,8 +115,6 @@ class Cluster:
         `offline`: nodes use no network. `upgrade` chooses new versions. `uv`: build with uv (True), where that pays off
         (None), or never (False).
         """
-        from clusterctl.api.operations.setup import requirements_of, setup
-
         nodes, say = self._session.nodes, self._session.progress.say
         requirements = requirements_of(Path(workspace), nodes.settings)
         options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv}
@@ -134,8 +129,6 @@ class Cluster:
         The newest `keep` jobs stay, those that run, and what was used within `older_than_s` seconds. Raises if a node
         did not answer or did not remove everything.
         """
-        from clusterctl.api.operations.prune import look, remove
-
         nodes = self._session.nodes
         found = look(nodes, keep=keep, older_than_s=older_than_s)
         removed = not found.is_empty and not plan
@@ -174,8 +167,6 @@ class Cluster:
         A list is a program and its arguments, a text is a line for a shell. With a `job` it runs in its directory. A
         node that fails does not raise an error: see `Executed.ok`. There is no time limit; use `timeout 60 ...`.
         """
-        from clusterctl.api.operations.exec import Output, in_directory_of, remote_command, run
-
         nodes = self._session.nodes
         command = remote_command([argv] if isinstance(argv, str) else list(argv))
         commands: Callable[[InventoryNode], Command] = lambda _: command  # noqa: E731

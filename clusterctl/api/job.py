@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.jobs import known_jobs
 from clusterctl.api.operations.origin import OriginOptions, Target, check_name
+from clusterctl.api.operations.rejoin import rejoin
 from clusterctl.api.operations.start import prepared, start
 from clusterctl.api.operations.stop import stop
 from clusterctl.api.run import Run, collect, status_of
 from clusterctl.api.session import Session, texts
 from clusterctl.api.views import Collected, Status
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.observe.record.references import Reference
+from clusterctl.launch import Origin
+from clusterctl.launch import Run as Launched
+from clusterctl.observe.record.model import JobOverview
+from clusterctl.observe.record.references import Reference, run_number
 from clusterctl.observe.record.status import find
-
-if TYPE_CHECKING:
-    from clusterctl.launch import Origin
-    from clusterctl.launch import Run as Launched
-    from clusterctl.observe.record.model import JobOverview
 
 
 class Job:
@@ -132,8 +131,6 @@ class Job:
 
     def run(self, number: int | None = None) -> Run:
         """Return a run of the job, by default the newest. Raises UsageError if there is none."""
-        from clusterctl.observe.record.references import run_number
-
         _, members = find(self._session.nodes, self.id, run=None if number is None else run_number(number))
         if members.run is None:
             raise UsageError(f"{self.id} was never started", hint="start it with Job.start")
@@ -158,8 +155,6 @@ class Job:
 
     def rejoin(self) -> None:
         """Let the nodes that the newest run is waiting for rejoin it; raise if one cannot, or if the run is over."""
-        from clusterctl.api.operations.rejoin import rejoin
-
         done = rejoin(self._session.nodes, self.id)
         if done.problem is not None:
             raise done.problem

@@ -100,7 +100,7 @@ class Metrics:
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame`, in which an unknown step or pass is missing. Without pandas raise UsageError."""
         try:
-            import pandas
+            import pandas  # noqa: PLC0415 - optional
         except ImportError as exc:
             raise UsageError("to_pandas needs pandas, which is not installed", hint="pip install pandas") from exc
         frame = pandas.DataFrame(self._columns)

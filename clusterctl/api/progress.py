@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from clusterctl.inventory import Node
+from clusterctl.escape import clean
+from clusterctl.inventory import Node
 
 EVERY_S = 5.0
 
@@ -21,8 +20,6 @@ class Progress:
         self._lock = threading.Lock()
 
     def say(self, text: str) -> None:
-        from clusterctl.escape import clean
-
         if self._write is not None:
             with self._lock:
                 self._write(clean(text, keep_newlines=True))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.api.operations.diff import Differences
-    from clusterctl.api.operations.prune import Found
-    from clusterctl.api.operations.setup import SetUp
-    from clusterctl.check import Report
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.export import Exported as Written
+from clusterctl.api.operations.check import to_json
+from clusterctl.api.operations.diff import Differences
+from clusterctl.api.operations.prune import Found
+from clusterctl.api.operations.setup import SetUp
+from clusterctl.check import Report
+from clusterctl.cluster import Cluster
+from clusterctl.errors import ClusterctlError
+from clusterctl.export import Exported as Written
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ class Checked:
 
     @classmethod
     def of(cls, cluster: Cluster, report: Report) -> Checked:
-        from clusterctl.api.operations.check import to_json
-
         found = [Finding(one.check, one in report.stops, one.nodes, one.message, one.hint) for one in report.findings]
         return cls(tuple(found), to_json(cluster, report))
 

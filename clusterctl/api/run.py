@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING
 
 from clusterctl.api.event_reader import event_of
 from clusterctl.api.events import Event
+from clusterctl.api.operations.collect import check_tag
+from clusterctl.api.operations.collect import collect as bring
+from clusterctl.api.operations.diff import diff, run_to_compare
+from clusterctl.api.operations.logs import check, parse_since, read, select
+from clusterctl.api.operations.report import place, report
+from clusterctl.api.operations.save import save
+from clusterctl.api.operations.start import wait_until_up
+from clusterctl.api.operations.status import to_json
+from clusterctl.api.operations.stop import stop
 from clusterctl.api.outcome import failure, outcome_of
 from clusterctl.api.results import Checkpoint, Comparison, Exported
 from clusterctl.api.session import Session
@@ -18,14 +27,17 @@ from clusterctl.cluster import Cluster as Nodes
 from clusterctl.cluster import combined
 from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.errors import ClusterctlError, WaitTimeoutError
+from clusterctl.export import export
+from clusterctl.inventory import select as select_nodes
+from clusterctl.observe.follow import Follower, News, is_passing
+from clusterctl.observe.record.live import LiveRecord
+from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.references import Reference, need_newest, run_number
 from clusterctl.observe.record.status import LIVE, UNKNOWN, find, status
 from clusterctl.observe.why.report import why
 
 if TYPE_CHECKING:
     from clusterctl.api.metrics import Metrics
-    from clusterctl.observe.follow import News
-    from clusterctl.observe.record.members import Members
 
 AFTER_END_S = 5.0  # for the other nodes, once the lead's has ended the run
 
@@ -92,8 +104,6 @@ class Run:
             raise combined(errors, len(self._members.nodes), "following")
 
     def _news(self, errors: list[ClusterctlError], wanted: FollowSelection) -> Iterator[News | None]:
-        from clusterctl.observe.follow import Follower, is_passing
-
         nodes = self._session.nodes
         with Follower(nodes, self._members.nodes, self.job, self._name, wanted) as follower:
             for news in follower:
@@ -146,9 +156,6 @@ class Run:
 
         Raises JobFailedError if it fails first, and WaitTimeoutError after `timeout` seconds; it continues then.
         """
-        from clusterctl.api.operations.start import wait_until_up
-        from clusterctl.observe.record.live import LiveRecord
-
         deadline = None if timeout is None else time.monotonic() + timeout
         nodes, members = self._session.nodes, self._members.nodes
 
@@ -170,7 +177,7 @@ class Run:
 
     def metrics(self) -> Metrics:
         """Return all points of the curves of the run so far. Raises if a part is missing, as of a silent node."""
-        from clusterctl.api.metrics import read_metrics
+        from clusterctl.api.metrics import read_metrics  # noqa: PLC0415 - it loads numpy
 
         return read_metrics(self._session.nodes, self.job, self._name, self._session.cache)
 
@@ -190,9 +197,6 @@ class Run:
         a text such as "90s". `tail` counts lines of each process. `grep` is a regular expression. Errors of nodes come
         after the lines of the others.
         """
-        from clusterctl.api.operations.logs import check, parse_since, read, select
-        from clusterctl.inventory import select as select_nodes
-
         start = since.timestamp() if isinstance(since, datetime.datetime) else since
         start = parse_since(start) if isinstance(start, str) else start
         wanted: LogSelection = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
@@ -209,8 +213,6 @@ class Run:
 
         A run that is over stays as it is. Raises UsageError if the job has a newer run.
         """
-        from clusterctl.api.operations.stop import stop
-
         with self._session.whole() as nodes:
             job = need_newest(nodes, Reference(self.job, self._name))
             assert job is not None
@@ -224,8 +226,6 @@ class Run:
 
         Raises RefusedError if the run is over, and UsageError if the job has a newer one.
         """
-        from clusterctl.api.operations.save import save
-
         with self._session.whole() as nodes:
             job = need_newest(nodes, Reference(self.job, self._name))
             saved = save(nodes, job, timeout_s=timeout)
@@ -237,8 +237,6 @@ class Run:
         It is one HTML file that needs no network. Nodes that do not answer are missing in it; `progress` is called
         with a line about each.
         """
-        from clusterctl.api.operations.report import place, report
-
         file, directory = place(Path(output))
         with self._session.whole() as nodes:
             written = report(nodes, Reference(self.job, self._name), file, directory)
@@ -248,15 +246,11 @@ class Run:
 
     def export(self, directory: str | Path, to: str = "csv") -> Exported:
         """Write all points of the run into a directory: `to` "csv" or "tensorboard"; or its events as a "trace"."""
-        from clusterctl.export import export
-
         with self._session.whole() as nodes:
             return Exported.of(export(nodes, self.job, to, Path(directory), run=self._name))
 
     def diff(self, other: str | Run) -> Comparison:
         """Compare this run, `a`, with another one, `b`: a `Run`, the name of one or JOB/RUN."""
-        from clusterctl.api.operations.diff import diff, run_to_compare
-
         with self._session.whole() as nodes:
             named = run_to_compare(nodes, other.id if isinstance(other, Run) else other)
             return Comparison.of(diff([(nodes, Reference(self.job, self._name)), (nodes, named)]))
@@ -271,8 +265,6 @@ class Run:
 
 
 def status_of(nodes: Nodes, job: str, run: str | None) -> Status:
-    from clusterctl.api.operations.status import to_json
-
     known = status(nodes, job, run=run)
     return Status(
         job=known.job,
@@ -288,9 +280,6 @@ def status_of(nodes: Nodes, job: str, run: str | None) -> Status:
 def collect(
     session: Session, reference: Reference, directory: str | Path, *, tag: str | None, every: bool
 ) -> Collected:
-    from clusterctl.api.operations.collect import check_tag
-    from clusterctl.api.operations.collect import collect as bring
-
     check_tag(tag)
     target = Path(directory)
     progress = session.progress.bytes("collecting")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node as InventoryNode
-    from clusterctl.observe.record.model import ProcessRecord
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node as InventoryNode
+from clusterctl.observe.record.model import ProcessRecord
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from typing import NoReturn
+
+from clusterctl.errors import InterruptedRun
 
 #: Before a collection. Imports make many objects, none of which is garbage: Python's 700 cost 20 ms of 230.
 YOUNG_OBJECTS = 100_000
@@ -28,8 +31,6 @@ def main() -> None:
 
             code = run()
     except KeyboardInterrupt:  # while modules were being imported
-        from clusterctl.errors import InterruptedRun
-
         code = InterruptedRun.exit_code
     _leave(code)
 
@@ -37,10 +38,9 @@ def main() -> None:
 def answer_shell() -> int:
     """Print completions for a shell that asks for them. No error is shown, since it asks at every press of Tab."""
     try:
-        from clusterctl.cli.declarations import NAME, app
-        from clusterctl.cli.typer_adapter import complete
+        from clusterctl.cli import declarations, typer_adapter
 
-        return complete(app, NAME)
+        return typer_adapter.complete(declarations.app, declarations.NAME)
     except Exception:  # noqa: BLE001 - such as a damaged installation
         return 1
 
@@ -51,8 +51,6 @@ def repeat_ignored_interrupts() -> None:
     Such code is a callback of weakref, which every import calls, or a `__del__`. Without this, Ctrl-C would seldom, but
     then completely, be lost.
     """
-    import signal
-
     report = sys.unraisablehook
 
     def on_ignored(unraisable: sys.UnraisableHookArgs) -> None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster
 from clusterctl.common.errors import first_of
+from clusterctl.errors import UsageError
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.launch import Adopted
+from clusterctl.launch import Adopted, adopt
 
 SHOWN = 3
 
 
 def check_options(job_workspace: str | None, *, resume: bool, package: Path | None) -> None:
     """Raise UsageError if --adopt has no directory, or is given with options that it excludes."""
-    from clusterctl.errors import UsageError
-
     others = [name for name, given in (("--resume", resume), ("--job_dispatch_package", package)) if given]
     if job_workspace is None or others:
         raise UsageError(
@@ -32,8 +28,6 @@ def check_options(job_workspace: str | None, *, resume: bool, package: Path | No
 
 def adopt_directory(invocation: Invocation, cluster: Cluster, ref: str, allow_partial: bool) -> Adopted:
     """Record a directory as a job, and print what it has."""
-    from clusterctl.launch import adopt
-
     adopted = adopt(cluster, ref, allow_partial=allow_partial)
     say, of = invocation.console.say, len(cluster.nodes)
     size = human_bytes(adopted.bytes)

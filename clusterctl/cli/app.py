@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from copy import copy
 from itertools import takewhile
+from pathlib import Path
 
 import typer
 
 from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
+from clusterctl.cli.call import Call
 from clusterctl.cli.console import Console
 from clusterctl.cli.declarations import NAME, app
 from clusterctl.cli.hints import READ_CONF
-from clusterctl.cli.invocation import Invocation, fail_on_broken_pipe
+from clusterctl.common.tree import shortened
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
 START_OPTIONS = (
@@ -75,11 +78,11 @@ def checked(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def call(words: Sequence[str], invocation: Invocation) -> None:
+def call(words: Sequence[str], asked: Call) -> None:
     """Run the command that `words` name, or show help. Raises UsageError for an invalid command line."""
     group = typer.main.get_command(_only(words[0]) if words else app)
     try:
-        with group.make_context(NAME, list(words), obj=invocation) as context:  # `main` would swallow interrupts
+        with group.make_context(NAME, list(words), obj=asked) as context:  # `main` would swallow interrupts
             group.invoke(context)
     except typer.Exit:  # help was shown
         pass
@@ -99,27 +102,28 @@ def run(argv: list[str] | None = None) -> int:
     arguments = Arguments()
     arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
     console = Console(arguments.options)
-    invocation = None
+    asked: Call | None = None
     try:
         arguments = split(argv)
-        console = Console(arguments.options, reads_conf=command_name(arguments) in READ_CONF)
+        reads_conf = command_name(arguments) in READ_CONF
+        console = Console(arguments.options, reads_conf=reads_conf)
         arguments = checked(arguments)
-        invocation = Invocation(arguments.options, arguments.program, console)
         if "--version" in arguments.ours:
             print(f"{NAME} {__version__}")
             return 0
-        call(arguments.ours, invocation)
+        asked = Call(arguments.options, arguments.program, console, reads_conf=reads_conf)
+        call(arguments.ours, asked)
         code = 0
-        invocation.remember(None)
+        asked.remember(None)
     except ClusterctlError as exc:
-        if invocation is not None:
-            invocation.remember(exc)
+        if asked is not None:
+            asked.remember(exc)
         code = console.error(exc)
     except (KeyboardInterrupt, EOFError):
         console.error(InterruptedRun("interrupted"))
         code = InterruptedRun.exit_code
     except BrokenPipeError:
-        fail_on_broken_pipe()
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - the flush at exit must not fail
         code = 141
     except OSError as exc:
         error = _of_system(exc)
@@ -135,8 +139,6 @@ def run(argv: list[str] | None = None) -> int:
 
 def _of_system(exc: OSError) -> ClusterctlError:
     """Return a system error for the user. A path that is too long came from the command line."""
-    from clusterctl.common.tree import shortened
-
     about = f"{exc.strerror or exc}" + (f": {shortened(str(exc.filename))}" if exc.filename else "")
     if exc.errno == errno.ENAMETOOLONG:
         return UsageError(about, hint="shorten the path")

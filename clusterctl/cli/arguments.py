@@ -6,6 +6,7 @@ Global options are accepted before and after the command. `start` passes everyth
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -87,8 +88,6 @@ def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[
 
 
 def suggest(word: str, known: Collection[str]) -> str:
-    import difflib
-
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""
 

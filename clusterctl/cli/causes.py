@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clusterctl.api.operations.start import LAST_WORD_S
 from clusterctl.cli import style
+from clusterctl.cluster import Cluster
+from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.errors import ClusterctlError
 from clusterctl.escape import clean
+from clusterctl.inventory import Inventory
+from clusterctl.observe.why.evidence import Incident
+from clusterctl.observe.why.report import LAST_WORD_S, Why, why
+from clusterctl.observe.why.report import headline as plain
 
 FIRST_CAUSE = style.bad("first cause:") + " "
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.cluster.run_answers import RunWarning
-    from clusterctl.inventory import Inventory
-    from clusterctl.observe.why.evidence import Incident
-    from clusterctl.observe.why.report import Why
 
 
 def cause_lines(inventory: Inventory, cause: Mapping[str, Any] | None) -> list[str]:
@@ -34,8 +33,6 @@ def cause_lines(inventory: Inventory, cause: Mapping[str, Any] | None) -> list[s
 
 def headline(report: Why, one: Incident) -> str:
     """One incident in a line, with the name of its process in colour."""
-    from clusterctl.observe.why.report import headline as plain
-
     text, name = plain(report, one), f"{one.process}@node{one.node}"
     return style.process(one.role, name) + text[len(name) :] if text.startswith(name) else text
 
@@ -62,8 +59,6 @@ def first_cause_lines(cluster: Cluster, job: str, run: str | None, cause: Mappin
     by_lead = cause_lines(cluster.inventory, cause)
     if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):
         return by_lead
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.why.report import why
 
     try:
         report = why(cluster, job, run=run, answer_s=LAST_WORD_S)

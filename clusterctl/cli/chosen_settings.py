@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from clusterctl.api.operations.chosen_settings import DECIDED, choose
+from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import UsageError
 
 
@@ -25,16 +26,12 @@ def _pair(word: str, engine: str | None) -> tuple[str, str]:
 
 def shown_option(name: str, text: str) -> str:
     """Return a `--set` as one would type it, without the value of a secret setting."""
-    from clusterctl.config.declarations import BY_SPELLING
-
     setting = BY_SPELLING.get(name)
     return f"--set {name}=..." if setting and setting.secret else f"--set {shlex.quote(f'{name}={text}')}"
 
 
 def named_like_settings(program_args: Sequence[str]) -> Iterable[str]:
     """Yield a warning for each argument of the program that is named like a setting, which it does not change."""
-    from clusterctl.config.declarations import BY_SPELLING
-
     for word, follower in zip(program_args, [*program_args[1:], ""], strict=False):
         name, equals, text = word.partition("=")
         setting = BY_SPELLING.get(name.removeprefix("--").replace("-", "_").upper()) if name.startswith("--") else None

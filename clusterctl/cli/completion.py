@@ -9,12 +9,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from clusterctl.api.operations.caches import cache_directory
 from clusterctl.cli.seen import SeenFile, SeenNames
+from clusterctl.templates import TEMPLATES
+
+if TYPE_CHECKING:
+    from clusterctl.config.declarations import Setting
 
 ASKS = "_CLUSTERCTL_COMPLETE"  # the variable with which typer's scripts ask
 SHELLS = ("bash", "zsh", "fish", "powershell")
@@ -29,34 +33,27 @@ def one_of(*words: str) -> Callable[[], list[str]]:
 
 
 def templates() -> Values:
-    from clusterctl.templates import TEMPLATES
-
     return [(name, template.summary) for name, template in TEMPLATES.items()]
 
 
-def backends() -> list[str]:
-    from clusterctl.fake.backend import NAMES
-
-    return list(NAMES)
-
-
 def engines() -> list[str]:
-    from clusterctl.common.engines import ENGINES
-
-    return list(ENGINES)
+    return next(list(one.examples) for one in _choosable() if one.name == "ENGINE")
 
 
 def settings(incomplete: str) -> Values:
     """Return settings; once only one can be meant, it with each of its values, or of the examples in its meaning."""
-    from clusterctl.api.operations.chosen_settings import DECIDED
-    from clusterctl.config.declarations import TABLE
-
     name, equals, _ = incomplete.partition("=")
-    meant = [one for one in TABLE if one.name not in DECIDED and one.name.startswith(name)]
+    meant = [one for one in _choosable() if one.name.startswith(name)]
     if not equals and len(meant) > 1:
         return [(f"{one.name}=", one.doc) for one in meant]
     named = [one for one in meant if one.name == name or not equals]
     return _safe((f"{one.name}={value}", "") for one in named for value in one.examples or ("",))
+
+
+def _choosable() -> list[Setting]:
+    from clusterctl.api.operations.chosen_settings import choosable
+
+    return choosable()
 
 
 def jobs(ctx: typer.Context) -> Values:

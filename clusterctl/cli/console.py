@@ -6,19 +6,16 @@ import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from clusterctl.cli import style
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.hints import hints_with_conf, message_with_conf, with_conf
 from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.escape import clean, finite
-
-if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-    from rich.text import Text
 
 SCHEMA = "clusterctl/1"
 
@@ -52,25 +49,8 @@ class Console:
         """True if a display that redraws itself can be shown."""
         return not (self.json or self.quiet) and _is_terminal(sys.stdout) and style.is_capable(os.environ)
 
-    def rich(self) -> RichConsole:
-        from rich.console import Console as RichConsole
-
-        return RichConsole(file=self.people, highlight=False, emoji=False, markup=False)
-
-    def rich_text(self, text: str, *, keep_newlines: bool = False) -> Text:
-        """Return text for `rich`, cleaned and in its colours."""
-        from rich.text import Text
-
-        rendered = self._rendered(text, self.people, keep_newlines=keep_newlines)
-        return Text.from_ansi(rendered.expandtabs())  # `rich` takes 20 microseconds for each tab
-
-    def rich_lines(self, lines: Sequence[str]) -> Text:
-        """Return lines for `rich`, one below the other, none of which is wrapped."""
-        from rich.text import Text
-
-        return Text("\n", no_wrap=True, overflow="crop").join(map(self.rich_text, lines))
-
-    def _rendered(self, text: str, stream: TextIO, *, keep_newlines: bool) -> str:
+    def rendered(self, text: str, stream: TextIO, *, keep_newlines: bool) -> str:
+        """Return text for a stream, cleaned and in its colours."""
         colour = isinstance(text, style.Styled) and self.has_colour(stream)
         return style.render(text, colour=colour, keep_newlines=keep_newlines)
 
@@ -80,11 +60,11 @@ class Console:
 
     def _print(self, text: str, stream: TextIO, *, keep_newlines: bool = True) -> None:
         with self.above_progress():
-            print(self._rendered(text, stream, keep_newlines=keep_newlines), file=stream, flush=True)
+            print(self.rendered(text, stream, keep_newlines=keep_newlines), file=stream, flush=True)
 
     def draw(self, control: str, text: str = "") -> None:
         """Write an escape sequence and one line of text, without its end, to a terminal that is `live`."""
-        print(control + self._rendered(text, self.people, keep_newlines=False), end="", file=self.people, flush=True)
+        print(control + self.rendered(text, self.people, keep_newlines=False), end="", file=self.people, flush=True)
 
     def say(self, text: str = "") -> None:
         """Print text of ours for people, unless `--quiet`. Escape sequences from nodes or files are made harmless."""
@@ -149,8 +129,6 @@ class Console:
 
     def traceback(self, error: BaseException) -> None:
         """Print the traceback of an error, for debugging the program."""
-        import traceback
-
         self._complain("".join(traceback.format_exception(error)).rstrip("\n"))
 
     def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError, UnreachableError
+from clusterctl.fake import find_down
 
 
 def explained(error: ClusterctlError, conf: Path | None) -> ClusterctlError:
@@ -16,7 +17,6 @@ def explained(error: ClusterctlError, conf: Path | None) -> ClusterctlError:
     """
     if conf is None or not isinstance(error, NodeError | ConfigError):
         return error
-    from clusterctl.fake import find_down
 
     down = find_down(conf)
     if down is None:

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.caches import private_cache
 from clusterctl.api.operations.opening import Opening
 from clusterctl.api.operations.scheduled import job_of, need_nodes, run_of
+from clusterctl.cli import last_failed
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
+from clusterctl.cli.fake_down import explained
 from clusterctl.cli.progress import ProgressLine
+from clusterctl.cli.seen import SeenFile
+from clusterctl.cluster import Cluster
+from clusterctl.config import Conf, Settings, load, read
 from clusterctl.errors import ClusterctlError, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.observe.record.references import Reference
-    from clusterctl.schedulers import JobWatch
+from clusterctl.observe.record.references import Reference
+from clusterctl.schedulers import JobWatch
+from clusterctl.transport import ask_terminal
 
 
 class Invocation:
-    def __init__(self, options: GlobalOptions, program_args: list[str] | None, console: Console) -> None:
-        """`program_args` is None if none were given."""
+    def __init__(
+        self, options: GlobalOptions, program_args: list[str] | None, console: Console, conf: Conf | None = None
+    ) -> None:
+        """`program_args` is None if none were given, `conf` the conf.py of the call if that has run already."""
         self.options = options
         self.program_args = program_args
         self.console = console
         self.progress = ProgressLine(console)
         #: The job of `cluster_of` if a scheduler has it, and this is not on its nodes.
         self.scheduled: JobWatch | None = None
+        self._conf = conf
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
         self._warned: set[str] = set()
@@ -55,17 +58,15 @@ class Invocation:
         `chosen` are those of `--set`, as text.
         """
         given = {**self.pinned, **{name: value for name, value in overrides.items() if value is not None}}
-        conf = Path(self.options.conf) if self.options.conf else None
-        return self._load(conf, given, chosen or {})
+        if self._conf is None:
+            self._conf = read(Path(self.options.conf) if self.options.conf else None, os.environ)
+        return self._warned_about(self._conf.settings(os.environ, overrides=given, chosen=chosen or {}))
 
     def settings_of(self, conf: Path) -> Settings:
         """Load another conf.py than that of the call, as it is."""
-        return self._load(conf, {}, {})
+        return self._warned_about(load(conf, os.environ))
 
-    def _load(self, conf: Path | None, overrides: Mapping[str, object], chosen: Mapping[str, str]) -> Settings:
-        from clusterctl.config import load
-
-        settings = load(conf, os.environ, overrides=overrides, chosen=chosen)
+    def _warned_about(self, settings: Settings) -> Settings:
         for warning in settings.warnings:
             if warning not in self._warned:
                 self._warned.add(warning)
@@ -97,17 +98,12 @@ class Invocation:
     @property
     def _opening(self) -> Opening:
         def failed_last(settings: Settings) -> tuple[int, ...]:
-            from clusterctl.cli import last_failed
-
             return last_failed.read(last_failed.record_path(self.cache_dir, settings))
 
         return Opening(os.environ, self.options.only, self._ask, failed_last)
 
     def _opened_now(self, cluster: Cluster) -> Cluster:
         """Return the cluster, with which this invocation works from now on."""
-        from clusterctl.cli import last_failed
-        from clusterctl.cli.fake_down import explained
-
         self.console.explain = partial(explained, conf=cluster.settings.source)
         cluster.watch = self.progress.watch
         self._opened = cluster, last_failed.record_path(self.cache_dir, cluster.settings)
@@ -116,8 +112,6 @@ class Invocation:
 
     def _keep_for_completion(self, cluster: Cluster) -> None:
         """Keep the names of the nodes, and from now on of the jobs that the command reports."""
-        from clusterctl.cli.seen import SeenFile
-
         if cluster.settings.source is not None:
             seen = SeenFile(self.cache_dir, cluster.settings.source, of_some=bool(self.options.only))
             seen.nodes(cluster.inventory)
@@ -125,8 +119,6 @@ class Invocation:
 
     def _ask(self, prompt: str, stop: threading.Event) -> str | None:
         """Prompt the user for a secret, on a line of its own."""
-        from clusterctl.transport import ask_terminal
-
         with self.progress.hidden():
             return ask_terminal(prompt, stop)
 
@@ -136,8 +128,6 @@ class Invocation:
 
     def remember(self, error: ClusterctlError | None) -> None:
         """Save the nodes that a command failed on, given the `error` that ended it, for `--only failed@last`."""
-        from clusterctl.cli import last_failed
-
         if self._opened is None or not self._opened[0].asked:
             return
         failed = last_failed.failed_nodes(error or self._tolerated)
@@ -167,8 +157,3 @@ class Invocation:
     def need_nodes(self) -> None:
         """Raise NoRunError if the nodes of the job may be those of others by now, for what acts on them."""
         need_nodes(self.scheduled)
-
-
-def fail_on_broken_pipe() -> None:
-    """Exit quietly when the reader is gone, as in `clusterctl logs | head`: the flush at exit must not fail."""
-    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process exits, which is now

@@ -7,15 +7,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import ReportedError
 from clusterctl.common.files import write_json
 from clusterctl.common.safe_json import parse
+from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, JobFailedError, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.config import Settings
 
 
 def record_path(cache_dir: Path, settings: Settings) -> Path:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.chosen_settings import shown_option
 from clusterctl.cli.invocation import Invocation
+from clusterctl.config import Settings
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.config import Settings
-    from clusterctl.launch import Origin, Resume
+from clusterctl.launch import Origin, Resume
 
 
 def tell_origin(invocation: Invocation, origin: Origin, settings: Settings) -> None:
     """Print the checkpoint or model that a run starts from, and the newer ones that are unusable."""
-    from clusterctl.launch import Resume
-
     for line in origin.warnings:
         invocation.console.warn(clean(line, keep_newlines=True))
     words = _resuming(invocation, origin, settings) if isinstance(origin, Resume) else f"loading {origin}"
@@ -34,8 +29,6 @@ def _resuming(invocation: Invocation, resume: Resume, settings: Settings) -> str
 
 def origin_json(origin: Origin | None, *, planned: bool = False) -> dict[str, object]:
     """Return the key of a JSON document that describes what a run starts from."""
-    from clusterctl.launch import Resume
-
     if origin is None:
         return {}
     names = ("resume", "resumed") if isinstance(origin, Resume) else ("load", "loaded")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import human_bytes, human_count, percent
-
-if TYPE_CHECKING:
-    from clusterctl.observe.record.model import ProcessRecord
+from clusterctl.observe.record.model import ProcessRecord
 
 
 def count_lines(processes: Iterable[ProcessRecord]) -> list[str]:

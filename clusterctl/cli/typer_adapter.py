@@ -48,6 +48,11 @@ class Command(TyperCommand):
         """Return the options that fit; all of them for an empty word, which no argument is left to take."""
         return super().shell_complete(ctx, incomplete or "--")
 
+    def invoke(self, ctx: Any) -> Any:
+        """Check conf.py, then call the function, which loads the command. The command line is valid."""
+        ctx.obj.check_conf(overridden=bool(ctx.params.get("engine") or ctx.params.get("settings")))
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             ctx.meta[AFTER_OURS] = "--" in args

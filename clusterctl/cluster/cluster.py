@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.cluster import answers
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
@@ -22,10 +23,8 @@ from clusterctl.common.requests import AgentRequest
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory, Node
-from clusterctl.transport import Command, RemotePath, Transport
-
-if TYPE_CHECKING:
-    from clusterctl.transport import Ask
+from clusterctl.transport import Ask, Command, RemotePath, Transport
+from clusterctl.transport.ssh_config import local_user
 
 T = TypeVar("T")
 # The alarm ends an agent to which nothing arrives.
@@ -40,10 +39,6 @@ ONCE = ("exec", "start", "rejoin")
 
 def who_asks() -> str:
     """Return USER@HOST of this user and machine, shown to other users while this one holds a lock."""
-    import socket
-
-    from clusterctl.transport.ssh_config import local_user
-
     return f"{local_user()}@{socket.gethostname()}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from clusterctl.cluster.agent_call import AGENT_ENDED, NO_AGENT
 from clusterctl.cluster.cluster import Cluster
@@ -12,9 +12,6 @@ from clusterctl.errors import NodeError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.transport import Command, Raw
 from clusterctl.transport.command import sh_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST_BYTES = 1 << 20  # in a piece
 MOST_CODE = 255

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
 from clusterctl.collect.choice import Choice, Selection, listed_by
@@ -198,14 +199,11 @@ def _claim(target: Path, job: str) -> None:
 
 def _merge(target: Path, pieces: Pieces) -> Path:
     """Merge a complete model; return its path. Raises NodeError if it cannot be merged."""
-    from clusterctl.runtime import merge_model
-    from clusterctl.runtime.errors import RuntimeFailure
-
     model = target / "model" / "model.safetensors"
     model.parent.mkdir(exist_ok=True)
     try:
-        merge_model(pieces.directories, model)
-    except (RuntimeFailure, MemoryError, *NONSENSE) as exc:
+        runtime.merge_model(pieces.directories, model)
+    except (runtime.RuntimeFailure, MemoryError, *NONSENSE) as exc:
         raise NodeError(
             f"cannot merge the model of {pieces.tag}: {exc}", hint=f"its files are in {target}/node-*/output/"
         ) from exc

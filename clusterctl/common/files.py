@@ -59,7 +59,7 @@ def sync_disk(path: Path, beat: Callable[[], None] = lambda: None) -> None:
 
 def _sync_disk(path: Path) -> None:
     try:
-        import ctypes
+        import ctypes  # noqa: PLC0415 - an incomplete Python lacks it
 
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     except (ImportError, AttributeError, TypeError, OSError):  # an incomplete or a static Python

@@ -299,7 +299,7 @@ def run_environment(job_dir: Path, run: str | None = None) -> dict[str, str]:
 
 def adopt_orphans() -> bool:
     """Become the parent of orphaned descendants. Return False if the system does not support it."""
-    import ctypes
+    import ctypes  # noqa: PLC0415 - an incomplete Python lacks it
 
     try:
         return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)

@@ -4,8 +4,8 @@ May import `errors`. Start reading at `declarations.py`, which declares every se
 """
 
 from clusterctl.config.hosts import Host
-from clusterctl.config.loader import from_values, load
+from clusterctl.config.loader import Conf, from_values, load, read
 from clusterctl.config.settings import Settings
 from clusterctl.config.values import Best, Every, Mode
 
-__all__ = ["Best", "Every", "Host", "Mode", "Settings", "from_values", "load"]
+__all__ = ["Best", "Conf", "Every", "Host", "Mode", "Settings", "from_values", "load", "read"]

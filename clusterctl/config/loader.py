@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -39,8 +39,31 @@ def load(
     machine; relative paths start at the directory of conf.py.
     Raises ConfigError with one line per mistake in its message, and the same as `findings` in its details.
     """
+    return read(path, environ).settings(environ, overrides=overrides, chosen=chosen)
+
+
+@dataclass(frozen=True)
+class Conf:
+    """A conf.py that has run to its end. Its values are not checked yet."""
+
+    path: Path
+    source: Source
+
+    def settings(
+        self,
+        environ: Mapping[str, str],
+        *,
+        overrides: Mapping[str, object] = _NOTHING,
+        chosen: Mapping[str, str] = _NONE_CHOSEN,
+    ) -> Settings:
+        """Return its settings, as `load` does."""
+        return _settle(self.source, self.path, environ, overrides, chosen)
+
+
+def read(path: Path | None, environ: Mapping[str, str]) -> Conf:
+    """Run the conf.py that `load` would take. Raises ConfigError if it is missing, is not Python, or raises."""
     path = path or Path(environ.get("CLUSTERCTL_CONF") or "conf.py")
-    return _settle(source.run(path), path, environ, overrides, chosen)
+    return Conf(path, source.run(path))
 
 
 def from_values(values: Mapping[str, object], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from clusterctl.config.settings import Settings
+from clusterctl.config.settings import Settings
 
 INTERPRETER = re.compile(r"python[\d.]*|bash|sh|perl|node|Rscript|julia")
 

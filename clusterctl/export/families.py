@@ -6,9 +6,10 @@ program's own metrics and of tables: they are values of labels, escaped, and at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -17,13 +18,12 @@ from prometheus_client.core import (
     Metric,
 )
 
+from clusterctl.cluster.answers import StatusFacts
+from clusterctl.errors import ClusterctlError
 from clusterctl.escape import for_label
 from clusterctl.observe.record.model import ProcessRecord
 from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import JobStatus
-
-if TYPE_CHECKING:
-    from clusterctl.cluster.answers import StatusFacts
 
 T = TypeVar("T")
 MOST_NAMES = 200  # of the metrics that a program logs, and of its tables: each is a time series
@@ -49,6 +49,33 @@ TABLE_GAUGES = {
     "bytes": ("clusterctl_table_bytes", "Memory of a sparse table on a pserver."),
 }
 TABLE_COUNTS = ("looked_up", "hits", "admitted", "refused", "expired", "evicted")
+
+
+class Collector:
+    """What prometheus_client asks for metrics at each scrape. `read` returns the runs, or why there is none."""
+
+    def __init__(
+        self, read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Secrets
+    ) -> None:
+        self._read = read
+        self._secrets = secrets
+
+    def collect(self) -> Iterator[Metric]:
+        statuses, error = self._read()
+        yield from families(statuses, is_known=error is None, secrets=self._secrets)
+
+    def describe(self) -> Sequence[Metric]:
+        """Declare nothing, so that registering it does not ask the nodes."""
+        return ()
+
+
+def application(
+    read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Secrets
+) -> Callable[..., Any]:
+    """Return a WSGI application that serves the metrics of what `read` returns."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(read, secrets))
+    return make_wsgi_app(registry)
 
 
 def families(statuses: Sequence[JobStatus], *, is_known: bool, secrets: Secrets) -> Iterator[Metric]:

@@ -12,17 +12,15 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from clusterctl.cluster import Cluster, SeveralRunningError
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
+from clusterctl.export.metrics_server import MetricsServer
 from clusterctl.export.patient_cluster import ANSWER_S, PatientCluster
 from clusterctl.observe.record.secrets import Secrets
 from clusterctl.observe.record.status import JobStatus, status
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 
 FRESH_S = 1.0
 ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/]+)):([0-9]{1,5})")
@@ -99,23 +97,6 @@ class Reader:
             return [status(self._cluster, job, answer_s=ANSWER_S) for job in several.jobs]
 
 
-class Collector:
-    """What prometheus_client asks for metrics at each scrape."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def collect(self) -> Iterator[Metric]:
-        from clusterctl.export.families import families
-
-        statuses, error = self._reader.read()
-        yield from families(statuses, is_known=error is None, secrets=self._reader.secrets)
-
-    def describe(self) -> Sequence[Metric]:
-        """Declare nothing, so that registering it does not ask the nodes."""
-        return ()
-
-
 def need_prometheus_client() -> None:
     """Raise UsageError if prometheus_client is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
@@ -127,14 +108,10 @@ def serve(address: Address, reader: Reader) -> Address:
 
     Raises RefusedError if the port is in use, and UsageError if this machine does not have the address.
     """
-    from prometheus_client import CollectorRegistry, make_wsgi_app
+    from clusterctl.export.families import application
 
-    from clusterctl.export.metrics_server import MetricsServer
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(reader))
     try:
-        server = MetricsServer(address.host, address.port, make_wsgi_app(registry))
+        server = MetricsServer(address.host, address.port, application(reader.read, reader.secrets))
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             hint = "stop the program that uses it, or name another port with --listen"

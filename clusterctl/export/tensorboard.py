@@ -25,7 +25,7 @@ def need_tensorboardx() -> None:
 
 def write_tensorboard(directory: Path, parts: Iterable[Iterable[Point]], started_t: float) -> int:
     """Write the files. Each part has all points of some processes. Return the number of points."""
-    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.event_file_writer import EventsWriter, event_pb2
 
     count = 0
     for part in parts:
@@ -37,15 +37,13 @@ def write_tensorboard(directory: Path, parts: Iterable[Iterable[Point]], started
                     (directory / name).mkdir()
                     writers[name] = EventsWriter(str(directory / name / "events"))
                     closing.callback(writers[name].close)
-                writers[name].write_event(_event(point, started_t))
+                writers[name].write_event(_filled(event_pb2.Event(), point, started_t))
                 count += 1
     return count
 
 
-def _event(point: Point, started_t: float) -> Any:
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
-
-    value = Summary.Value(tag=for_label(f"{point.of}/{point.name}"), simple_value=float(point.value))
-    step = int(max(0.0, point.t - started_t)) if point.step is None else point.step
-    return Event(wall_time=point.t, step=step, summary=Summary(value=[value]))
+def _filled(event: Any, point: Point, started_t: float) -> Any:
+    event.wall_time = point.t
+    event.step = int(max(0.0, point.t - started_t)) if point.step is None else point.step
+    event.summary.value.add(tag=for_label(f"{point.of}/{point.name}"), simple_value=float(point.value))
+    return event

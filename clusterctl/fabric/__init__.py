@@ -11,7 +11,7 @@ from clusterctl.transport import paramiko_loader
 # Before fabric, so that the loader hides no module from it, and before any connection.
 paramiko_loader.load_whole()
 
-from clusterctl.fabric.connection import Connection  # noqa: E402
-from clusterctl.fabric.groups import Group, group  # noqa: E402
+from clusterctl.fabric.connection import Connection
+from clusterctl.fabric.groups import Group, group
 
 __all__ = ["Connection", "Group", "group"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fabric
 import invoke
@@ -14,11 +14,8 @@ from paramiko.config import SSHConfig
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.fabric.runner import Local, Remote, titled
 from clusterctl.inventory import Node
-from clusterctl.transport import paramiko_loader
-
-if TYPE_CHECKING:
-    from clusterctl.transport import Transport
-    from clusterctl.transport.link import Link
+from clusterctl.transport import Transport, paramiko_loader
+from clusterctl.transport.link import Link
 
 
 def make_config(collection: Mapping[str, Any] | None = None) -> Any:

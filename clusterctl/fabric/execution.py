@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import invoke
 
@@ -19,9 +20,9 @@ from clusterctl.errors import (
 )
 from clusterctl.fabric.connection import Connection
 from clusterctl.fabric.runner import titled
-from clusterctl.fabric.tasks import Call, line_in
 from clusterctl.inventory import Node
 
+Call: TypeAlias = invoke.Call
 # Prints the result of a task with autoprint.
 Show = Callable[[str], None]
 
@@ -64,6 +65,12 @@ def exit_code(failure: ClusterctlError | None) -> int | None:
     if isinstance(failure, UnreachableError | RefusedError | InterruptedRun):
         return None
     return int(failure.details.get("exit_code", 1))
+
+
+def line_in(path: Path, exc: BaseException) -> int | None:
+    """Return the line of a file at which an exception passed through it last; None if it did not."""
+    lines = [line for frame, line in traceback.walk_tb(exc.__traceback__) if frame.f_code.co_filename == str(path)]
+    return lines[-1] if lines else None
 
 
 def _failure(exc: BaseException, path: Path, node: Node | None) -> ClusterctlError:

@@ -7,21 +7,24 @@ import difflib
 import importlib.util
 import inspect
 import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import fabric
 import invoke
 from invoke.parser import Parser, ParserContext
 
+from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.config.findings import Finding, config_error
-from clusterctl.errors import ConfigError, UsageError
+from clusterctl.errors import ClusterctlError, ConfigError, UsageError
+from clusterctl.fabric.connection import Connection, make_config
+from clusterctl.fabric.execution import Call, Show, exit_code, here, line_in, on_node
+from clusterctl.inventory import Node
 
-Call: TypeAlias = invoke.Call
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 NAMES = ("tasks.py", "fabfile.py")
 LIST = "clusterctl task --list"
@@ -96,6 +99,37 @@ class TaskFile:
                     f"{self.path.name}: the task {one.name} has hosts=, but clusterctl runs it on the nodes of conf.py",
                     hint="remove hosts=, and choose nodes with --only",
                 )
+
+    def run_here(self, name: str, tasks: Sequence[Any], show: Show) -> None:
+        """Run tasks, or calls of them, on this machine, with the settings of the task `name`.
+
+        `show` prints the result of a task with autoprint. Raises ClusterctlError for the first failure.
+        """
+        here(calls_of(tasks), make_config(self.settings_of(name)), self.path, show)
+
+    def run_on_nodes(
+        self,
+        cluster: Cluster,
+        call: Call,
+        show: Show,
+        output: Callable[[Node], AbstractContextManager[None]],
+        end: Callable[[Node, int | None, ClusterctlError | None], None],
+    ) -> list[NodeOutcome[ClusterctlError | None]]:
+        """Call a task for every node. Its failure is the value of an outcome.
+
+        In the thread of a node, `output(node)` is entered around the call, and `end(node, code, failure)` follows it;
+        the code is None if the connection failed.
+        """
+        assert call.called_as is not None
+        config = make_config(self.settings_of(call.called_as))
+
+        def work(node: Node) -> ClusterctlError | None:
+            with Connection(node, cluster.transport, config.clone()) as connection, output(node):
+                failure = on_node(call, connection, self.path, show)
+            end(node, exit_code(failure), failure)
+            return failure
+
+        return cluster.map(work)
 
     def usage(self, name: str) -> str:
         """Return the arguments of a task, one a line, with their help."""
@@ -177,12 +211,6 @@ def load(directory: Path) -> TaskFile:
         text = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
         raise _finding(path, line_in(path, exc), text) from exc
     return TaskFile(path, module)
-
-
-def line_in(path: Path, exc: BaseException) -> int | None:
-    """Return the line of a file at which an exception passed through it last; None if it did not."""
-    lines = [line for frame, line in traceback.walk_tb(exc.__traceback__) if frame.f_code.co_filename == str(path)]
-    return lines[-1] if lines else None
 
 
 def _find_file(directory: Path) -> Path:

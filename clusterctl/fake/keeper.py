@@ -14,6 +14,6 @@ def main() -> None:
     """Run the keeper. The request is the first line of standard input, which stays open as long as `up`'s caller."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
-    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for
+    print(json.dumps({"ready": True}), flush=True)  # the answer that `up` waits for
     sys.stdin.read()
     cluster.end(Path(request["directory"]), remove=request["remove"])

@@ -245,7 +245,7 @@ async def serve(request: Request) -> None:
     orphaned = _follow_lifeline(loop, end) if request.lifeline else asyncio.Event()
     _allow_descriptors(request.count)
     await Cluster(layout).begin(request.count, Children(loop))
-    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for
+    print(json.dumps({"ready": True}), flush=True)  # the answer that `up` waits for
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     await end.wait()
     await loop.run_in_executor(None, _clean_up, layout, request.remove or not orphaned.is_set())
@@ -287,5 +287,5 @@ def main() -> None:
         asyncio.run(serve(request))
     except OSError as exc:
         with contextlib.suppress(OSError):
-            print(json.dumps({"ready": False, "error": str(exc)}), flush=True)  # noqa: T201 - see above
+            print(json.dumps({"ready": False, "error": str(exc)}), flush=True)  # the answer that `up` waits for
         raise SystemExit(1) from exc

@@ -11,6 +11,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from clusterctl.certificates import Authority
 from clusterctl.launch.plan import LaunchPlan
 
 KeyFiles = dict[int, dict[str, str]]
@@ -50,8 +53,6 @@ def _curve_pair() -> tuple[str, str]:
 
     The library is loaded anyway, while zmq would take 20 ms to import.
     """
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
     secret = X25519PrivateKey.generate()
     public, private = secret.public_key().public_bytes_raw(), secret.private_bytes_raw()
     return _z85(public), _z85(private)
@@ -62,7 +63,5 @@ def _z85(key: bytes) -> str:
 
 
 def _tls_files(nodes: Iterable[int]) -> KeyFiles:
-    from clusterctl.certificates import Authority
-
     authority = Authority()
     return {node: {"tls.pem": authority.issue(f"node{node}"), "ca.pem": authority.trusted} for node in nodes}

@@ -44,7 +44,6 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.gpus import NodeWithGpus, check_gpus, dealing
 from clusterctl.launch.host_names import NamedNode, check_host_names, wants_host_names
-from clusterctl.launch.keys import make_keys
 from clusterctl.launch.load import SavedModel
 from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
 from clusterctl.launch.plan import LaunchPlan
@@ -345,6 +344,8 @@ def _go(
     run: Run,
 ) -> float:
     """Start all supervisors. Return the time at which the lead's node began, by its clock."""
+    from clusterctl.launch.keys import make_keys  # noqa: PLC0415 - cryptography takes 40 ms
+
     keys = make_keys(launch)
     addresses = {node: facts["address"] for node, facts in looks.items()}
     machines = {node: facts.get("machine", str(node)) for node, facts in looks.items()}

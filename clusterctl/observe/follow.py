@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.cluster import AGENT_ENDED, NONSENSE, AgentCall, Cluster, answers, senseless
 from clusterctl.cluster.answers import FollowEnd, LogNews, LogStream
@@ -21,9 +21,7 @@ from clusterctl.common.requests import FollowRequest, FollowSelection, LogsReque
 from clusterctl.common.schema import typed
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
-
-if TYPE_CHECKING:
-    from clusterctl.observe.record.model import ProcessRecord
+from clusterctl.observe.record.model import ProcessRecord
 
 QUEUE_NEWS = 100  # a node's news may be megabytes
 SILENCE_S = 20.0  # the agent sends something every two seconds

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from clusterctl.ranks.calls import reach
 from clusterctl.ranks.errors import LINGER_S, USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import END, REACH, end
 from clusterctl.ranks.meeting import LOCAL_RANK, RANK, RUN_IT, Meeting, World
+from clusterctl.ranks.rank import Rank
 
 USAGE = """\
 Usage: mpirun -np RANKS clusterctl-rank [OPTIONS] COMMAND [ARGS]...
@@ -84,14 +86,11 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         os.write(1, USAGE.encode())
         return 0
     if argv and argv[0] == REACH:
-        from clusterctl.ranks.calls import reach
-
         return reach(Path(argv[1]), argv[-1])
     if argv and argv[0] == END:
         end(environ, *argv[1:])
         return 0
     options, world = parse(argv), World.of(environ)
-    from clusterctl.ranks.rank import Rank
 
     rank = Rank(world, Meeting(options.shared, world.namespace), environ)
     try:

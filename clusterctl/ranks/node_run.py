@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,6 @@ class NodeRun:
         """Let the supervisor stop the run, unless it has ended."""
         supervisor = self.supervisor()
         if supervisor is not None and not self.ended():
-            import signal
-
             with contextlib.suppress(OSError):
                 mark(self._run.stop_asked)
             send_signal(supervisor, signal.SIGTERM)

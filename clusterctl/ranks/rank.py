@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -62,8 +63,6 @@ class Starter:
 
 def _die_with(parent: int) -> None:
     """Get TERM when the parent dies: mpirun waits for whoever has its output open."""
-    import ctypes
-
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -114,7 +113,7 @@ class Rank:
         return self._leave(state)
 
     def _start(self, command: Sequence[str], conf: Path | None) -> int:
-        from clusterctl.ranks.control import control
+        from clusterctl.ranks.control import control  # noqa: PLC0415 - only this child of rank 0 needs all that
 
         return control(self._world, self._meeting, command, conf, self._environ)
 

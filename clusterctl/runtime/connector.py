@@ -11,9 +11,11 @@ from typing import TypeVar
 from clusterctl.runtime import main_guard
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError
+from clusterctl.runtime.local import LocalLink
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.trainer.zmq_link import RemoteLink
 
 Kind = TypeVar("Kind", bound=Session)
 
@@ -65,10 +67,7 @@ def _report_uncaught(supervisor: SupervisorSocket, pid: int) -> None:
 
 def _make_link(env: Environment, supervisor: SupervisorSocket) -> Link:
     if env.local:
-        from clusterctl.runtime.local import LocalLink
-
         return LocalLink(env)
-    from clusterctl.runtime.trainer.zmq_link import RemoteLink
 
     return RemoteLink(
         env,

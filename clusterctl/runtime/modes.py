@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from clusterctl.common.manifest import is_tag
 from clusterctl.runtime.errors import UseError
 
 #: Pushes of one trainer that may be in flight. Except in async, its next values depend on the answer. half-async is
@@ -55,8 +56,6 @@ EACH_PASS = Every("pass", 1)
 
 def check_tag(tag: str) -> str:
     """Return a tag that is safe as a directory name. Raises UseError otherwise."""
-    from clusterctl.common.manifest import is_tag  # a trainer that saves nothing need not load that module's imports
-
     if not is_tag(tag):
         raise UseError(
             f"tag {tag!r} is invalid",

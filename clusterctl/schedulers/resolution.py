@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, OpenMpiHosts, SlurmHosts
+from clusterctl.schedulers.kubernetes import hosts as kubernetes
+from clusterctl.schedulers.openmpi import hosts as openmpi
 from clusterctl.schedulers.scheduled import JobWatch, ScheduledJob
+from clusterctl.schedulers.slurm import hosts as slurm
+from clusterctl.schedulers.slurm import view
+from clusterctl.schedulers.slurm.overview import look_at_all
 
 
 def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -17,17 +22,11 @@ def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """
     source = settings.hosts_from
     if isinstance(source, SlurmHosts):
-        from clusterctl.schedulers.slurm.hosts import with_hosts
-
-        return with_hosts(settings, source, environ)
+        return slurm.with_hosts(settings, source, environ)
     if isinstance(source, OpenMpiHosts):
-        from clusterctl.schedulers.openmpi import hosts
-
-        return hosts.with_hosts(settings, source, environ)
+        return openmpi.with_hosts(settings, source, environ)
     if isinstance(source, KubernetesHosts):
-        from clusterctl.schedulers.kubernetes.hosts import with_hosts as with_pods
-
-        return with_pods(settings, source, environ)
+        return kubernetes.with_hosts(settings, source, environ)
     return settings
 
 
@@ -39,9 +38,7 @@ def resolve_job(settings: Settings, environ: Mapping[str, str], ref: str | None)
     """
     source = settings.hosts_from
     if isinstance(source, SlurmHosts):
-        from clusterctl.schedulers.slurm.view import look_at
-
-        return look_at(settings, source, environ, ref)
+        return view.look_at(settings, source, environ, ref)
     return resolve(settings, environ), None
 
 
@@ -52,12 +49,8 @@ def resolve_all(settings: Settings, environ: Mapping[str, str]) -> tuple[Setting
     its name, that has not recorded its own end.
     """
     source = settings.hosts_from
-    if isinstance(source, SlurmHosts):
-        from clusterctl.schedulers.slurm.hosts import INSIDE
-        from clusterctl.schedulers.slurm.overview import look_at_all
-
-        if source.job is None and INSIDE not in environ:
-            return look_at_all(settings, environ)
+    if isinstance(source, SlurmHosts) and source.job is None and slurm.INSIDE not in environ:
+        return look_at_all(settings, environ)
     return resolve(settings, environ), None
 
 
@@ -65,14 +58,10 @@ def queued(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]
     """Return the jobs that were submitted and wait for nodes; outside an allocation of Slurm there may be some."""
     source = settings.hosts_from
     if isinstance(source, SlurmHosts):
-        from clusterctl.schedulers.slurm import view
-
         return view.queued(settings, environ)
     return []
 
 
 def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) -> ScheduledJob:
     """Cancel a scheduler's job; one that was queued only if it still is. Return what the scheduler says after that."""
-    from clusterctl.schedulers.slurm import view
-
     return view.cancel(settings, environ, job)

@@ -12,6 +12,8 @@ from clusterctl.errors import ClusterctlError, UnreachableError
 
 AGAIN_S = 10.0
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"
+#: The ways in which a scheduler ends a job by itself or for its user, and not because its script ended.
+ENDS = ("time_limit", "memory", "preempted", "node_failure", "cancelled", "deadline")
 
 
 @dataclass(frozen=True)

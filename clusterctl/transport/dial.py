@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.transport import failures, paramiko_loader
+from clusterctl.transport.failures import Attempts
 from clusterctl.transport.known_hosts import HostKey, KnownHosts, judge
 from clusterctl.transport.secrets import Ask, SecretNeededError, Secrets
 from clusterctl.transport.target import Target
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from paramiko.channel import Channel
 
     from clusterctl.transport.connection import Connection
-    from clusterctl.transport.login import Attempts
 
 ATTEMPTS = 5
 BACKOFF_S = 0.2  # after the first attempt, doubled after each further one; jittered
@@ -54,7 +54,7 @@ class Dialer:
 
         def log_in(aborts: int) -> Connection:
             with self._handshake(target, gateway, aborts) as (connection, deadline):
-                from clusterctl.transport.login import Attempts, authenticate
+                from clusterctl.transport.login import authenticate
 
                 self._check_host_key(target, connection)
                 attempts = Attempts(refused=refused)

@@ -5,17 +5,37 @@ from __future__ import annotations
 import errno
 import shlex
 import socket
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from clusterctl.errors import ConfigError, InterruptedRun, NodeError, RefusedError, UnreachableError
 from clusterctl.transport.known_hosts import HostKey, Verdict
 from clusterctl.transport.target import Node, Target
 
-if TYPE_CHECKING:
-    from clusterctl.transport.login import Attempts
-
 MOST_WORDS = 300  # characters of a server's words in a message
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+
+
+@dataclass
+class Attempts:
+    """The login attempts on one server, for the message if all of them fail."""
+
+    tried: list[str] = field(default_factory=list)
+    encrypted: list[Path] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list, repr=False)  # passwords
+
+    @property
+    def takes_password(self) -> bool:
+        return bool({"password", "keyboard-interactive"} & set(self.allowed))
+
+    @property
+    def text(self) -> str:
+        parts = [f"tried {', '.join(self.tried)}" if self.tried else "found no key to try"]
+        parts += ["the password was not accepted"] if self.refused else []
+        parts += [f"{path} is encrypted and not in ssh-agent" for path in self.encrypted]
+        return "; ".join(parts + self.unusable)
 
 
 def unreachable(target: Target, exc: BaseException, timeout_s: float) -> UnreachableError:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from paramiko.channel import Channel
+from paramiko.sftp_client import SFTPClient
 
 from clusterctl.errors import UnreachableError
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel
+from clusterctl.transport.connection import run_in
+from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh_process import translated
 from clusterctl.transport.target import Target
-
-if TYPE_CHECKING:
-    from paramiko.channel import Channel
-
-    from clusterctl.transport.pool import Pool
 
 SFTP_STALL_S = 60.0
 
@@ -38,17 +38,11 @@ class Link:
 
     def start(self, channel: Channel, command: str) -> None:
         """Run a line of the login shell in a new channel."""
-        from clusterctl.transport.connection import run_in
-
         with self.translated("starting a command"):
             run_in(channel, command.encode("utf-8", "surrogateescape"), OPEN_CHANNEL_S)
 
     def sftp(self) -> Any:
         """Return an SFTP client of paramiko. A call of it that makes no progress for 60 s raises TimeoutError."""
-        from paramiko.sftp_client import SFTPClient
-
-        from clusterctl.transport.connection import run_in
-
         channel = self.session()
         try:
             with self.translated("sftp"):

@@ -6,44 +6,19 @@ import base64
 import binascii
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paramiko
 from paramiko.agent import AgentSSH, get_agent_connection
 from paramiko.ssh_exception import BadAuthenticationType, SSHException
 
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.failures import Attempts
 from clusterctl.transport.secrets import Secrets
 from clusterctl.transport.target import Target
 
-if TYPE_CHECKING:
-    from clusterctl.transport.connection import Connection
-
 AGENT_S = 10.0
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
-
-
-@dataclass
-class Attempts:
-    """The login attempts on one server, for the message if all of them fail."""
-
-    tried: list[str] = field(default_factory=list)
-    encrypted: list[Path] = field(default_factory=list)
-    unusable: list[str] = field(default_factory=list)
-    allowed: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list, repr=False)  # passwords
-
-    @property
-    def takes_password(self) -> bool:
-        return bool({"password", "keyboard-interactive"} & set(self.allowed))
-
-    @property
-    def text(self) -> str:
-        parts = [f"tried {', '.join(self.tried)}" if self.tried else "found no key to try"]
-        parts += ["the password was not accepted"] if self.refused else []
-        parts += [f"{path} is encrypted and not in ssh-agent" for path in self.encrypted]
-        return "; ".join(parts + self.unusable)
 
 
 def authenticate(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:

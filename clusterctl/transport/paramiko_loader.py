@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import sys
 import threading
@@ -13,13 +14,14 @@ from types import ModuleType
 _lock = threading.Lock()
 
 
-def load() -> None:
-    """Import paramiko once. Thread-safe."""
+def load() -> ModuleType:
+    """Import paramiko once, and return it. Thread-safe."""
     with _lock:
         _silence()
         if "paramiko" not in sys.modules:
             with _stand_in("invoke", None), _stand_in("importlib.metadata", _Metadata("importlib.metadata")):
-                import paramiko  # noqa: F401
+                importlib.import_module("paramiko")
+        return sys.modules["paramiko"]
 
 
 def load_whole() -> None:
@@ -29,7 +31,7 @@ def load_whole() -> None:
     """
     with _lock:
         _silence()
-        import paramiko  # noqa: F401
+        importlib.import_module("paramiko")
 
 
 class _Metadata(ModuleType):
@@ -44,9 +46,7 @@ class _Metadata(ModuleType):
 
     def __getattr__(self, name: str) -> object:  # other importers get the real module
         sys.modules.pop("importlib.metadata", None)
-        import importlib.metadata
-
-        return getattr(importlib.metadata, name)
+        return getattr(importlib.import_module("importlib.metadata"), name)
 
 
 @contextlib.contextmanager
@@ -71,9 +71,7 @@ def _stand_in(name: str, module: ModuleType | None) -> Iterator[None]:
 def errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that a failing connection raises."""
     load()
-    from paramiko.ssh_exception import SSHException
-
-    return (OSError, EOFError, SSHException)
+    return (OSError, EOFError, importlib.import_module("paramiko.ssh_exception").SSHException)
 
 
 def _silence() -> None:

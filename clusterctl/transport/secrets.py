@@ -109,17 +109,15 @@ class Secrets:
         stopped.set()
 
     def _unlock(self, path: Path, stop: threading.Event) -> bool:
-        paramiko_loader.load()
-        import paramiko
-
+        library = paramiko_loader.load()
         prefix = ""
         for _ in range(PROMPTS):
             passphrase = self._ask(f"{prefix}Passphrase for {path}: ", stop)
             if passphrase is None:
                 break
             try:
-                self._keys[path] = paramiko.PKey.from_path(path, passphrase.encode())
-            except (paramiko.SSHException, ValueError, TypeError):
+                self._keys[path] = library.PKey.from_path(path, passphrase.encode())
+            except (library.SSHException, ValueError, TypeError):
                 prefix = "Wrong passphrase. "
                 continue
             return True

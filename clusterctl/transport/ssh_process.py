@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+
+from paramiko.channel import Channel
+from paramiko.ssh_exception import ChannelException
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.channels import OPEN_CHANNEL_S, close_channel, speaking
+from clusterctl.transport.connection import Connection, ask_to_run, await_begin
 from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S, Deadline, RemoteProcess, Take
-
-if TYPE_CHECKING:
-    from paramiko.channel import Channel
-
-    from clusterctl.transport.connection import Connection
 
 NO_STATUS = 255  # as in ssh, if the server does not report how a command ended
 
@@ -48,8 +46,6 @@ class SshProcess(RemoteProcess):
 
     def await_begin(self) -> None:
         """Wait until the server has started the command. Raises UnreachableError or NodeError."""
-        from clusterctl.transport.connection import await_begin
-
         if not self._has_begun:
             with translated(self._connection, self._label, self._where, self._what):
                 await_begin(self._channel, OPEN_CHANNEL_S)
@@ -166,8 +162,6 @@ def start(
 
     With `drain_stderr` a command that the server refuses is an error of the first `read`.
     """
-    from clusterctl.transport.connection import ask_to_run
-
     channel = None
     try:
         with translated(connection, label, where, what):
@@ -195,8 +189,6 @@ def start(
 @contextlib.contextmanager
 def translated(connection: Connection, label: str, where: str, what: str) -> Iterator[None]:
     """Translate the errors of opening a channel and of starting a command in it: UnreachableError or NodeError."""
-    from paramiko.ssh_exception import ChannelException
-
     try:
         yield
     except paramiko_loader.errors() as exc:

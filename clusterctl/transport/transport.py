@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import resource
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -11,18 +12,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
-from clusterctl.transport import failures
+from clusterctl.transport import failures, paramiko_loader
+from clusterctl.transport.carrier.carriers import Carriers
 from clusterctl.transport.command import Command, quote
+from clusterctl.transport.dial import Dialer
 from clusterctl.transport.fanout import Cancellation, N, Outcome, fan_out
 from clusterctl.transport.known_hosts import HostKey, Verdict, judge, known_keys, record
+from clusterctl.transport.pool import Pool
+from clusterctl.transport.remote_process import STDERR_TAIL_BYTES, Completed, RemoteProcess, Take
+from clusterctl.transport.secrets import Ask
 from clusterctl.transport.target import Node, Resolver, SshSettings, Target
 
 if TYPE_CHECKING:
-    from clusterctl.transport.carrier.carriers import Carriers
     from clusterctl.transport.link import Link
-    from clusterctl.transport.pool import Pool
-    from clusterctl.transport.remote_process import Completed, RemoteProcess, Take
-    from clusterctl.transport.secrets import Ask
 
 T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
@@ -115,6 +117,7 @@ class Transport:
 
         The caller closes the link, which gives the connection back. Raises as `run` does.
         """
+        paramiko_loader.load()
         from clusterctl.transport.link import Link
 
         self._cancellation.check(node.label)
@@ -210,16 +213,14 @@ class Transport:
     def _start(
         self, node: Node, command: Command, *, stderr_limit: int | None = None, drain_stderr: bool = False
     ) -> RemoteProcess:
-        from clusterctl.transport.remote_process import STDERR_TAIL_BYTES
-
         self._cancellation.check(node.label)
         what, limit = command.title or _short(str(command)), stderr_limit or STDERR_TAIL_BYTES
         if node.via != "ssh":
             return self._carriers().start(node, command, what=what, stderr_limit=limit)
-        from clusterctl.transport.ssh_process import start
-
         target = self._resolver.resolve(node)
         with self._pool().lease(target) as connection:
+            from clusterctl.transport.ssh_process import start  # paramiko has been loaded for the connection
+
             return start(
                 connection,
                 quote(command).encode("utf-8", "surrogateescape"),
@@ -233,17 +234,12 @@ class Transport:
     def _carriers(self) -> Carriers:
         with self._lock:
             if self._made_carriers is None:
-                from clusterctl.transport.carrier.carriers import Carriers
-
                 self._made_carriers = Carriers(self._cancellation)
             return self._made_carriers
 
     def _pool(self) -> Pool:
         with self._lock:
             if self._made_pool is None:
-                from clusterctl.transport.dial import Dialer
-                from clusterctl.transport.pool import Pool
-
                 self._made_pool = Pool(
                     Dialer(
                         strict=self._settings.strict_host_keys,
@@ -257,8 +253,6 @@ class Transport:
 
 
 def _open_files() -> int:
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2 * MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, soft)
 

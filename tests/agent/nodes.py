@@ -48,7 +48,7 @@ def _runs(path: Path) -> bool:
 
 def needs(version: str) -> str:
     """Return the path of this Python. Without it, skip the test, or fail it if CI is set: .ci/run installs OLDEST."""
-    import pytest
+    import pytest  # noqa: PLC0415 - benchmarks run without it
 
     path = PYTHONS.get(version)
     if path is None:

@@ -23,7 +23,7 @@ from clusterctl.cluster.bundle import boot_program
 from clusterctl.cluster.cluster import BEATS
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.dispatch import Progress, dispatch, scan
-from clusterctl.errors import NodeError, RefusedError, UnreachableError
+from clusterctl.errors import NodeError, RefusedError, UnreachableError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.launch import Run, plan, start
 from clusterctl.observe.record.status import status
@@ -193,8 +193,6 @@ def test_many_agents_may_install_themselves_at_once(tmp_path: Path) -> None:
 
 
 def test_an_unknown_request_is_refused_with_a_message(tmp_path: Path) -> None:
-    from clusterctl.errors import UsageError
-
     with pytest.raises(UsageError, match="does not know 'dance'"):
         ask(tmp_path / "home", {"op": "dance"})
 

@@ -20,7 +20,7 @@ from clusterctl.cli.console import Console, align, human_bytes, human_count, hum
 from clusterctl.cli.declarations import app
 from clusterctl.cli.hints import READ_CONF
 from clusterctl.cluster import combined
-from clusterctl.config import Settings, from_values
+from clusterctl.config import Host, Settings, from_values
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
 from clusterctl.escape import clean
 from clusterctl.inventory import build
@@ -195,7 +195,6 @@ def test_a_job_directory_below_root_dir_becomes_its_id(root: str, ref: str | Non
 def test_a_job_is_named_in_a_form_that_is_valid_on_every_node() -> None:
     same = settings()
     assert job_name(same, build(same), "JOB1") == "~/clusterctl/JOB1"
-    from clusterctl.config import Host
 
     mixed = from_values({"HOSTS": ["a", Host("b", root_dir="/data")]})
     assert job_name(mixed, build(mixed), "JOB1") == "JOB1"

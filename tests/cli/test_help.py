@@ -98,8 +98,10 @@ def test_the_version_is_printed(argv: list[str], capsys: pytest.CaptureFixture[s
     ids=" ".join,
 )
 def test_a_usage_error_is_exit_code_2_and_never_a_traceback(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("conf.py").write_text('HOSTS = ["a"]\n')
     assert finish(*argv, *([] if argv[-1] == "--conf" else ["--json"])) == 2
     out, err = capsys.readouterr()
     assert err.strip()

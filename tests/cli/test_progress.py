@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cli import invocation as invocations
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
@@ -16,7 +17,6 @@ from clusterctl.cli.progress.line import ERASE
 from clusterctl.cli.style import render
 from clusterctl.config import from_values
 from clusterctl.inventory import build
-from clusterctl.transport import secrets
 from support.terminal import Shown, run_on_terminal
 
 MB = 1_000_000
@@ -298,7 +298,7 @@ def test_a_prompt_for_a_secret_is_on_a_line_of_its_own(
 ) -> None:
     invocation = Invocation(GlobalOptions(), None, Console(GlobalOptions()))
     invocation.progress = line = ProgressLine(invocation.console, clock=clock)
-    monkeypatch.setattr(secrets, "ask_terminal", lambda prompt, stop: f"{prompt} {line.is_drawn}")
+    monkeypatch.setattr(invocations, "ask_terminal", lambda prompt, stop: f"{prompt} {line.is_drawn}")
     with line.operation("waiting"):
         clock.now = 1.0
         line.update()

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.cli import seen
 from clusterctl.cli.seen import VERSION, SeenFile, SeenNames
-from clusterctl.config import from_values
+from clusterctl.config import Host, from_values
 from clusterctl.inventory import build
 
 JOB, OLDER = "JOB20261125-153906", "JOB20261124-120000"
@@ -66,8 +66,6 @@ def learn(cache: Cache, *documents: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_nodes_are_kept_with_names_and_tags_in_a_private_file(cache: Cache) -> None:
-    from clusterctl.config import Host
-
     hosts = [Host("root@10.0.0.1:2222", name="head", tags=("big",)), "10.0.0.2"]
     writer(cache).nodes(build(from_values({"HOSTS": hosts})))
     assert read(cache).nodes == [

@@ -5,7 +5,7 @@ rewrite of what is behind it; all other tests may go with the code that they tes
 
 | folder | speaks through |
 |---|---|
-| `contract/` | the keys and types of every JSON document, of events and of the files of a run, as recorded |
+| `contract/` | the keys and types of JSON documents, of events, files and messages of a run, as recorded |
 | `e2e/`, `docs/`, `template/`, `examples/` | the program, its output, its exit codes and its documentation |
 | `api/`, `torch_api/`, `ctr/` | the public Python API |
 | `upgrade/` | the files, caches and processes of the version before |

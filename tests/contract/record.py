@@ -2,7 +2,8 @@
 
 For each scenario: the JSON documents of the commands, and of the nodes the files of runs, with marks in place of what
 differs from run to run. `--tree` runs the clusterctl of another tree. `--compare OTHER` compares with an earlier
-recording; the fields in VARY are left out. `--learn` adds the structure to recorded/structure.json.
+recording; the fields in VARY are left out. `--learn` adds the structure to recorded/structure.json, and that of the
+messages between processes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.messages import declared, documents, tapped
 from contract.programs import OTHER, OUTER, REGRESSION
 from contract.shapes import merged, misfits, normal, structure, without
 
@@ -209,8 +211,12 @@ def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, A
         if name == "outer" and importlib.util.find_spec("torch") is None:
             continue
         with tempfile.TemporaryDirectory() as directory:
-            recorder = Recorder(Path(directory), target / name, SCENARIOS[name], tree)
+            messages = Path(directory, "messages")
+            copy = tapped(tree, Path(directory, "tree"), messages)
+            recorder = Recorder(Path(directory), target / name, SCENARIOS[name], copy)
             recorder.record()
+            for kind, message in documents(messages):
+                values[kind].append(message)
         for kind, found in recorder.values.items():
             values[kind] += found
     return {kind: structure(found) for kind, found in sorted(values.items())}
@@ -255,8 +261,9 @@ def main(arguments: list[str]) -> int:
     found = record(chosen.scenarios, chosen.directory, chosen.tree)
     known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}
     if chosen.learn:
-        both = {kind: merged(known[kind], one) if kind in known else one for kind, one in found.items()}
-        KNOWN.write_text(json.dumps({**known, **both}, indent=1, sort_keys=True) + "\n")
+        for kind, one in (*declared().items(), *found.items()):
+            known[kind] = merged(known[kind], one) if kind in known else one
+        KNOWN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     lines = [] if chosen.learn else unknown(found, known)
     lines += differences(chosen.compare, chosen.directory) if chosen.compare else []
     print("\n".join(lines) or "as before")

@@ -29,8 +29,10 @@ VARYING = re.compile(
     r"|first|last|lowest|highest|samples|started|start|processes_cpu|ended|signal|uid|supervisor|identity|cores|soft|hard|weight|session"
 )
 
+#: Keys that are numbers, paths, or names of nodes, processes and checkpoints.
+NAME = re.compile(r"(node|trainer|pserver|scheduler|rendezvous|step-|pass-|/)?\d|<|/")
 #: Objects whose keys are names that programs and people choose.
-BY_NAME = ("tables", "metrics", "values", "env", "packages")
+BY_NAME = ("tables", "others", "metrics", "values", "env", "packages")
 
 
 def normal(value: Any, key: str = "") -> Any:
@@ -82,7 +84,7 @@ def structure(values: Iterable[Any], name: str = "") -> dict[str, Any]:
 
 
 def _key(key: str, parent: str) -> str:
-    is_name = parent in BY_NAME or re.match(r"(node|trainer|pserver|step-|pass-|/)?\d|<|/", normal_text(key))
+    is_name = parent in BY_NAME or NAME.match(normal_text(key))
     return "*" if is_name else key
 
 

@@ -1,4 +1,4 @@
-"""JSON documents, events and files of runs have exactly the keys and the types of values that were recorded.
+"""JSON documents, events, files and messages of runs have exactly the keys and types of values that were recorded.
 
 `python -m contract.record DIRECTORY --learn`, in `tests/`, learns a difference that is wanted; its diff belongs to
 the change.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.messages import declared
 from contract.record import KNOWN, SCENARIOS, record, unknown
 from contract.shapes import merged, misfits, structure
 
@@ -20,7 +21,14 @@ SLOW = [name for name in SCENARIOS if name not in ("sync", *NOT_HERE)]
 
 @pytest.mark.parametrize("name", ["sync", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_run_shows_and_writes_what_was_recorded(name: str, tmp_path: Path) -> None:
-    assert unknown(record([name], tmp_path / "recorded"), json.loads(KNOWN.read_text())) == []
+    found = record([name], tmp_path / "recorded")
+    assert unknown(found, json.loads(KNOWN.read_text())) == []
+    if name == "sync":
+        assert {"lead report exited", "lead order end", "wire CCPS 2 PUSH", "wire CCPS 2 OK to PULL"} <= found.keys()
+
+
+def test_messages_between_supervisors_are_declared_as_recorded() -> None:
+    assert unknown(declared(), json.loads(KNOWN.read_text())) == []
 
 
 def test_a_structure_names_what_is_new_missing_or_of_another_type() -> None:

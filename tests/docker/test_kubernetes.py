@@ -37,7 +37,7 @@ def test_the_manifest_is_valid(validator: Path, tmp_path: Path) -> None:
 
 
 def test_the_parts_of_the_manifest_refer_to_one_another(validator: Path) -> None:
-    import yaml  # comes with the validator
+    import yaml  # noqa: PLC0415 - comes with the validator
 
     parts: dict[str, Any] = {part["kind"]: part for part in yaml.safe_load_all(MANIFEST.read_text())}
     secret, service, nodes = parts["Secret"], parts["Service"], parts["StatefulSet"]["spec"]

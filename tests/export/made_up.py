@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,6 @@ def record(**changes: Any) -> RunRecord:
 
 def node_points(path: Path, *events: dict[str, Any], offset_s: float = 0.0, node: int = 0) -> NodePoints:
     """Return the points of the events of `trainer0`, `pserver0`, ... as they arrive from a node."""
-    import json
-
     keys = {(one.role, one.rank) for one in PROCESSES if one.node.id == node}
     points = NodePoints(NODES[node], offset_s, path, keys, Secrets({"API": SECRET}))
     path.write_text("".join(json.dumps(event) + "\n" for event in events if points.take(event)))

@@ -26,7 +26,7 @@ def point(value: float, step: int | None = 1, **more: Any) -> Point:
 
 def scalars(directory: Path) -> Iterator[tuple[str, int, float, float]]:
     """Yield tag, step, time and value of the event file in a directory. A record is length, CRC, data, CRC."""
-    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415 - optional
 
     (path,) = directory.glob("events.out.tfevents.*")
     data, at = path.read_bytes(), 0
@@ -40,7 +40,7 @@ def scalars(directory: Path) -> Iterator[tuple[str, int, float, float]]:
 
 def as_float32(values: list[float]) -> bytes:
     """Return the bits as float32; a value that is too large for it becomes infinite."""
-    import numpy as np
+    import numpy as np  # noqa: PLC0415 - optional
 
     with np.errstate(over="ignore"):
         return np.array(values, np.float32).tobytes()

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.errors import NodeError, UnreachableError, UsageError
 from clusterctl.fabric import Connection, Group
-from clusterctl.transport import Transport
+from clusterctl.transport import Transport, link, ssh_process
 from support.clusters import Cluster
 from support.mute import mute_server
 from support.nodes import TestNode
@@ -137,8 +137,6 @@ def test_channels_of_any_kind_have_a_deadline(nodes: Group) -> None:
 def test_a_server_that_never_starts_a_command_is_reported(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import link, ssh_process
-
     monkeypatch.setattr(link, "OPEN_CHANNEL_S", 0.3)
     monkeypatch.setattr(ssh_process, "OPEN_CHANNEL_S", 0.3)  # of the test of the login shell, which comes first
     with mute_server() as port:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from copy import copy
 
 from house.source import imports_of, modules, tree, within
 from test_house import FOR_VIEWS, VIEWS
@@ -15,9 +16,9 @@ STAGES = (
 # The modules of `cli` that call a stage themselves, each one only. All else goes through `api.operations`.
 CALLS: Mapping[str, str] = {
     "cli.adopted": "launch.adopt",
+    "cli.call": "config",
     "cli.causes": "observe.why.report",
     "cli.chosen_settings": "config.declarations",
-    "cli.completion": "config.declarations",
     "cli.commands.diff": "report.formats",
     "cli.commands.export": "export",
     "cli.commands.logs": "observe.folding",
@@ -49,22 +50,25 @@ SCREENS = tuple(view for view in VIEWS if within(view, ["cli"]) and not within(v
 
 
 def used(module: str) -> Iterator[str]:
-    """Return the names of stages that a module imports at run time, such as `launch.adopt`."""
-    for full in imports_of(running(module)):
+    """Return the names of stages that a module uses, such as `launch.adopt`; those of types only are not among them."""
+    names = {node.id for node in running(module) if isinstance(node, ast.Name)}
+    imports = [copy(node) for node in ast.walk(tree(module)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for one in imports:
+        one.names = [alias for alias in one.names if (alias.asname or alias.name) in names]
+    for full in imports_of(imports):
         name = full.removeprefix("clusterctl.")
         if within(name, STAGES) and not (within(module, SCREENS) and within(name, FOR_VIEWS)):
             yield name
 
 
 def running(module: str) -> Iterator[ast.AST]:
-    """Return the nodes of a module's syntax tree, except what stands under `if TYPE_CHECKING`."""
+    """Return the nodes of a module's syntax tree, except annotations."""
     waiting: list[ast.AST] = [tree(module)]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
         yield node
-        waiting += ast.iter_child_nodes(node)
+        annotations = {getattr(node, name, None) for name in ("annotation", "returns")}
+        waiting += [child for child in ast.iter_child_nodes(node) if child not in annotations]
 
 
 def command_line() -> list[str]:

@@ -27,7 +27,8 @@ MAY_EXIT = {
 }
 MAY_READ_ENVIRONMENT = {
     "runtime.environment": "what a started process finds, parsed once",
-    "cli.invocation": "hands it to the config loader",
+    "cli.call": "hands it to the config loader",
+    "cli.invocation": "the same",
     "api.cluster": "hands it to the config loader",
     "fabric.groups": "hands it to the config loader",
     "cli": "in it a shell asks for completions",

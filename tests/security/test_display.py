@@ -11,6 +11,7 @@ from rich.console import Console as RichConsole
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.attached.live_display import Display
 from clusterctl.cli.console import Console
+from clusterctl.cli.screen.rich_display import RichDisplay
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.follow import LogLine, News
@@ -52,7 +53,8 @@ EVENTS: list[dict[str, Any]] = [
 
 def drawn(display: Display) -> str:
     screen = io.StringIO()
-    RichConsole(file=screen, width=200).print(display._draw())
+    shown = RichDisplay(Console(GlobalOptions()), display._lines, own_screen=False)
+    RichConsole(file=screen, width=200).print(shown._lines())
     return screen.getvalue()
 
 

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clusterctl.cluster import Cluster
 from clusterctl.config import load
-from clusterctl.export.scraped import Collector, Reader
+from clusterctl.export.families import Collector
+from clusterctl.export.scraped import Reader
 from clusterctl.inventory import build
 from export.test_tensorboard import scalars
 from export.test_trace import check, refuse
@@ -107,7 +108,8 @@ def test_metrics_can_be_parsed_whatever_a_node_says_about_its_processes(liars: L
             liars.answers["node1"] = lambda request, wrong=wrong: lines({"done": wrong})
             registry = CollectorRegistry(auto_describe=False)
             with Cluster(settings, inventory, inventory.nodes) as cluster:
-                registry.register(Collector(Reader(cluster, JOB)))  # type: ignore[arg-type]
+                reader = Reader(cluster, JOB)
+                registry.register(Collector(reader.read, reader.secrets))  # type: ignore[arg-type]
                 text = generate_latest(registry).decode()
             assert is_harmless(text)
             found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]

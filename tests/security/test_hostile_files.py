@@ -16,6 +16,7 @@ import pytest
 from clusterctl.agent.operations import collect as agent
 from clusterctl.collect import receive as receiving
 from clusterctl.errors import NodeError
+from clusterctl.launch.saved import saves_in
 from clusterctl.runtime import merge_model
 from clusterctl.runtime.errors import ModelError
 from clusterctl.setup import setup as setup_nodes
@@ -300,8 +301,6 @@ def test_names_of_packages_on_a_node_cannot_lead_out_of_the_store(liars: Liars, 
 )
 def test_a_manifest_that_names_files_elsewhere_is_refused(key: str, junk: Any) -> None:
     """Files that a manifest names are linked and written on all nodes."""
-    from clusterctl.launch.saved import saves_in
-
     file = {"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "0" * 64}
     manifest = {
         "v": 1,
@@ -330,8 +329,6 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(key: str, junk: Any) -
     ],
 )
 def test_a_manifest_that_names_other_files_as_states_is_refused(junk: dict[str, Any]) -> None:
-    from clusterctl.launch.saved import saves_in
-
     file = {"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "0" * 64}
     state = {"file": "trainer-00000.safetensors", "trainer": 0, "bytes": 5, "sha256": "0" * 64}
     numbers = {"step": 1, "pass": 0, "seed": 0, "pservers": 1, "checkpoint": True}

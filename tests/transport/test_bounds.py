@@ -49,6 +49,17 @@ def test_connections_in_use_are_kept_beyond_the_limit(tmp_path: Path) -> None:
             talk.close()
 
 
+def test_a_connection_on_loan_is_kept_beyond_the_limit_although_nothing_runs_over_it(tmp_path: Path) -> None:
+    with make_cluster("embedded", tmp_path, 3) as cluster, Transport(cluster.settings, max_connections=1) as transport:
+        lent, others = transport.link(cluster.nodes[0]), cluster.nodes[1:]
+        for node in others:
+            assert transport.run(node, TRUE).exit_code == 0
+            assert lent.connection.is_active()
+        lent.close()
+        assert transport.run(others[0], TRUE).exit_code == 0
+        assert not lent.connection.is_active(), "it was given back, and idle longest"
+
+
 def test_all_connections_succeed_with_an_sshd_that_rejects_most_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ConfigError, NodeError, UnreachableError
-from clusterctl.transport import Transport, command, dial
+from clusterctl.transport import Transport, command, dial, target
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port, make_key
@@ -255,8 +255,6 @@ def test_paramiko_writes_nothing_to_the_terminal(
 
 
 def test_a_silent_peer_is_noticed_and_an_idle_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clusterctl.transport import target
-
     monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 20))  # a server on a busy machine replies within 5 s
     for kind in KINDS:
         with make_cluster(kind, tmp_path / kind, 1) as cluster, Transport(cluster.settings) as transport:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InterruptedRun, NodeError, UnreachableError
-from clusterctl.transport import Transport, command
+from clusterctl.transport import Transport, command, dial
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port
@@ -147,8 +147,6 @@ def test_an_interrupt_ends_a_handshake_that_is_about_to_begin(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupt arrives when the silent host has accepted the connection, before any byte is sent."""
-    from clusterctl.transport import dial
-
     real = dial._reach
 
     def reach(*arguments: object) -> object:
@@ -167,8 +165,6 @@ def test_an_interrupt_ends_a_handshake_that_is_about_to_begin(
 
 
 def test_concurrent_handshakes_are_limited(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clusterctl.transport import dial
-
     running: list[int] = []
     most: list[int] = []
     real = dial._reach

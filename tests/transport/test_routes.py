@@ -15,9 +15,10 @@ from clusterctl.errors import ConfigError, UnreachableError
 from clusterctl.transport import Transport, command
 from clusterctl.transport.target import Resolver
 from support.addresses import needs_ipv6
-from support.clusters import Cluster
+from support.clusters import Cluster, make_cluster
 from support.nodes import TestNode, TestSettings
 from support.openssh import make_key
+from support.processes import wait_until
 
 ASK = command("sh", "-c", "echo $SSH_CONNECTION")
 
@@ -148,7 +149,6 @@ def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     sock = tmp_path / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL) as process:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
-        from support.processes import wait_until
 
         assert wait_until(sock.exists)
         yield
@@ -191,8 +191,6 @@ def test_a_stale_agent_socket_is_ignored(cluster: Cluster, monkeypatch: pytest.M
 
 @needs_ipv6
 def test_hosts_on_the_same_machine_are_distinguished_by_port_over_ipv6_too(tmp_path: Path) -> None:
-    from support.clusters import make_cluster
-
     with make_cluster("openssh", tmp_path, 2, "ListenAddress ::1") as cluster:
         known = tmp_path / "known_hosts"
         known.write_text(Path(str(cluster.settings.known_hosts)).read_text().replace("[127.0.0.1]", "[::1]"))
@@ -206,8 +204,6 @@ def test_hosts_on_the_same_machine_are_distinguished_by_port_over_ipv6_too(tmp_p
 
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
 def test_every_kind_of_key_is_accepted(tmp_path: Path, kind: str) -> None:
-    from support.clusters import make_cluster
-
     key = make_key(tmp_path / kind, kind)
     with make_cluster("openssh", tmp_path, 1) as cluster:
         (cluster.directory / "client.pub").write_text(key.with_suffix(".pub").read_text())

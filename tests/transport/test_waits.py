@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import NodeError, UnreachableError
-from clusterctl.transport import Transport, command
+from clusterctl.transport import Transport, command, dial, login, target
+from clusterctl.transport import ssh_process as process
 from support.clusters import Cluster
 from support.mute import mute_server
 from support.nodes import TestNode
@@ -25,8 +26,6 @@ TRUE = command("true")
 @pytest.fixture
 def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer counts as dead after 5 s; what Linux does on its own after half a minute must not help."""
-    from clusterctl.transport import dial, target
-
     monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 20))
     monkeypatch.setattr(dial, "TCP_DEAD_MS", 0)
 
@@ -83,7 +82,6 @@ def test_a_route_that_stops_accepting_data_ends_the_connection(
     cluster: Cluster, soon_dead: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender holds a lock that the keepalive check also needs."""
-    from clusterctl.transport import dial
 
     def tcp(host: str, port: int, timeout_s: float) -> socket.socket:
         sock = real(host, port, timeout_s)
@@ -118,8 +116,6 @@ def test_a_command_that_reads_nothing_for_long_is_reported_and_a_slow_one_is_not
 def test_a_server_that_never_replies_to_a_command_is_reported(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import ssh_process as process
-
     monkeypatch.setattr(process, "OPEN_CHANNEL_S", 3.0)  # also the time to open the channel, which does work
     settings = replace(cluster.settings, strict_host_keys=False)
     with (
@@ -136,8 +132,6 @@ def test_a_server_that_never_replies_to_a_command_is_reported(
 def test_so_is_one_that_gets_its_input_before_the_server_has_replied(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, refuses: bool, words: str
 ) -> None:
-    from clusterctl.transport import ssh_process as process
-
     monkeypatch.setattr(process, "OPEN_CHANNEL_S", 0.3 if not refuses else 20)
     settings = replace(cluster.settings, strict_host_keys=False)
     with (
@@ -155,8 +149,6 @@ def test_so_is_one_that_gets_its_input_before_the_server_has_replied(
 def test_an_ssh_agent_that_hangs_is_skipped(
     cluster: Cluster, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import login
-
     monkeypatch.setattr(login, "AGENT_S", 0.3)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
     with socket.socket(socket.AF_UNIX) as silent:

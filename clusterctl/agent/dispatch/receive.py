@@ -37,6 +37,7 @@ from clusterctl.agent.node.content import (
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.relay.relay import Relay
+from clusterctl.agent.relay.take import be_ready, take_relayed
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
@@ -133,8 +134,6 @@ class _Dispatch:
             self._listing = None
 
     def _listen(self) -> dict[str, Any]:
-        from clusterctl.agent.relay.take import be_ready
-
         self._relay, where = be_ready(self._request["address"], self._request["nic"])
         return where
 
@@ -324,8 +323,6 @@ class _Dispatch:
 
     def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
         """Receive the relay's stream; damaged blobs are skipped."""
-        from clusterctl.agent.relay.take import take_relayed
-
         assert self._relay is not None
         take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
 

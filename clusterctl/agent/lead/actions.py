@@ -24,7 +24,7 @@ class Policy(NamedTuple):
     on_trainer_loss: str = "fail"
     together: bool = True
     whole: bool = False
-    time_limit_s: Optional[float] = None  # noqa: UP045 - evaluated at run time on python 3.9
+    time_limit_s: Optional[float] = None
     standstill_fails: bool = False
 
 
@@ -32,7 +32,7 @@ class SendOrder(NamedTuple):
     """Send an order to a node's supervisor, or to all (None)."""
 
     message: Order
-    node: Optional[int] = None  # noqa: UP045 - evaluated at run time on python 3.9
+    node: Optional[int] = None
 
 
 class RecordEvent(NamedTuple):

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
+from clusterctl.agent.gpus.of_run import add_gpus
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import is_locked, read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, is_job_id, job_directories
@@ -151,8 +152,6 @@ def describe(job: JobPaths, run_name: str | None = None, *, over: bool = False, 
     spec = _read(run, RunSummary)
     answer = describe_run(run, spec, over=over)
     if gpus and spec.gpus is not None:
-        from clusterctl.agent.gpus.of_run import add_gpus
-
         add_gpus(run, spec, answer, live=answer["state"] in LIVE and not over)
     return answer
 

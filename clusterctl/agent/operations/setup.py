@@ -13,21 +13,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from clusterctl.agent.node.locks import environments_lock
 from clusterctl.agent.packages import uv
 from clusterctl.agent.packages.venvs import Built, Venvs
 from clusterctl.agent.peer import Peer
+from clusterctl.agent.relay.relay import Relay
+from clusterctl.agent.relay.take import be_ready, take_relayed
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import META
 from clusterctl.common.pip import fetch_all, find_pip
 from clusterctl.common.requests import SetupRequest
 from clusterctl.common.tree import COPY_BYTES
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
-
-if TYPE_CHECKING:
-    from clusterctl.agent.relay.relay import Relay
 
 LOCK_S = 0.5
 
@@ -128,15 +127,11 @@ class _Worker:
         return [number for number, wheel in enumerate(lock) if not self._store.has(wheel)]
 
     def _listen(self, order: dict[str, Any]) -> None:
-        from clusterctl.agent.relay.take import be_ready
-
         self._relay, where = be_ready(order["address"], order["nic"])
         self._peer.send(where)
 
     def _take_relayed(self, order: dict[str, Any]) -> None:
         """Take wheels from the relay, then report those still missing: the stream may have broken or been damaged."""
-        from clusterctl.agent.relay.take import take_relayed
-
         assert self._relay is not None, "only a node that listens gets this order"
         lock = decode_lock(order["lock"])
         take_relayed(self._relay, order["relay"], self._peer, lambda stream: self._store.take_blobs(lock, stream))

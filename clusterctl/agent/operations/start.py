@@ -32,6 +32,7 @@ from clusterctl.agent.operations.takeover import await_former_life
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
 from clusterctl.agent.peer import Peer
+from clusterctl.agent.supervisor.exits import describe_exit
 from clusterctl.common.engines import node_list
 from clusterctl.common.errors import AgentError, first_of
 from clusterctl.common.files import read_json, write_atomic, write_json
@@ -321,8 +322,6 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
 
 
 def _early_exit(code: int, log_file: Path) -> str:
-    from clusterctl.agent.supervisor.exits import describe_exit
-
     output = _tail(log_file)
     return f"it {describe_exit(code)} immediately" + (f": {output}" if output else "")
 

@@ -15,18 +15,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from clusterctl.agent.packages.uv import Uv
+from clusterctl.agent.packages.wheel_install import InstallTarget, check_names, unpack
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
+from clusterctl.common.pip import IsGone
 from clusterctl.common.requirements import RUNTIME, RUNTIME_BEFORE, digest, of_directory
 from clusterctl.common.run_spec import RunSpec
-
-if TYPE_CHECKING:
-    from clusterctl.agent.packages.uv import Uv
-    from clusterctl.common.pip import IsGone
-    from clusterctl.common.wheels import Wheel, WheelStore
+from clusterctl.common.wheels import Wheel, WheelStore
 
 OURSELVES = "clusterctl"
 PROBLEM_CHARS = 400
@@ -121,8 +120,6 @@ class Venvs:
         self, top: Path, lock: Sequence[Wheel], store: WheelStore, is_gone: IsGone, uv: Uv | None
     ) -> tuple[str, str | None]:
         """Fill an environment. Return what did it, and why uv did not."""
-        from clusterctl.agent.packages.wheel_install import InstallTarget, check_names, unpack  # `start` only finds one
-
         problem = None
         if uv:
             for wheel in lock:

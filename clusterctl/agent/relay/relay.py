@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Callable
 
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.relay.links import CUT_S, PIECE, Branch, Keys, RelayBroken, Source
 
 if TYPE_CHECKING:  # ssl takes 15 ms to import, and is needed only for relays
@@ -52,7 +53,6 @@ class Relay:
 
         Return immediately. The caller must soon call `read`: the stream waits for it.
         """
-        from clusterctl.agent.event_loop import EventLoop
         from clusterctl.agent.relay.downstream import Downstream, tls_context
         from clusterctl.agent.relay.upstream import Upstream
 

@@ -24,7 +24,7 @@ from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.files import digest_of
-from clusterctl.common.manifest import MERGED_NAME
+from clusterctl.common.manifest import MERGED_NAME, build_manifest, write_manifest
 
 
 class CheckpointKeeper:
@@ -65,8 +65,6 @@ class CheckpointKeeper:
             self._context.send({"do": "kept", "tag": tag, "step": step, "steps": first.get("steps", [])})
 
     def _write(self, whole: WriteManifest) -> None:
-        from clusterctl.common.manifest import build_manifest, write_manifest
-
         tag = whole.tag
         states = {receipt["rank"]: receipt for receipt in whole.states}
         manifest = build_manifest(self._spec.job, self._spec.run, whole.receipts, states)

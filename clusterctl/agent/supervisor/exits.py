@@ -51,7 +51,7 @@ class Shortage(NamedTuple):
     """A resource that a program ran out of. `reason` is its name in `clusterctl why`, `limit` its setting, if set."""
 
     reason: str
-    limit: Optional[str]  # noqa: UP045 - evaluated at run time on python 3.9
+    limit: Optional[str]
     message: str
 
 

@@ -14,12 +14,13 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn, stop_wanted
 from clusterctl.agent.lead.process_table import name_of
+from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import need_spec, reason_to_stop
 from clusterctl.agent.node.ports import kind_of, take_top
@@ -43,9 +44,6 @@ from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 from clusterctl.common.schema import typed
-
-if TYPE_CHECKING:
-    from clusterctl.agent.lead.server import LeadServer
 
 FINISH_LIMIT_S = 300.0
 LAST_SAVE_LIMIT_S = 3600.0  # if a trainer did not wait for the last save itself
@@ -109,8 +107,6 @@ class Supervisor:
         """Join the run. On the lead's node, `listener` is the listening socket."""
         self.lead: LeadServer | LeadClient
         if listener is not None:
-            from clusterctl.agent.lead.server import LeadServer  # the other nodes need not load it
-
             hooks = (self._on_order, self._record, self._checkpoints.change_manifests)
             known = (self._checkpoints.complete_models(), self.event_log.warnings)
             self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, *known)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.check import Report
-    from clusterctl.cluster import Cluster
-    from clusterctl.inventory import Node
+from clusterctl import check as preflight
+from clusterctl.check import Report
+from clusterctl.cluster import Cluster
+from clusterctl.inventory import Node
+from clusterctl.launch import plan
 
 SHOWN = (
     *("address", "interface", "versions", "system", "cores", "memory", "disk", "open_files", "busy", "leftovers"),
@@ -19,9 +19,6 @@ SHOWN = (
 
 def check(cluster: Cluster) -> Report:
     """Check every node, and all pairs of them. Nodes that do not answer are findings."""
-    from clusterctl import check as preflight
-    from clusterctl.launch import plan
-
     return preflight.check(cluster, runtime=plan(cluster.settings, cluster.inventory).needs_runtime)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
 from clusterctl.errors import UsageError
 
 #: The settings that a run cannot change, and why.
@@ -14,10 +15,13 @@ DECIDED = {
 }
 
 
+def choosable() -> list[Setting]:
+    """Return the settings that a run can change."""
+    return [setting for setting in TABLE if setting.name not in DECIDED]
+
+
 def choose(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the text of each setting, by the spelling given; the last one counts. Raises UsageError for DECIDED."""
-    from clusterctl.config.declarations import BY_SPELLING
-
     chosen: dict[str, str] = {}
     for name, text in pairs:
         setting = BY_SPELLING.get(name)

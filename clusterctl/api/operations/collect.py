@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.collect import Collection
-    from clusterctl.errors import ClusterctlError, NodeError
-    from clusterctl.inventory import Node
-    from clusterctl.observe.record.members import Members
-    from clusterctl.observe.record.references import Reference
+from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.collect import Collection, Selection
+from clusterctl.collect import collect as run
+from clusterctl.common.manifest import is_tag
+from clusterctl.common.paths import is_job_id
+from clusterctl.errors import ClusterctlError, NodeError, UsageError
+from clusterctl.inventory import Node
+from clusterctl.observe.record.members import Members
+from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,6 @@ class Collected:
 
 
 def check_tag(tag: str | None) -> None:
-    from clusterctl.common.manifest import is_tag
-    from clusterctl.errors import UsageError
-
     if tag is not None and not is_tag(tag):
         raise UsageError(f"{tag!r} cannot be the tag of a model")
 
@@ -66,12 +66,6 @@ def collect(
 
     With `every`, all complete models are brought, else `tag` or the newest one.
     """
-    from clusterctl.cluster import combined, failures
-    from clusterctl.collect import Selection
-    from clusterctl.collect import collect as run
-    from clusterctl.errors import NodeError
-    from clusterctl.observe.record.status import find
-
     job, members = find(cluster, named.job, run=named.run)
     target = output or _default_target(job, None if named.chosen else named.job)
     collection = run(cluster, members.nodes, job, target, report, Selection(members.run, tag, every))
@@ -86,9 +80,6 @@ def collect(
 
 def _default_target(job: str, ref: str | None) -> Path:
     """Return the directory that is named like the job. Nodes name the job, and could choose any name but an id."""
-    from clusterctl.common.paths import is_job_id
-    from clusterctl.errors import UsageError
-
     if not is_job_id(job) and job != ref:
         raise UsageError(
             f"the job is {job}, which was deployed by hand", hint=f"to collect it into {job}/: clusterctl collect {job}"
@@ -98,8 +89,6 @@ def _default_target(job: str, ref: str | None) -> Path:
 
 def _unnameable(collection: Collection) -> Iterator[NodeError]:
     """Yield an error for each node with files that were not brought because of their names."""
-    from clusterctl.errors import NodeError
-
     for node in sorted({one.node for one in collection.left if one.kind == "name"}):
         hint = "rename them there, and collect again"
         yield NodeError("some files were not collected because of their names", node=f"node{node}", hint=hint)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.references import job_ref, run_of
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.record.compare import Comparison
-    from clusterctl.observe.record.contents import Contents
-    from clusterctl.observe.record.model import RunRecord
-    from clusterctl.observe.record.references import Reference
+from clusterctl.cluster import Cluster
+from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.observe.record.compare import Comparison, compare
+from clusterctl.observe.record.contents import Contents, read_contents
+from clusterctl.observe.record.history import read_history
+from clusterctl.observe.record.model import RunRecord
+from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.status import unheard
 
 BUCKETS = 200
 
@@ -47,11 +47,6 @@ class Differences:
 
 def diff(sides: Sequence[tuple[Cluster, Reference]]) -> Differences:
     """Compare two runs, each on its nodes, which may be those of the same cluster."""
-    from clusterctl.observe.record.compare import compare
-    from clusterctl.observe.record.contents import read_contents
-    from clusterctl.observe.record.history import read_history
-    from clusterctl.observe.record.status import unheard
-
     clusters = [cluster for cluster, _ in sides]
     a, b = (read_history(cluster, one.job, run=one.run, buckets=BUCKETS, tail=0) for cluster, one in sides)
     contents, trees = read_contents(list(zip(clusters, (a, b), strict=True)))
@@ -62,8 +57,6 @@ def diff(sides: Sequence[tuple[Cluster, Reference]]) -> Differences:
 
 def _errors(records: Sequence[RunRecord], contents: Sequence[Contents]) -> dict[str | None, ClusterctlError]:
     """Return, by node, the reason why a part of the comparison is missing."""
-    from clusterctl.errors import NodeError
-
     silent = [NodeError(one.problem or "", node=one.node.label) for record in records for one in record.silent]
     errors = [*silent, *(error for one in contents for error in one.errors)]
     return {error.node: error for error in reversed(errors)}
@@ -71,8 +64,6 @@ def _errors(records: Sequence[RunRecord], contents: Sequence[Contents]) -> dict[
 
 def run_to_compare(cluster: Cluster, text: str) -> Reference:
     """Return the run that a user named as `run_of` does, without asking the nodes where a text is clear."""
-    from clusterctl.observe.record.references import Reference
-
     return Reference(*run_ref(cluster.settings, text)) if "/" in text else run_of(cluster, text)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.references import job_name
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.dispatch import Dispatched, Workspace
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
+from clusterctl.cluster import Cluster, combined, failures, fold_errors
+from clusterctl.config.scripts import scripts
+from clusterctl.dispatch import Dispatched, Progress, Workspace, dispatch, new_job_id
+from clusterctl.dispatch import plan as look
+from clusterctl.dispatch import scan as read
+from clusterctl.dispatch.shards import Shards
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.fake.layout import conf_is_ours
+from clusterctl.inventory import Node
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,6 @@ def scan(
 ) -> Scanned:
     """Read a workspace, while connections to the nodes are being made. `report(done, total)` counts bytes."""
     cluster.warm_up()
-    from clusterctl.config.scripts import scripts
-    from clusterctl.dispatch import scan as read
-    from clusterctl.dispatch.shards import Shards
 
     workspace = read(directory, rehash=rehash, cache=cache, report=report)
     paths = {entry.path for entry in workspace.entries}
@@ -48,15 +48,11 @@ def scan(
 
 def _is_of_a_fake_cluster(conf: Path | None) -> bool:
     """True for a fake cluster's conf.py: it lists the shards of the template for every workspace."""
-    from clusterctl.fake.layout import conf_is_ours
-
     return conf is not None and conf_is_ours(conf)
 
 
 def need_scripts(cluster: Cluster, directory: Path, scanned: Scanned) -> None:
     """Refuse a workspace without the scripts that are to run: its job is to start now."""
-    from clusterctl.errors import RefusedError
-
     if scanned.missing:
         hint = f"add it to {directory}, or set the command in {cluster.settings.source}"
         raise RefusedError(f"nothing was sent: {'; '.join(scanned.missing)}", hint=hint)
@@ -77,8 +73,6 @@ def send(
 
     `report(node, done, total)` counts bytes; `waiting` receives a message about what this waits for.
     """
-    from clusterctl.dispatch import Progress, dispatch, new_job_id
-
     return dispatch(
         cluster,
         workspace,
@@ -95,10 +89,6 @@ def plan(
     cluster: Cluster, workspace: Workspace, waiting: Callable[[str], None], *, cache: Path, rehash: bool = False
 ) -> tuple[dict[str, Any], ClusterctlError | None]:
     """Return what a dispatch would send, delete and ignore, as in `dispatch --plan --json`, and the error to report."""
-    from clusterctl.cluster import combined
-    from clusterctl.dispatch import Progress
-    from clusterctl.dispatch import plan as look
-
     outcomes = look(cluster, workspace, Progress(waiting=waiting), cache=cache, rehash=rehash)
     ignored = [
         {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
@@ -125,9 +115,6 @@ def _planned(outcome: Any) -> dict[str, Any]:
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
     """Return the error to report if some nodes do not have the job."""
-    from clusterctl.cluster import combined, failures, fold_errors
-    from clusterctl.errors import NodeError
-
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None
@@ -146,8 +133,6 @@ def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
 
 def may_go_on(done: Dispatched) -> bool:
     """Return True if --allow-partial covers all failures: some node has the job, and none refused it for safety."""
-    from clusterctl.errors import NodeError
-
     none_refused = all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
     return none_refused and any(outcome.ok for outcome in done.outcomes)
 

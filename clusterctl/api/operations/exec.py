@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.references import job_of
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
-    from clusterctl.transport import Command
+from clusterctl.cluster import Cluster, NodeOutcome, combined
+from clusterctl.cluster.remote_command import run_command
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.inventory import Node
+from clusterctl.observe.record.status import find_directories
+from clusterctl.transport import Command, Raw, RemotePath
 
 AT_ONCE = 256  # nodes: commands may run long, and the last node should not wait for the first
 LINE_BYTES = 64 << 10
@@ -27,7 +28,6 @@ def run(
 
     `take(node, piece, is_error)` receives the output, and `end(node, code)` follows it, in the thread of the node.
     """
-    from clusterctl.cluster.remote_command import run_command
 
     def work(node: Node) -> int:
         code = run_command(cluster, node, commands(node), lambda piece, is_error: take(node, piece, is_error))
@@ -42,8 +42,6 @@ def in_directory_of(cluster: Cluster, job: str | None, command: Command) -> tupl
 
     It raises for a node that does not have the job.
     """
-    from clusterctl.observe.record.status import find_directories
-
     by_node = find_directories(cluster, job_of(cluster, job))
     found = next(outcome.get()["job"] for outcome in by_node.values() if outcome.ok)
     return found, lambda node: in_directory(by_node[node.id].get()["dir"], command)
@@ -51,8 +49,6 @@ def in_directory_of(cluster: Cluster, job: str | None, command: Command) -> tupl
 
 def in_directory(directory: str, command: Command) -> Command:
     """Return the command to run in a directory; it does not run if there is no such directory."""
-    from clusterctl.transport import Command, Raw, RemotePath
-
     is_shell_text = any(isinstance(argument, Raw) for argument in command.argv)
     enter = (Raw("cd"), RemotePath(directory), Raw("|| exit;"), *(() if is_shell_text else (Raw("exec"),)))
     return Command((*enter, *command.argv))
@@ -60,15 +56,10 @@ def in_directory(directory: str, command: Command) -> Command:
 
 def remote_command(words: list[str]) -> Command:
     """Build the command: one argument is a shell command line, several are a program and its arguments."""
-    from clusterctl.transport import Command, Raw
-
     return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))
 
 
 def problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
-    from clusterctl.cluster import combined
-    from clusterctl.errors import NodeError
-
     errors = [
         outcome.error or NodeError(f"the command exited with code {outcome.value}", node=outcome.node.label)
         for outcome in outcomes
@@ -124,6 +115,4 @@ class Output:
 
     @property
     def digest(self) -> bytes:
-        import hashlib
-
         return hashlib.sha256(repr((self.ending, self.dropped, self._streams)).encode()).digest()

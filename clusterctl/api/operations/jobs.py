@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.record.model import JobOverview
-    from clusterctl.schedulers import ScheduledJob
+from clusterctl.cluster import Cluster
+from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError
+from clusterctl.observe.record.jobs import jobs
+from clusterctl.observe.record.model import JobOverview
+from clusterctl.observe.record.status import unheard
+from clusterctl.schedulers import ScheduledJob, queued
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,12 @@ class KnownJobs:
 
 def known_jobs(cluster: Cluster, state_of: Callable[[str | None], str] | None = None) -> KnownJobs:
     """Ask all nodes for their jobs. `state_of` tells the state of a run where that is not for nodes to say."""
-    from clusterctl.observe.record.jobs import jobs
-    from clusterctl.observe.record.status import unheard
-
     found, errors = jobs(cluster, state_of)
     return KnownJobs(found, errors, unheard(errors, len(cluster.nodes)))
 
 
 def waiting_jobs(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]:
     """Return the jobs that were handed to a scheduler and wait for nodes."""
-    from clusterctl.schedulers import queued
-
     return queued(settings, environ)
 
 

@@ -6,22 +6,18 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.config import Settings
+from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.errors import ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.config import Settings
-    from clusterctl.config.host_sources import KubernetesHosts
-    from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-    from clusterctl.schedulers.kubernetes.manifest import Submission
-    from clusterctl.schedulers.kubernetes.submit import Made
+from clusterctl.schedulers.kubernetes.kubectl import Kubectl
+from clusterctl.schedulers.kubernetes.manifest import CONTAINER, Submission, manifest, name_for, objects
+from clusterctl.schedulers.kubernetes.submit import Made, find, make_ready, remove
 
 
 def hosts_of(settings: Settings, command: str) -> KubernetesHosts:
     """Return the HOSTS of the settings. Raises ConfigError if they are no pods."""
-    from clusterctl.config.host_sources import KubernetesHosts
-
     if not isinstance(settings.hosts_from, KubernetesHosts):
         raise ConfigError(
             f"{settings.place('HOSTS')}{command} needs pods as hosts", hint='write HOSTS = kubernetes("app=train")'
@@ -50,24 +46,17 @@ class Pods:
 
     @property
     def manifest(self) -> str:
-        from clusterctl.schedulers.kubernetes.manifest import manifest
-
         return manifest(self.submission)
 
     @property
     def objects(self) -> list[dict[str, Any]]:
         """The objects of the manifest."""
-        from clusterctl.schedulers.kubernetes.manifest import objects
-
         return objects(self.submission)
 
     def make(
         self, environ: Mapping[str, str], tell: Callable[[str], None], warn: Callable[[str], None]
     ) -> KubernetesHosts:
         """Make them; once all are ready, return the HOSTS that mean exactly these. See `make_ready`."""
-        from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-        from clusterctl.schedulers.kubernetes.submit import make_ready
-
         one = self.submission
         make_ready(Kubectl(environ, one.namespace), one, tell, warn)
         return replace(self.hosts, selector=one.selector, container=one.container)
@@ -77,8 +66,6 @@ def pods_for(
     workspace: Path, hosts: KubernetesHosts, *, nodes: int | None, image: str | None, storage: str | None
 ) -> Pods:
     """Return the pods to make. Raises UsageError if something is missing for them."""
-    from clusterctl.schedulers.kubernetes.manifest import CONTAINER, Submission, name_for
-
     if not workspace.is_dir():
         raise UsageError(f"{workspace} is not a directory")
     if nodes is None or image is None:
@@ -116,16 +103,11 @@ class MadePods:
 
     def delete(self) -> None:
         """Delete it, with all jobs on its disks; return once it is gone."""
-        from clusterctl.schedulers.kubernetes.submit import remove
-
         if self.made is not None:
             remove(self.kubectl, self.made.selector)
 
 
 def find_made(hosts: KubernetesHosts, environ: Mapping[str, str]) -> MadePods:
     """Look for the pods that `submit` created for HOSTS."""
-    from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-    from clusterctl.schedulers.kubernetes.submit import find
-
     kubectl = Kubectl(environ, hosts.in_namespace)
     return MadePods(kubectl, find(kubectl, str(hosts.selector)))

@@ -8,21 +8,20 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.references import run_title
+from clusterctl.cluster import Cluster
 from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.common.schema import typed
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.inventory import Node
-    from clusterctl.observe.follow import LogLine
-    from clusterctl.observe.in_order import OrderedFollower
-    from clusterctl.observe.record.members import Members
-    from clusterctl.observe.record.references import Reference
-    from clusterctl.observe.record.status import JobStatus
-    from clusterctl.schedulers import JobWatch
+from clusterctl.errors import UsageError
+from clusterctl.inventory import Node, fold, nodeset
+from clusterctl.observe.follow import LogLine
+from clusterctl.observe.in_order import OrderedFollower
+from clusterctl.observe.logs import read_logs
+from clusterctl.observe.record.members import Members
+from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.status import LIVE, JobStatus, status, worst
+from clusterctl.schedulers import JobWatch, NoRunError
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -63,13 +62,9 @@ def select(
 
     A scheduler's job `to_follow` needs a run that has begun on all nodes: raises NoRunError.
     """
-    from clusterctl.observe.record.status import status
-
     known = status(cluster, named.job, run=named.run)
     nodes = taking_part(known.job, known.members, selected)
     if to_follow is not None and not _has_begun(known, nodes):
-        from clusterctl.schedulers import NoRunError
-
         raise NoRunError(to_follow.now())
     check_process(known, wanted["role"], wanted["rank"])
     return Selection(known, nodes, named.run, wanted)
@@ -77,23 +72,17 @@ def select(
 
 def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
     """Return False while some of the nodes know nothing of a run that is beginning: they cannot be followed yet."""
-    from clusterctl.observe.record.status import LIVE
-
     with_processes = {node.id for node in nodes if node.pserver_ranks or node.trainer_ranks}
     return known.state not in LIVE or with_processes <= {process.node.id for process in known.processes}
 
 
 def read(cluster: Cluster, chosen: Selection) -> Iterator[LogLine]:
     """Yield the lines so far, in time order. Errors of nodes come after the lines of the others."""
-    from clusterctl.observe.logs import read_logs
-
     return read_logs(cluster, chosen.nodes, chosen.known.job, chosen.run, chosen.wanted)
 
 
 def follow(cluster: Cluster, chosen: Selection) -> OrderedFollower:
     """Return the news of the lines so far and of all to come, until the run has ended. A context manager."""
-    from clusterctl.observe.in_order import OrderedFollower
-
     labels = {error.node for error in chosen.known.errors}
     silent = [node for node in chosen.nodes if node.label in labels]
     wanted = typed(FollowSelection, {"events": False, **chosen.wanted})
@@ -102,14 +91,10 @@ def follow(cluster: Cluster, chosen: Selection) -> OrderedFollower:
 
 def final_state(ends: Mapping[int, str], lead: int) -> str:
     """Return how a run ended, given the final state on each node that reported one: the lead's state decides."""
-    from clusterctl.observe.record.status import worst
-
     return ends.get(lead) or worst(ends.values())
 
 
 def check(wanted: LogSelection) -> None:
-    from clusterctl.errors import UsageError
-
     if wanted["role"] not in (None, "pserver", "trainer", "scheduler"):
         raise UsageError(f"unknown --role {wanted['role']}", hint="choose one of pserver, trainer, scheduler")
     try:
@@ -120,9 +105,6 @@ def check(wanted: LogSelection) -> None:
 
 def check_process(known: JobStatus, role: str | None, rank: int | None) -> None:
     """Raise UsageError if the selected nodes have processes, but none of this role and rank."""
-    from clusterctl.errors import UsageError
-    from clusterctl.inventory import fold
-
     rows = [(process.role, process.rank) for process in known.processes]
     if not rows or any(role in (None, one[0]) and rank in (None, one[1]) for one in rows):
         return
@@ -134,9 +116,6 @@ def check_process(known: JobStatus, role: str | None, rank: int | None) -> None:
 
 def taking_part(job: str, members: Members, selected: Sequence[Node]) -> list[Node]:
     """Return the selected nodes that are in the run."""
-    from clusterctl.errors import UsageError
-    from clusterctl.inventory import nodeset
-
     nodes = [node for node in selected if node in members]
     if not nodes:
         absent = nodeset(node.id for node in selected)
@@ -146,8 +125,6 @@ def taking_part(job: str, members: Members, selected: Sequence[Node]) -> list[No
 
 def parse_since(text: str | None) -> float | None:
     """Parse `90s`, `5m`, `2h`, `1d` (ago) or an ISO date and time into seconds since the epoch."""
-    from clusterctl.errors import UsageError
-
     if text is None:
         return None
     ago = AGO.fullmatch(text)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.schedulers import JobWatch
-    from clusterctl.transport import Ask
+from clusterctl.cluster import Cluster
+from clusterctl.config import Settings
+from clusterctl.inventory import build, select
+from clusterctl.schedulers import JobWatch, resolve, resolve_all, resolve_job
+from clusterctl.transport import Ask
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class Opening:
 
     def nodes(self, settings: Settings) -> Cluster:
         """Return the nodes of the settings; a scheduler is asked for its own."""
-        from clusterctl.schedulers import resolve
-
         return self._open(resolve(settings, self.environ))
 
     def nodes_of_job(self, settings: Settings, job: str | None) -> tuple[Cluster, JobWatch | None]:
@@ -37,8 +34,6 @@ class Opening:
 
         If the scheduler has released the job's nodes, its files are read locally. Raises NoRunError if it has none.
         """
-        from clusterctl.schedulers import resolve_job
-
         settings, scheduled = resolve_job(settings, self.environ, job)
         cluster = self._open(settings)
         if scheduled is not None:
@@ -50,8 +45,6 @@ class Opening:
 
         Where their files are read here, also return what tells the state of a run, by its name, that has not ended.
         """
-        from clusterctl.schedulers import resolve_all
-
         settings, state_of = resolve_all(settings, self.environ)
         if not settings.hosts:
             return None, None
@@ -61,9 +54,6 @@ class Opening:
         return cluster, state_of
 
     def _open(self, settings: Settings) -> Cluster:
-        from clusterctl.cluster import Cluster
-        from clusterctl.inventory import build, select
-
         inventory = build(settings)
         chosen = select(inventory, self.only, self.failed_last(settings)) if self.only else inventory.nodes
         return Cluster(settings, inventory, chosen, self.ask)

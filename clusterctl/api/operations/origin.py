@@ -6,15 +6,16 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl import launch
 from clusterctl.api.operations.references import job_of, job_ref, run_of
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import UsageError
-    from clusterctl.inventory import Node
-    from clusterctl.launch import LaunchPlan, Origin
+from clusterctl.cluster import Cluster
+from clusterctl.common.paths import MOST_LABEL_CHARS, is_label
+from clusterctl.errors import UsageError
+from clusterctl.inventory import Node
+from clusterctl.launch import LaunchPlan, Origin, choose, choose_model, has_checkpoint
+from clusterctl.observe.record.references import is_known, need_newest, resolve
+from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,6 @@ class Target:
         An existing directory is a workspace, unless the other options go with a job only. Raises UsageError if `word`
         and an option are given.
         """
-        from clusterctl.errors import UsageError
-
         if word is None:
             return cls(job_workspace, package)
         if job_workspace is not None or package is not None:
@@ -52,9 +51,6 @@ def check_target(target: Target, options: OriginOptions, name: str | None) -> No
 
 def check_name(name: str | None) -> None:
     """Raise UsageError if this cannot be the name of a run."""
-    from clusterctl.common.paths import MOST_LABEL_CHARS, is_label
-    from clusterctl.errors import UsageError
-
     if name is not None and not is_label(name):
         hint = (
             f"use 1 to {MOST_LABEL_CHARS} letters, digits and ._-=+, not - or . at the beginning, and nothing that "
@@ -68,9 +64,6 @@ def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as
 
     The name of a run means its job. A resume continues from the newest run, which has to be that one then.
     """
-    from clusterctl.common.paths import is_label
-    from clusterctl.observe.record.references import is_known, need_newest
-
     if as_given:
         return job_ref(cluster.settings, target.job)
     if target.package is not None:
@@ -96,8 +89,6 @@ def _is_relative_directory(word: str) -> bool:
 
 def _unknown(word: str, options: OriginOptions) -> UsageError:
     """Return the error about a word that is no job: a directory here is meant, if it exists."""
-    from clusterctl.errors import UsageError
-
     if options.resume and Path(word).is_dir():
         return UsageError(
             f"there is no job {word} on the nodes, and --resume does not send the directory {word}",
@@ -115,9 +106,6 @@ def begin_or_continue(
 
     Otherwise the workspace is dispatched and started: so one command serves for every life of a job.
     """
-    from clusterctl.launch import has_checkpoint
-    from clusterctl.observe.record.references import need_newest, resolve
-
     if not (options.resume and target.package is not None and name is not None):
         return target, options
     named = resolve(cluster, name)
@@ -129,9 +117,6 @@ def begin_or_continue(
 
 def _refuse_job_of_this_name(cluster: Cluster, word: str) -> None:
     """Raise UsageError if a directory of this machine is named like a job or a run. Errors of nodes come later."""
-    from clusterctl.errors import UsageError
-    from clusterctl.observe.record.references import is_known
-
     ref = job_ref(cluster.settings, word)
     if ref is not None and is_known(cluster, ref):
         quoted = shlex.quote(word)
@@ -174,8 +159,6 @@ class OriginOptions:
 
     def find(self, cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan) -> Origin:
         """Return what a run of `job` on these nodes starts from."""
-        from clusterctl.launch import choose, choose_model
-
         if self.load is None:
             return choose(cluster, job, nodes, launch, job_of(cluster, self.resume_from))
         named = run_of(cluster, self.load, self.load_run)
@@ -186,8 +169,6 @@ class OriginOptions:
 
 def check_origin(job_workspace: str | None, package: Path | None, options: OriginOptions, name: str | None) -> None:
     """Raise UsageError unless the options name the job to start in exactly one way, and at most one origin."""
-    from clusterctl.errors import UsageError
-
     named = [name for name in ("--resume", "--resume-from", "--load") if options.given()[name]]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} exclude each other: a run starts from one checkpoint or model")
@@ -211,16 +192,11 @@ def would_start_from(
     cluster: Cluster, launch: LaunchPlan, ref: str | None, options: OriginOptions
 ) -> tuple[str, Origin]:
     """Return the job and what it would start from."""
-    from clusterctl.observe.record.status import find
-
     job = find(cluster, ref, to_resume=True)[0] if options.resume else ref or "JOB..."
     return job, options.find(cluster, job, launch.nodes, launch)
 
 
 def kept_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
     """Return the job to resume, and the `--set`s of its run that apply again; those `given` now replace them."""
-    from clusterctl import launch
-    from clusterctl.observe.record.status import find
-
     job, _ = find(cluster, ref, to_resume=True)
     return job, launch.kept_settings(cluster, job, given)

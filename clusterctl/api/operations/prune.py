@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.prune import PrunePlan
+from clusterctl import prune
+from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.errors import ClusterctlError
+from clusterctl.prune import PrunePlan
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,6 @@ class Found:
 
     def problem(self, more: Sequence[ClusterctlError] = ()) -> ClusterctlError | None:
         """Return the error to report, given those of the removal."""
-        from clusterctl.cluster import combined
-
         errors = [*self.errors, *more]
         return combined(errors, self.of, "prune") if errors else None
 
@@ -42,9 +40,6 @@ class Found:
 
 def look(cluster: Cluster, *, keep: int, older_than_s: float) -> Found:
     """Ask every node, and choose what can go: all but the newest `keep` jobs and what was used in `older_than_s`."""
-    from clusterctl import prune
-    from clusterctl.cluster import failures
-
     outcomes = prune.look(cluster)
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
@@ -53,6 +48,4 @@ def look(cluster: Cluster, *, keep: int, older_than_s: float) -> Found:
 
 def remove(cluster: Cluster, found: Found) -> list[ClusterctlError]:
     """Remove what can go; return the errors of nodes that failed or where something was still in use."""
-    from clusterctl import prune
-
     return prune.remove(cluster, found.plan)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.cluster import Cluster
+from clusterctl.config import Settings
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.inventory import Inventory
-    from clusterctl.observe.record.members import Members
-    from clusterctl.observe.record.references import Reference
+from clusterctl.inventory import Inventory
+from clusterctl.observe.record.members import Members
+from clusterctl.observe.record.references import Reference, need_newest, resolve, run_number, split_run
 
 
 def job_name(settings: Settings, inventory: Inventory, job: str) -> str:
@@ -45,8 +42,6 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
 
 def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Reference:
     """Return the run that a user named as JOB, JOB/RUN or with the name of a run; `number` is that of `--run`."""
-    from clusterctl.observe.record.references import Reference, resolve, run_number, split_run
-
     ref, run = (None, None) if text is None else split_run(text)
     ref = job_ref(cluster.settings, ref)
     reference = Reference(ref, run) if run is not None else resolve(cluster, ref)
@@ -60,8 +55,6 @@ def run_of(cluster: Cluster, text: str | None, number: int | None = None) -> Ref
 
 def job_of(cluster: Cluster, text: str | None) -> str | None:
     """Return the job to send to the nodes. Raises UsageError if the text names another run of it than the newest."""
-    from clusterctl.observe.record.references import need_newest
-
     return need_newest(cluster, run_of(cluster, text))
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.references import job_of
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.errors import ClusterctlError
+from clusterctl.cluster import Cluster, NodeOutcome, combined
+from clusterctl.errors import ClusterctlError, RefusedError
+from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class Rejoining:
 
 def rejoin(cluster: Cluster, job: str | None) -> Rejoining:
     """Ask the nodes of `cluster` to rejoin the run of a job, by default of the one that is meant."""
-    from clusterctl.observe.record.status import find
-
     ref = job_of(cluster, job) or find(cluster, None)[0]
     nic = cluster.settings.nic
     outcomes: list[NodeOutcome[dict[str, Any]]] = cluster.ask(
@@ -39,9 +36,6 @@ def rejoin(cluster: Cluster, job: str | None) -> Rejoining:
 
 
 def _problem(job: str, outcomes: Sequence[NodeOutcome[dict[str, Any]]]) -> ClusterctlError | None:
-    from clusterctl.cluster import combined
-    from clusterctl.errors import RefusedError
-
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     if errors:
         return combined(errors, len(outcomes), "rejoin")

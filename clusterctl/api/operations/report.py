@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.record.model import RunRecord
-    from clusterctl.observe.record.references import Reference
+from clusterctl.cluster import Cluster
+from clusterctl.common.files import write_atomic
+from clusterctl.common.paths import is_job_id
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.observe.record.history import read_history
+from clusterctl.observe.record.model import RunRecord
+from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.status import unheard
+from clusterctl.report.page import BEGIN, render
 
 MODE = 0o644
 
@@ -26,15 +30,11 @@ class Reported:
     @property
     def errors(self) -> list[ClusterctlError]:
         """An error for each node that is missing in it."""
-        from clusterctl.errors import NodeError
-
         return [NodeError(known.problem or "", node=known.node.label) for known in self.record.silent]
 
     @property
     def problem(self) -> ClusterctlError | None:
         """The error to report if nodes are missing in it."""
-        from clusterctl.observe.record.status import unheard
-
         return unheard(self.errors, len(self.record.nodes))
 
     def to_json(self) -> dict[str, Any]:
@@ -60,8 +60,6 @@ def report(cluster: Cluster, named: Reference, file: Path | None, directory: Pat
 
     An older report goes. Raises UsageError or RefusedError if that is no place for a report.
     """
-    from clusterctl.observe.record.history import read_history
-
     record = read_history(cluster, named.job, run=named.run)
     target = file or directory / _name(record)
     return Reported(record, target, _write(record, target))
@@ -69,9 +67,6 @@ def report(cluster: Cluster, named: Reference, file: Path | None, directory: Pat
 
 def _check_target(file: Path) -> None:
     """Refuse a file in a directory that does not exist, and one that is not a report."""
-    from clusterctl.errors import RefusedError, UsageError
-    from clusterctl.report.page import BEGIN
-
     if not file.parent.is_dir():
         raise UsageError(f"{file.parent} is not a directory", hint=f"mkdir -p {file.parent}")
     if file.exists() and not _begins(file, BEGIN.encode()):
@@ -87,16 +82,11 @@ def _begins(file: Path, data: bytes) -> bool:
 
 def _name(record: RunRecord) -> str:
     """Return the name of the file. Nodes name the job, and could choose any name but an id."""
-    from clusterctl.common.paths import is_job_id
-
     job = record.job if is_job_id(record.job) else "report"
     return f"{job}-run{int(record.run)}.html"
 
 
 def _write(record: RunRecord, file: Path) -> int:
-    from clusterctl.common.files import write_atomic
-    from clusterctl.report.page import render
-
     _check_target(file)
     data = render(record).encode()
     write_atomic(file, data, MODE, durable=False)

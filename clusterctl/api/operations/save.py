@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.common.requests import SaveRequest
+from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.common.requests import SaveRequest
+from clusterctl.errors import UsageError
+from clusterctl.observe.record.status import find
 
 MARGIN_S = 60.0  # for the answer of a node that swaps
 
@@ -16,10 +17,6 @@ def save(cluster: Cluster, ref: str | None, *, timeout_s: float) -> dict[str, An
 
     Raises if that takes longer than `timeout_s`, and RefusedError if the job is not running.
     """
-    from clusterctl.cluster import raise_failures
-    from clusterctl.errors import UsageError
-    from clusterctl.observe.record.status import find
-
     job, members = find(cluster, ref)
     if members.run is None:
         raise UsageError(f"{job} was never started", hint=f"clusterctl start --job_workspace {job}")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl import schedulers
 from clusterctl.api.operations import references
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.observe.record.references import Reference
-    from clusterctl.schedulers import JobWatch, ScheduledJob
+from clusterctl.cluster import Cluster
+from clusterctl.config import Settings
+from clusterctl.errors import NodeError
+from clusterctl.observe.record.references import Reference, need_newest
+from clusterctl.schedulers import JobWatch, NoRunError, ScheduledJob
+from clusterctl.schedulers.scheduled import ENDS
 
 LINES = 10
 TAIL_BYTES = 1 << 16
@@ -29,7 +30,6 @@ def run_of(cluster: Cluster, scheduled: JobWatch | None, text: str | None, numbe
     job = scheduled.now() if scheduled is not None else None
     if job is None or job.run is None or text not in (None, job.id, job.run):
         return references.run_of(cluster, text, number)
-    from clusterctl.schedulers import NoRunError
 
     named = references.run_of(cluster, job.run, number)
     if not named.chosen:
@@ -39,16 +39,12 @@ def run_of(cluster: Cluster, scheduled: JobWatch | None, text: str | None, numbe
 
 def job_of(cluster: Cluster, scheduled: JobWatch | None, text: str | None) -> str | None:
     """Return the job of `run_of`. Raises UsageError if the text names another run of it than the newest."""
-    from clusterctl.observe.record.references import need_newest
-
     return need_newest(cluster, run_of(cluster, scheduled, text))
 
 
 def need_nodes(scheduled: JobWatch | None) -> None:
     """Raise NoRunError if the nodes of the job may be those of others by now, for what acts on them."""
     if scheduled is not None and scheduled.is_over():
-        from clusterctl.schedulers import NoRunError
-
         raise NoRunError(scheduled.now())
 
 
@@ -61,8 +57,6 @@ def state_of(job: ScheduledJob) -> str:
 
 def was_ended(job: ScheduledJob) -> bool:
     """Return True if the scheduler, or a user through it, has ended the job, and not its script."""
-    from clusterctl.observe.why.scheduler import ENDS
-
     return job.stage == "ended" and job.kind in ENDS
 
 
@@ -71,9 +65,6 @@ def cancel(settings: Settings, environ: Mapping[str, str], job: ScheduledJob) ->
 
     One that has ended stays as it is. One that was queued may run by now, and has to be stopped like any other.
     """
-    from clusterctl import schedulers
-    from clusterctl.errors import NodeError
-
     if job.stage == "ended":
         return job
     after = schedulers.cancel(settings, environ, job)

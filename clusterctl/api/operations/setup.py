@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
-    from clusterctl.setup import Group, Prepared, Requirements
+from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node
+from clusterctl.setup import Group, Prepared, Requirements, Wishes, prepare, read_requirements
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,6 @@ class SetUp:
 
 def requirements_of(workspace: Path, settings: Settings) -> Requirements:
     """Read the requirements of a workspace, and what the engine needs besides. Raises ConfigError."""
-    from clusterctl.setup import read_requirements
-
     return read_requirements(workspace, runtime=settings.engine == "clusterctl")
 
 
@@ -53,15 +50,11 @@ def setup(
     on_step: Callable[[Node | None, str], None] = lambda node, words: None,
 ) -> SetUp:
     """Build the environment on every node that lacks it. See `clusterctl.setup.prepare` and `Wishes`."""
-    from clusterctl.setup import Wishes, prepare
-
     done = prepare(cluster, requirements, Wishes(offline, upgrade, uv), say, cache, on_step)
     return SetUp(requirements, done, _partial_failure(done))
 
 
 def _partial_failure(done: Prepared) -> ClusterctlError | None:
-    from clusterctl.cluster import combined, failures
-
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None

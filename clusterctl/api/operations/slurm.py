@@ -6,12 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from clusterctl.config import Settings
-    from clusterctl.schedulers.slurm.script import Submission
-    from clusterctl.schedulers.slurm.submit import Submitted
+from clusterctl.config import Settings
+from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
+from clusterctl.errors import ConfigError, UsageError
+from clusterctl.schedulers.slurm.mark import PLANNED
+from clusterctl.schedulers.slurm.script import RUN_PREFIX, SAVE_S, Submission, script
+from clusterctl.schedulers.slurm.submit import Submitted, submit
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,10 @@ class Order:
 
     def script(self) -> str:
         """Return the script, with a note in place of what only a submission knows. Raises UsageError."""
-        from clusterctl.schedulers.slurm.mark import PLANNED
-        from clusterctl.schedulers.slurm.script import script
-
         return script(replace(self.submission, opening=PLANNED))
 
     def submit(self, environ: Mapping[str, str]) -> tuple[Submitted, str]:
         """Submit it; return what Slurm says, and the name that the run will have."""
-        from clusterctl.schedulers.slurm.script import RUN_PREFIX
-        from clusterctl.schedulers.slurm.submit import submit
-
         about = {"conf": str(self.conf), "workspace": str(self.workspace)}
         done = submit(self.submission, self.settings.root_dir, about, environ)
         return done, f"{RUN_PREFIX}{done.id}"
@@ -50,9 +45,6 @@ def order(
     requeue: bool = False,
 ) -> Order:
     """Return what to submit. Raises ConfigError if HOSTS are not those of Slurm, and UsageError without a workspace."""
-    from clusterctl.errors import UsageError
-    from clusterctl.schedulers.slurm.script import SAVE_S, Submission
-
     _check_hosts(settings)
     if not workspace.is_dir():
         raise UsageError(f"{workspace} is not a directory")
@@ -77,9 +69,6 @@ def order(
 
 
 def _check_hosts(settings: Settings) -> None:
-    from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
-    from clusterctl.errors import ConfigError
-
     if settings.hosts_from != SlurmHosts():
         raise ConfigError(
             f"{settings.place('HOSTS')}submit --to slurm needs HOSTS = slurm(), the nodes that the job is given",

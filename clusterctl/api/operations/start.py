@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.origin import (
     OriginOptions,
@@ -18,16 +17,18 @@ from clusterctl.api.operations.origin import (
     would_start_from,
 )
 from clusterctl.api.operations.references import job_of
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
-    from clusterctl.launch import LaunchPlan, Origin, Run
-    from clusterctl.observe.record.live import LiveRecord
+from clusterctl.cluster import Cluster
+from clusterctl.dispatch import check_exists
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node
+from clusterctl.launch import LaunchPlan, Origin, Run, plan
+from clusterctl.launch import start as launch_run
+from clusterctl.observe.follow import Follower, is_passing
+from clusterctl.observe.record.live import LiveRecord
+from clusterctl.observe.record.status import status
+from clusterctl.observe.why.report import LAST_WORD_S
 
 UP = ("running", "finishing")  # phases
-LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause of an end
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ class Prepared:
 
         Raises ConfigError if there is no such workspace.
         """
-        from clusterctl.dispatch import check_exists
-
         if self.package is not None:
             check_exists(self.package)
         if not self.origin:
@@ -76,8 +75,6 @@ def prepared(
     chosen for it, except those `given` now; then the nodes are opened again. A job that is named `as_given`, to adopt
     it for example, is not looked for on the nodes; neither is one to `only_plan`, unless it is resumed.
     """
-    from clusterctl.launch import plan
-
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(open_with({}))
         target, origin = begin_or_continue(cluster, target, origin, name)
@@ -106,7 +103,6 @@ def start(
     failed: Mapping[int, ClusterctlError] | None = None,
 ) -> Run:
     """Start the job from its `origin`, if any; `on_origin` gets what was found. See `clusterctl.launch.start`."""
-    from clusterctl.launch import start as launch_run
 
     def find_origin(job: str, nodes: Sequence[Node], placed: LaunchPlan) -> Origin:
         assert origin is not None
@@ -159,8 +155,6 @@ def _await_running(
 
     The lead's node, the first one, knows. If it does not answer, the run is lost once the others have ended.
     """
-    from clusterctl.observe.follow import Follower, is_passing
-
     with Follower(cluster, asked, job, run, {"role": ""}) as follower:
         for news in follower:
             for event in news.events if news is not None else ():
@@ -177,8 +171,6 @@ def _await_running(
 
 def ask_how_it_ended(cluster: Cluster, job: str, run: str, view: LiveRecord) -> None:
     """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
-    from clusterctl.observe.record.status import status
-
     if view.ended is None:
         answer = status(cluster, job, answer_s=LAST_WORD_S)
         ended = answer.lead.get("ended") if answer.lead else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.references import job_name
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.observe.record.status import JobStatus
+from clusterctl.cluster import Cluster
+from clusterctl.observe.record.status import JobStatus
 
 
 def to_json(cluster: Cluster, current: JobStatus) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
-    from clusterctl.observe.record.members import Members
+from clusterctl.cluster import Cluster, NodeOutcome, combined
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.inventory import Node
+from clusterctl.observe.record.members import Members, members_of
+from clusterctl.observe.record.status import find
 
 STOP_S = 300.0  # two grace periods and their margins, on a node that swaps
 OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothing needs to be stopped
@@ -53,15 +53,11 @@ class Stopped:
 
 def job_to_stop(cluster: Cluster, ref: str | None) -> str:
     """Return the job `ref`, or the one that is meant if none is named."""
-    from clusterctl.observe.record.status import find
-
     return ref or find(cluster, None)[0]
 
 
 def stop(cluster: Cluster, ref: str, nodes: Sequence[Node] | None = None) -> Stopped:
     """Stop job `ref` on `nodes` (None: all). A node that is not in the newest run need not answer."""
-    from clusterctl.observe.record.members import members_of
-
     outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     members = members_of(cluster.inventory, answers)
@@ -74,8 +70,6 @@ def processes(count: int) -> str:
 
 def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> ClusterctlError | None:
     """Return the error to report: nodes that did not answer, processes that are left, ports that are taken."""
-    from clusterctl.cluster import combined
-
     answered = any(outcome.ok for outcome in outcomes)
     errors: list[ClusterctlError] = [
         error
@@ -88,8 +82,6 @@ def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> C
 
 
 def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
-    from clusterctl.errors import NodeError
-
     answer, label = outcome.get(), outcome.node.label
     if answer["survivors"]:
         left = ", ".join(f"pid {row['pid']} ({row['command']})" for row in answer["left"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Node
-    from clusterctl.transport import HostKey, Verdict
+from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node
+from clusterctl.transport import HostKey, Verdict
 
 
 class Scanned(NamedTuple):
@@ -44,8 +43,6 @@ class HostKeys:
 
     def problem(self, *unaccepted: ClusterctlError) -> ClusterctlError | None:
         """Return the error to report, given one about keys that were not accepted, if any."""
-        from clusterctl.cluster import combined
-
         errors = [*self.errors, *unaccepted]
         return combined(errors, self.of, "trust") if errors else None
 
@@ -56,7 +53,6 @@ class HostKeys:
 
 def look(cluster: Cluster) -> HostKeys:
     """Ask every node for its host key; nothing is recorded."""
-    from clusterctl.cluster import failures
 
     def scan(node: Node) -> Scanned:
         key = cluster.transport.scan_host_key(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from clusterctl.api.operations.references import job_name
 from clusterctl.api.operations.start import ask_how_it_ended, wait_until_up
@@ -17,13 +17,13 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.origin import origin_json
 from clusterctl.cli.screen.keys import Pressed, keys
 from clusterctl.cli.screen.log_feed import LogFeed
+from clusterctl.cluster import Cluster
+from clusterctl.errors import JobFailedError
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.launch import Adopted, Run
-    from clusterctl.observe.follow import News
-    from clusterctl.observe.record.live import LiveRecord
+from clusterctl.inventory import nodeset
+from clusterctl.launch import Adopted, Run
+from clusterctl.observe.follow import Follower, News
+from clusterctl.observe.record.live import LiveRecord
 
 AFTER_END_S = 5.0
 
@@ -43,9 +43,6 @@ def follow_run(
     invocation: Invocation, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line
 ) -> LiveRecord:
     """Show the run until it ends. Raises if it failed."""
-    from clusterctl.observe.follow import Follower
-    from clusterctl.observe.record.live import LiveRecord
-
     view = LiveRecord(run.nodes)
     display = Display(invocation.console, view, _title(cluster, run), pass_line)
     try:
@@ -76,8 +73,6 @@ def follow_run(
 
 def until_running(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Return once all processes are running; raise if the run fails first."""
-    from clusterctl.observe.record.live import LiveRecord
-
     view = LiveRecord(run.nodes)
     with invocation.progress.operation("starting the processes"):
         is_up = wait_until_up(cluster, run.job, run.run, run.nodes, view)
@@ -129,9 +124,6 @@ def _duration(run: Run, view: LiveRecord) -> str:
 
 def _raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: LiveRecord) -> None:
     """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
-    from clusterctl.errors import JobFailedError
-    from clusterctl.inventory import nodeset
-
     ended = view.ended or {"state": "lost", "cause": None}
     state = ended["state"]
     cause: Mapping[str, Any] = ended["cause"] or view.cause or {}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, plural
@@ -17,14 +16,12 @@ from clusterctl.cluster import NONSENSE
 from clusterctl.common.requests import FollowSelection
 from clusterctl.common.run_state import Event
 from clusterctl.escape import clean
-from clusterctl.observe.follow import is_passing
+from clusterctl.observe.follow import LogLine, News, is_passing
 from clusterctl.observe.record.live import LiveRecord, PassNumbers
 from clusterctl.observe.record.marks import mark_of
 
 if TYPE_CHECKING:
-    from rich.live import Live
-
-    from clusterctl.observe.follow import LogLine, News
+    from clusterctl.cli.screen.rich_display import RichDisplay
 
 PROBLEM = re.compile(rf"(?i)error|exception|traceback|warning|fatal|killed|{PATTERN}")
 #: Log lines that the display asks for: all of the first trainer, up to a limit, and problems of the others.
@@ -34,7 +31,6 @@ LINES_WANTED: FollowSelection = {
     "speaker": {"role": "trainer", "rank": 0, "budget": 1000},
 }
 PLAIN_EVERY_S = 10.0
-REDRAWS_PER_S = 4
 HINT = "Ctrl-C stops the job everywhere · d detaches"
 #: Events of which the display shows the mark.
 SHOWN = (
@@ -78,13 +74,13 @@ class Display:
         self._pass_line = pass_line
         self._last_plain = 0.0
         self._tracebacks: dict[tuple[str, int], TracebackFolder] = {}
-        self._live: Live | None = None
+        self._live: RichDisplay | None = None
 
     def __enter__(self) -> Display:
         if self._console.live:
-            from rich.live import Live
+            from clusterctl.cli.screen.rich_display import RichDisplay
 
-            self._live = Live(console=self._console.rich(), refresh_per_second=REDRAWS_PER_S, get_renderable=self._draw)
+            self._live = RichDisplay(self._console, self._lines, own_screen=False)
             self._live.start()
         return self
 
@@ -154,7 +150,7 @@ class Display:
         if self._console.quiet:
             return
         if self._live is not None:
-            self._live.console.print(self._console.rich_text(text, keep_newlines=True), soft_wrap=True)
+            self._live.print(text)
         else:
             self._console.output(text)
 
@@ -165,6 +161,5 @@ class Display:
                 self._console.say(self.screen.summary())
             self._last_plain = now
 
-    def _draw(self) -> Any:
-        width, height = shutil.get_terminal_size()
-        return self._console.rich_lines(self.screen.lines(width, height - max(2, height // 3)))
+    def _lines(self, width: int, height: int) -> list[str]:
+        return self.screen.lines(width, height - max(2, height // 3))

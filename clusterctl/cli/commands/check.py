@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from clusterctl.api.operations.check import check as check_nodes
+from clusterctl.api.operations.check import to_json
+from clusterctl.check import STOPS, Finding, Report
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.check import Finding, Report
-    from clusterctl.cluster.gpu_answers import GpuReport
-    from clusterctl.errors import ClusterctlError
+from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.inventory import fold
 
 LABEL = 14
 GAP = 5
 
 
 def check(invocation: Invocation) -> None:
-    from clusterctl.api.operations.check import check, to_json
-
     with invocation.cluster() as cluster:
         with invocation.progress.operation("checking"):
-            report = check(cluster)
+            report = check_nodes(cluster)
         error = problem(report, len(cluster.nodes))
         for line in lines(report):
             invocation.console.say(line)
@@ -39,8 +37,6 @@ def lines(report: Report) -> list[str]:
 
 def _nodes(report: Report) -> list[str]:
     """Describe the nodes, identical ones on one line."""
-    from clusterctl.inventory import fold
-
     groups: dict[tuple[str, str], list[int]] = {}
     for node, facts in report.facts.items():
         versions = [f"{name} {version}" for name, version in facts["versions"].items()]
@@ -54,8 +50,6 @@ def _nodes(report: Report) -> list[str]:
 
 def _gpus(report: Report) -> list[str]:
     """Describe the GPUs of the nodes that have some, equal ones on one line."""
-    from clusterctl.inventory import fold
-
     groups: dict[tuple[str, int, str], list[int]] = {}
     free: dict[tuple[str, int, str], list[int]] = {}
     for node, facts in report.facts.items():
@@ -117,17 +111,12 @@ def _labelled(ids: str, text: str, more: str | None = None, *, gap: str = GAP * 
 
 
 def _wrapped(line: str) -> str:
-    import textwrap
-
     width, indent = shutil.get_terminal_size().columns, " " * LABEL
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """Return one line per finding, or two if the terminal is too narrow to show the fix beside it."""
-    from clusterctl.check import STOPS
-    from clusterctl.inventory import fold
-
     looks = {True: ("blocks start: ", style.BAD), False: ("", style.WARNING)}
     lines = []
     for one in findings:
@@ -137,8 +126,6 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
 
 
 def _pairs(report: Report) -> list[str]:
-    from clusterctl.inventory import fold
-
     pairs = report.pairs
     if not pairs.possible:
         return []
@@ -162,8 +149,6 @@ def _verdict(report: Report) -> list[str]:
 
 def problem(report: Report, of: int) -> ClusterctlError | None:
     """Return the error to exit with: refused host keys first, then anything that would block `start`."""
-    from clusterctl.errors import NodeError, RefusedError
-
     if not report.stops:
         return None
     refused = [error for error in report.errors.values() if isinstance(error, RefusedError)]

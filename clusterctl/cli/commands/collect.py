@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.collect import check_tag
+from clusterctl.api.operations.collect import collect as collect_from
 from clusterctl.cli import style
 from clusterctl.cli.causes import warning_lines
 from clusterctl.cli.commands.report import NAME, attempt_report
+from clusterctl.cli.commands.status import left_out_lines
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster
+from clusterctl.collect import Collection
 from clusterctl.common.errors import first_of
+from clusterctl.common.manifest import pass_tag
+from clusterctl.errors import UsageError
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.collect import Collection
-    from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.references import Reference
 
 SHOWN = 3
 LEFT = {
@@ -37,10 +39,6 @@ def collect(
     of_pass: int | None = None,
     every: bool = False,
 ) -> None:
-    from clusterctl.api.operations.collect import check_tag
-    from clusterctl.common.manifest import pass_tag
-    from clusterctl.errors import UsageError
-
     if tag is not None and of_pass is not None:
         raise UsageError("--tag and --pass both name a model", hint="give one of them")
     check_tag(tag)
@@ -60,9 +58,6 @@ def collect_run(
     document: bool = True,
 ) -> Collection:
     """Collect and print a summary; raise if a node failed."""
-    from clusterctl.api.operations.collect import collect as collect_from
-    from clusterctl.cli.commands.status import left_out_lines
-
     with invocation.progress.operation("collecting") as operation:
         found = collect_from(cluster, named, output, operation.node_bytes, tag=tag, every=every)
     job, collection, target = found.job, found.collection, found.target

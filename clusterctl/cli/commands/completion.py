@@ -5,15 +5,15 @@ from __future__ import annotations
 from typer._completion_shared import get_completion_script
 
 from clusterctl.cli.completion import ASKS, SHELLS
-from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
 
 
-def completion(invocation: Invocation, shell: str, program: str) -> None:
+def completion(console: Console, shell: str, program: str) -> None:
     """Print the script of typer with which a shell completes the command line of `program`."""
     if shell not in SHELLS:
         raise UsageError(f"there is no completion for {shell!r}", hint=f"use one of {', '.join(SHELLS)}")
     script = get_completion_script(prog_name=program, complete_var=ASKS, shell=shell)
-    invocation.console.document({"shell": shell, "script": script})
-    if not invocation.console.json:
+    console.document({"shell": shell, "script": script})
+    if not console.json:
         print(script)

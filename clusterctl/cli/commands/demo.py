@@ -13,14 +13,25 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl import fake
+from clusterctl.api.operations.origin import OriginOptions, Target
+from clusterctl.api.operations.start import prepared
+from clusterctl.cli.attached.follow import follow_run
+from clusterctl.cli.chart import resample, svg_chart, terminal_chart
+from clusterctl.cli.commands.collect import collect_run
+from clusterctl.cli.commands.dispatch import send
+from clusterctl.cli.commands.start import launch_and_follow
+from clusterctl.cli.commands.stop import stop_job
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.launch import Run
-    from clusterctl.observe.record.live import LiveRecord, PassNumbers
+from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.errors import ConfigError, JobFailedError, RefusedError
+from clusterctl.fake import check_backend
+from clusterctl.launch import Run
+from clusterctl.observe.record.live import LiveRecord, PassNumbers
+from clusterctl.observe.record.references import Reference
+from clusterctl.templates import copy_workspace
 
 HOME = Path("clusterctl-demo")
 
@@ -33,8 +44,6 @@ EACH_NODE_IS = {
 
 
 def demo(invocation: Invocation, nodes: int, passes: int, backend: str, directory: Path | None) -> None:
-    from clusterctl.fake import check_backend
-
     started = time.monotonic()
     check_backend(backend, nodes)  # before anything is created
     target = _make_target(directory)
@@ -52,8 +61,6 @@ def demo(invocation: Invocation, nodes: int, passes: int, backend: str, director
 
 def _make_target(directory: Path | None) -> Path:
     """Create a new directory for everything that this demo writes, so that demos never share files."""
-    from clusterctl.errors import RefusedError
-
     if directory is not None:
         if directory.exists() and any(directory.iterdir()):
             raise RefusedError(f"{directory} is not empty", hint="choose an empty or new directory with --dir")
@@ -71,9 +78,6 @@ def _make_target(directory: Path | None) -> Path:
 
 
 def _prepare_workspace(invocation: Invocation, target: Path, shards: int) -> Path:
-    from clusterctl.errors import ConfigError
-    from clusterctl.templates import copy_workspace
-
     workspace = target / "workspace"
     copy_workspace(workspace)
     command = [sys.executable, "prepare_data.py", "--shards", str(shards)]
@@ -87,8 +91,6 @@ def _prepare_workspace(invocation: Invocation, target: Path, shards: int) -> Pat
 @contextlib.contextmanager
 def _fake_cluster(invocation: Invocation, directory: Path, nodes: int, backend: str) -> Iterator[Path]:
     """Start a cluster that goes down with this process, however it ends."""
-    from clusterctl import fake
-
     say = invocation.console.say
     with fake.up(directory, nodes, backend=backend, lifeline=True, remove=True, tell=say) as cluster:
         say(f"fake cluster: {nodes} nodes, each {EACH_NODE_IS[backend]}")
@@ -99,13 +101,6 @@ def _train(
     invocation: Invocation, cluster: Cluster, workspace: Path, passes: int
 ) -> tuple[list[tuple[float, float]], LiveRecord]:
     """Train; return (held-out perplexity, unigram perplexity) of every pass, and the run."""
-    from clusterctl.api.operations.origin import OriginOptions, Target
-    from clusterctl.api.operations.start import prepared
-    from clusterctl.cli.attached.follow import follow_run
-    from clusterctl.cli.commands.dispatch import send
-    from clusterctl.cli.commands.start import launch_and_follow
-    from clusterctl.cluster import raise_failures
-
     sent = send(invocation, cluster, workspace)
     raise_failures(sent.outcomes, "dispatch")
     scores: list[tuple[float, float]] = []
@@ -125,10 +120,6 @@ def _train(
 
 
 def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
-    from clusterctl.cli.commands.collect import collect_run
-    from clusterctl.errors import JobFailedError
-    from clusterctl.observe.record.references import Reference
-
     collection = collect_run(invocation, cluster, Reference(None), target / "results", document=False)
     if collection.model is None:
         raise JobFailedError("training saved no complete model")
@@ -136,14 +127,10 @@ def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
 
 
 def _prove_stopped(invocation: Invocation, cluster: Cluster) -> None:
-    from clusterctl.cli.commands.stop import stop_job
-
     stop_job(invocation, cluster, None, document=False)
 
 
 def _show_results(invocation: Invocation, target: Path, workspace: Path, model: Path, view: LiveRecord) -> None:
-    from clusterctl.cli.chart import resample, svg_chart, terminal_chart
-
     reports = [(float(step), loss) for step, loss in view.curve]  # from each trainer, once a second
     points = resample(reports, max(2, len(reports) // len(view.trainers)))
     for line in terminal_chart(points):

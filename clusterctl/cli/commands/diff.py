@@ -6,19 +6,19 @@ import contextlib
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.diff import Differences, run_to_compare
+from clusterctl.api.operations.diff import diff as compare
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.diff import Differences
-    from clusterctl.cluster import Cluster
-    from clusterctl.observe.record.compare import Comparison, Pair, Range
-    from clusterctl.observe.record.contents import File
-    from clusterctl.observe.record.references import Reference
+from clusterctl.inventory import nodeset
+from clusterctl.observe.record.compare import Comparison, Pair, Range
+from clusterctl.observe.record.contents import File
+from clusterctl.observe.record.references import Reference
+from clusterctl.report import formats
 
 MOST_ROWS = 20  # of a section
 MOST_PERCENT = 10_000
@@ -31,9 +31,6 @@ Row = tuple[str, str, str, str]
 
 
 def diff(invocation: Invocation, first: str, second: str) -> None:
-    from clusterctl.api.operations.diff import diff as compare
-    from clusterctl.api.operations.diff import run_to_compare
-
     with contextlib.ExitStack() as stack:
         sides: list[tuple[Cluster, Reference]] = []
         for text in (first, second):
@@ -50,8 +47,6 @@ def diff(invocation: Invocation, first: str, second: str) -> None:
 
 
 def _doubts(found: Differences) -> Iterator[str]:
-    from clusterctl.inventory import nodeset
-
     for label, error in found.errors.items():
         yield f"{label} is missing in it: {error.message}"
     for job, by_node in found.changed.items():
@@ -111,8 +106,6 @@ def _texts(pairs: Iterable[Pair[str]]) -> Iterator[Row]:
 
 
 def _figure(pair: Pair[float]) -> Row:
-    from clusterctl.report import formats
-
     name, shown = {
         "duration_s": ("duration", formats.duration),
         "samples_per_s": ("samples/s", formats.number),
@@ -124,8 +117,6 @@ def _figure(pair: Pair[float]) -> Row:
 
 def _metric(pair: Pair[Range]) -> Iterator[Row]:
     """Yield the final, lowest and highest value where they differ, but none that looks like the final one."""
-    from clusterctl.report import formats
-
     final: list[str] = []
     for at, kind in enumerate(("", " lowest", " highest")):
         a, b = (None if side is None else side[at] for side in (pair.a, pair.b))
@@ -137,8 +128,6 @@ def _metric(pair: Pair[Range]) -> Iterator[Row]:
 
 
 def _change_of(a: float | None, b: float | None) -> str:
-    from clusterctl.report import formats
-
     if a is None or b is None:
         return ""
     return f"{'+' if b >= a else '-'}{formats.number(abs(b - a))}"

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.api.operations.dispatch import may_go_on, need_scripts, partial_failure, plan, scan, to_json
+from clusterctl.api.operations.dispatch import send as send_workspace
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster
+from clusterctl.dispatch import Dispatched, Workspace
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.dispatch import Dispatched, Workspace
+from clusterctl.inventory import fold
 
 
 def dispatch(
     invocation: Invocation, workspace: Path, *, rehash: bool = False, plan: bool = False, allow_partial: bool = False
 ) -> None:
-    from clusterctl.api.operations.dispatch import may_go_on, partial_failure, to_json
-
     with invocation.cluster() as cluster:
         if plan:
             _plan(invocation, cluster, workspace, rehash)
@@ -45,8 +44,6 @@ def _scan(
     invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool, *, to_start: bool = False
 ) -> Workspace:
     """Read a workspace. If its job is `to_start` now, refuse one without the scripts that are to run."""
-    from clusterctl.api.operations.dispatch import need_scripts, scan
-
     with invocation.progress.operation("hashing") as operation:
         scanned = scan(cluster, directory, rehash=rehash, cache=invocation.cache_dir, report=operation.bytes)
     workspace = scanned.workspace
@@ -74,8 +71,6 @@ def send(
     allow_partial: bool = False,
 ) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
-    from clusterctl.api.operations.dispatch import send as send_workspace
-
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
     options: Any = {"rehash": rehash, "allow_partial": allow_partial, "to_start": to_start}
     started = time.monotonic()
@@ -87,8 +82,6 @@ def send(
 
 
 def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
-    from clusterctl.inventory import fold
-
     groups: dict[str, list[int]] = {}
     for outcome in done.outcomes:
         if outcome.ok:
@@ -110,8 +103,6 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
 
 def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> None:
     """Print the paths that would be sent, deleted and ignored; change nothing."""
-    from clusterctl.api.operations.dispatch import plan
-
     workspace = _scan(invocation, cluster, directory, rehash)
     waiting = invocation.console.warn
     document, problem = plan(cluster, workspace, waiting, cache=invocation.cache_dir, rehash=rehash)
@@ -121,8 +112,6 @@ def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: boo
 
 
 def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict[str, Any]]) -> None:
-    from clusterctl.inventory import fold
-
     groups: dict[tuple[Any, ...], list[int]] = {}
     for node in nodes:
         if node["ok"]:

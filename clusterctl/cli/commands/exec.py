@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import stat
 import sys
 import termios
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from clusterctl.api.operations.exec import LINE_BYTES, Output, in_directory_of, problem, remote_command
+from clusterctl.api.operations.exec import LINE_BYTES, Output, in_directory_of, problem, remote_command, run
 from clusterctl.cli import style
-from clusterctl.cli.console import human_bytes
+from clusterctl.cli.console import Console, human_bytes
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.errors import InterruptedRun, UsageError
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.cli.console import Console
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.inventory import Node
-    from clusterctl.transport import Command
+from clusterctl.inventory import Node, nodeset
+from clusterctl.transport import Command
 
 HOLD_S = 2.0
 HOLD_BYTES = 1 << 20
@@ -52,18 +51,12 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
 
 
 def _refuse_job(job: str, words: Sequence[str]) -> NoReturn:
-    import shlex
-
-    from clusterctl.errors import UsageError
-
     hint = f"to run it in the directory of a job: clusterctl exec --in-job {shlex.quote(job)} -- {shlex.join(words)}"
     raise UsageError(f"exec: {job!r} is neither an option nor part of the command after --", hint=hint)
 
 
 def refuse_input() -> None:
     """Raise UsageError if there is data on our standard input, which would be lost silently."""
-    from clusterctl.errors import UsageError
-
     if _input_bytes():
         raise UsageError(
             "exec does not forward standard input, but received data on it",
@@ -85,10 +78,6 @@ def _input_bytes() -> int:
 
 
 def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) -> list[NodeOutcome[int]]:
-    from clusterctl.api.operations.exec import run
-    from clusterctl.errors import InterruptedRun
-    from clusterctl.inventory import nodeset
-
     def guarded(step: Callable[[], None]) -> None:
         try:
             step()
@@ -206,8 +195,6 @@ class Screen:
 
     def _print_folded(self) -> None:
         """Show ended nodes that are not on the screen yet, those with identical output together."""
-        from clusterctl.inventory import nodeset
-
         groups: dict[bytes, list[int]] = {}
         for node, output in self.outputs.items():
             if output.code is not None and not output.shown:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.export import Exported
+from clusterctl.export import TENSORBOARD, TRACE, Exported
+from clusterctl.export import export as write
 
 
 def export(invocation: Invocation, to: str, directory: Path, job: str | None, *, run: int | None) -> None:
-    from clusterctl.export import export as write
-
     with invocation.cluster_of(job, whole=True) as cluster:
         named = invocation.run_of(cluster, job, run)
         with invocation.progress.operation("exporting"):
@@ -28,16 +24,12 @@ def export(invocation: Invocation, to: str, directory: Path, job: str | None, *,
 
 
 def _summary(exported: Exported) -> str:
-    from clusterctl.export import TENSORBOARD, TRACE
-
     what = plural(exported.count, "event" if exported.to == TRACE else "point")
     shown = plural(len(exported.files), "file") if exported.to == TENSORBOARD else " and ".join(exported.files)
     return f"exported {what} of {exported.record.name} into {exported.directory}/: {shown}"
 
 
 def _next_steps(exported: Exported) -> Iterator[str]:
-    from clusterctl.export import TENSORBOARD, TRACE
-
     where = shlex.quote(str(exported.directory))
     if exported.to == TENSORBOARD:
         yield f"next: tensorboard --logdir {where}"

@@ -6,13 +6,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from clusterctl.cli.console import plural
-from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.fake import FakeCluster, NodeStatus
+from clusterctl import fake
+from clusterctl.cli.console import Console, plural
+from clusterctl.errors import RefusedError
+from clusterctl.fake import FakeCluster, NodeStatus
 
 DONE = {
     "kill": "is down, with everything on it, as after a power cut",
@@ -21,36 +19,30 @@ DONE = {
 }
 
 
-def up(invocation: Invocation, nodes: int, backend: str, directory: Path) -> None:
-    from clusterctl import fake
-
-    cluster = fake.up(directory, nodes, backend=backend, tell=invocation.console.say)
-    invocation.console.document(_describe(cluster))
-    invocation.console.say(
+def up(console: Console, nodes: int, backend: str, directory: Path) -> None:
+    cluster = fake.up(directory, nodes, backend=backend, tell=console.say)
+    console.document(_describe(cluster))
+    console.say(
         f"started {plural(nodes, 'fake node')} ({backend})     to remove: clusterctl fake down --dir {directory}"
     )
-    invocation.console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
+    console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
 
 
-def down(invocation: Invocation, directory: Path, *, yes: bool) -> None:
-    from clusterctl import fake
-
+def down(console: Console, directory: Path, *, yes: bool) -> None:
     jobs = [] if yes else fake.running_jobs(directory)
-    if jobs and not _may_end(invocation, jobs, directory):
-        invocation.console.say("nothing was stopped")
+    if jobs and not _may_end(console, jobs, directory):
+        console.say("nothing was stopped")
         return
     killed = fake.down(directory)
-    invocation.console.document({"dir": str(directory), "killed": killed})
+    console.document({"dir": str(directory), "killed": killed})
     ended = f"; killed {killed} {'process' if killed == 1 else 'processes'} on it" if killed else ""
-    invocation.console.say(f"the fake cluster in {directory} is down{ended}")
+    console.say(f"the fake cluster in {directory} is down{ended}")
 
 
-def _may_end(invocation: Invocation, jobs: Sequence[str], directory: Path) -> bool:
+def _may_end(console: Console, jobs: Sequence[str], directory: Path) -> bool:
     """Ask if running jobs may be ended. Raises RefusedError if nobody can be asked."""
-    from clusterctl.errors import RefusedError
-
     problem = f"{', '.join(jobs)} {'is' if len(jobs) == 1 else 'are'} running on the fake cluster in {directory}"
-    if invocation.console.json or not sys.stdin.isatty():
+    if console.json or not sys.stdin.isatty():
         place, conf = shlex.quote(str(directory)), shlex.quote(str(directory / "conf.py"))
         stop, end = f"clusterctl stop --conf {conf} {jobs[0]}", f"clusterctl fake down --yes --dir {place}"
         raise RefusedError(problem, hint=f"{stop} stops it; {end} ends everything", details={"jobs": list(jobs)})
@@ -58,12 +50,10 @@ def _may_end(invocation: Invocation, jobs: Sequence[str], directory: Path) -> bo
     return answer.strip().lower() in ("y", "yes")
 
 
-def status(invocation: Invocation, directory: Path) -> None:
-    from clusterctl import fake
-
+def status(console: Console, directory: Path) -> None:
     cluster = fake.status(directory)
     rows = [_row(one) for one in cluster.nodes]
-    invocation.console.document(
+    console.document(
         {
             "dir": str(cluster.directory),
             "backend": cluster.backend,
@@ -72,35 +62,31 @@ def status(invocation: Invocation, directory: Path) -> None:
             "nodes": rows,
         }
     )
-    if not invocation.console.json:
+    if not console.json:
         process = f", pid {cluster.pid}" if cluster.pid is not None else ""
-        invocation.console.say(f"{cluster.directory}: {'up' if cluster.alive else 'down'}, {cluster.backend}{process}")
+        console.say(f"{cluster.directory}: {'up' if cluster.alive else 'down'}, {cluster.backend}{process}")
         cells = [
             [str(r["node"]), str(r["port"]), str(r["state"]), "yes" if r["answers"] else "no", str(r["processes"])]
             for r in rows
         ]
         headings = ("node", "port", "state", "answers", "processes")
-        invocation.console.table(headings, cells, ("node", "port", "processes"))
+        console.table(headings, cells, ("node", "port", "processes"))
 
 
-def harm(invocation: Invocation, node: str, fault: str, directory: Path) -> None:
-    from clusterctl import fake
-
+def harm(console: Console, node: str, fault: str, directory: Path) -> None:
     harmed = fake.harm(directory, node, fault)
-    invocation.console.document({"dir": str(directory), "node": harmed.index, "done": fault})
-    invocation.console.say(f"{harmed.label} {DONE[fault]}     undo: clusterctl fake heal {harmed.label}")
+    console.document({"dir": str(directory), "node": harmed.index, "done": fault})
+    console.say(f"{harmed.label} {DONE[fault]}     undo: clusterctl fake heal {harmed.label}")
 
 
-def heal(invocation: Invocation, node: str, directory: Path) -> None:
-    from clusterctl import fake
-
+def heal(console: Console, node: str, directory: Path) -> None:
     healed = fake.heal(directory, node)
     one = healed.node
-    invocation.console.document({"dir": str(directory), "node": one.index, "done": "heal", "host": one.host})
+    console.document({"dir": str(directory), "node": one.index, "done": "heal", "host": one.host})
     address = f", now at {one.host}" if healed.moved else ""
-    invocation.console.say(f"{one.label} is back{address}")
+    console.say(f"{one.label} is back{address}")
     if not healed.conf_is_right:
-        invocation.console.warn(f"conf.py was edited, so it is left unchanged: set HOSTS[{one.index}] to {one.entry}")
+        console.warn(f"conf.py was edited, so it is left unchanged: set HOSTS[{one.index}] to {one.entry}")
 
 
 def _describe(cluster: FakeCluster) -> dict[str, object]:

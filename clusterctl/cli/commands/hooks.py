@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.operations.task import load_tasks, run_here
+from clusterctl.api.operations.task import load_tasks
 from clusterctl.cli.attached.term import on_term
 from clusterctl.cli.commands.task import for_people
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster
+from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, ConfigError, InterruptedRun, JobFailedError, UsageError
+from clusterctl.launch import Run
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.config import Settings
-    from clusterctl.fabric.tasks import Call
-    from clusterctl.launch import Run
+    from clusterctl.fabric.execution import Call
 
 NOT_SEEN = "AFTER_END was not run: start did not see the end of the run"
 DETACHED = "AFTER_END does not run with --detach: it needs a start that follows the run to its end"
@@ -99,7 +99,7 @@ class Hooks:
     def _run(self, setting: str, name: str | None, values: Mapping[str, object]) -> None:
         if self._named and (call := self._call(setting, name, values)) is not None:
             with for_people(self._invocation.console):
-                run_here(self._file, str(name), [call], print)
+                self._file.run_here(str(name), [call], print)
 
     def _call(self, setting: str, name: str | None, values: Mapping[str, object]) -> Call | None:
         if name is None:

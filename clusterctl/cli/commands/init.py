@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.console import Console
+from clusterctl.errors import RefusedError, UsageError
+from clusterctl.templates import TEMPLATES, copy_workspace, template_conf
 
 
-def init(invocation: Invocation, directory: Path, template: str) -> None:
-    from clusterctl.errors import RefusedError, UsageError
-    from clusterctl.templates import TEMPLATES, copy_workspace, template_conf
-
+def init(console: Console, directory: Path, template: str) -> None:
     if template not in TEMPLATES:
         raise UsageError(f"unknown --template {template}", hint=f"choose one of {', '.join(TEMPLATES)}")
     conf, workspace = directory / "conf.py", directory / "workspace"
@@ -20,8 +19,8 @@ def init(invocation: Invocation, directory: Path, template: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     copy_workspace(workspace, template)
     conf.write_text(template_conf(template))
-    invocation.console.document({"conf": str(conf), "workspace": str(workspace)})
-    invocation.console.say(f"{conf}       list your machines in HOSTS")
-    invocation.console.say(f"{workspace}/   {TEMPLATES[template].summary} to start from; see its README.md")
+    console.document({"conf": str(conf), "workspace": str(workspace)})
+    console.say(f"{conf}       list your machines in HOSTS")
+    console.say(f"{workspace}/   {TEMPLATES[template].summary} to start from; see its README.md")
     prepare = f"python3 workspace/{TEMPLATES[template].prepare}"
-    invocation.console.say(f"next: cd {directory} && {prepare}, then clusterctl dispatch")
+    console.say(f"next: cd {directory} && {prepare}, then clusterctl dispatch")

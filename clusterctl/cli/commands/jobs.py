@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.jobs import known_jobs, to_json, waiting_jobs
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, human_time
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview
+from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview
+from clusterctl.observe.record.secrets import HIDDEN
 
 COLUMNS = (
     *("job", "name", "state", "runs", "took", "loss", "metric", "best", "more metrics", "arguments"),
@@ -28,8 +27,6 @@ LONGEST = 40  # characters of a cell
 
 
 def jobs(invocation: Invocation) -> None:
-    from clusterctl.api.operations.jobs import known_jobs, to_json, waiting_jobs
-
     cluster, state_of = invocation.cluster_of_all()
     waiting = waiting_jobs(invocation.settings(), invocation.environ)
     for job in waiting:
@@ -70,8 +67,6 @@ def _cells(job: JobOverview, of: int) -> list[str]:
 
 
 def _figures(run: RunOverview | None) -> list[str]:
-    from clusterctl.observe.record.secrets import HIDDEN
-
     if run is None:
         return [""] * 6
     metrics = list(run.metrics.items())

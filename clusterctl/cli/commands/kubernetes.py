@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.kubernetes import find_made, hosts_of, in_namespace, pods_for
 from clusterctl.api.operations.origin import OriginOptions, Target
@@ -13,11 +12,9 @@ from clusterctl.cli.commands.start import start
 from clusterctl.cli.commands.stop import stop_job
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
+from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.errors import ClusterctlError, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.config.host_sources import KubernetesHosts
-    from clusterctl.schedulers.kubernetes.submit import Made
+from clusterctl.schedulers.kubernetes.submit import Made
 
 
 def submit(

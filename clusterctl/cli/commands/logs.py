@@ -6,21 +6,20 @@ import datetime
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.logs import check, final_state, parse_since, read, select
 from clusterctl.api.operations.logs import follow as follow_lines
 from clusterctl.cli import style
+from clusterctl.cli.commands.scheduled import once_it_runs, tell_end
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster, combined
 from clusterctl.common.requests import LogSelection
+from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.folding import FoldedLine
-    from clusterctl.observe.follow import Follower, LogLine
+from clusterctl.inventory import fold
+from clusterctl.observe.folding import WINDOW_S, FoldedLine, Folder
+from clusterctl.observe.follow import Follower, LogLine, is_passing
 
 
 def logs(
@@ -36,8 +35,6 @@ def logs(
     grep: str | None,
     fold: bool,
 ) -> None:
-    from clusterctl.cli.commands.scheduled import once_it_runs
-
     if node is not None:
         invocation.options.only = node
     wanted: LogSelection = {"role": role, "rank": rank, "since": None, "tail": tail, "grep": grep}
@@ -52,8 +49,6 @@ def logs(
 
 
 def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: LogSelection) -> None:
-    from clusterctl.cli.commands.scheduled import tell_end
-
     with invocation.cluster_of(job) as cluster:
         named = invocation.run_of(cluster, job)
         scheduled = invocation.scheduled if follow else None
@@ -74,9 +69,6 @@ def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, 
 
 def _follow(invocation: Invocation, follower: Follower, printer: LinePrinter, nodes: int) -> dict[int, str]:
     """Print lines until the run has ended; return each node's final state. Raises the errors of nodes that failed."""
-    from clusterctl.cluster import combined
-    from clusterctl.observe.follow import is_passing
-
     ends: dict[int, str] = {}
     errors: list[ClusterctlError] = []
     for news in follower:
@@ -100,8 +92,6 @@ def _follow(invocation: Invocation, follower: Follower, printer: LinePrinter, no
 
 
 def _report_end(invocation: Invocation, ref: str, ends: dict[int, str], lead: int) -> None:
-    from clusterctl.errors import JobFailedError
-
     if not ends:
         return
     state = final_state(ends, lead)
@@ -154,8 +144,6 @@ class FoldingPrinter(LinePrinter):
     """Prints identical lines that several processes print about the same time once, with their ranks."""
 
     def __init__(self, console: Console, cluster: Cluster, processes: Mapping[str, int]) -> None:
-        from clusterctl.observe.folding import Folder
-
         super().__init__(console, cluster)
         self._folder = Folder(processes)
         self._in_order = True
@@ -166,8 +154,6 @@ class FoldingPrinter(LinePrinter):
         self._print_folded(self._folder.rest())  # also if some nodes failed
 
     def tick(self) -> None:
-        from clusterctl.observe.folding import WINDOW_S
-
         now = time.monotonic()
         if not self._in_order:
             self._print_folded(self._folder.due(now))
@@ -182,8 +168,6 @@ class FoldingPrinter(LinePrinter):
         self._print_folded(self._folder.add(line, self._newest_t if in_order else self._added))
 
     def _print_folded(self, lines: Iterable[FoldedLine]) -> None:
-        from clusterctl.inventory import fold
-
         for folded in lines:
             first = folded.first
             one = len(folded.ranks) == 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.errors import ClusterctlError
+from clusterctl.cluster.cluster import unwatched
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
 
 CONFIG = """in prometheus.yml:
   scrape_configs:
@@ -19,10 +18,6 @@ CONFIG = """in prometheus.yml:
 
 
 def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
-    from clusterctl.cluster.cluster import unwatched
-    from clusterctl.errors import UsageError
-    from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
-
     console = invocation.console
     wanted = Address.parse(listen)
     need_prometheus_client()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.logs import AGO, UNITS_S
+from clusterctl.api.operations.prune import look, remove
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.prune import OldJob, PrunePlan
+from clusterctl.errors import UsageError
+from clusterctl.inventory import fold
+from clusterctl.prune import OldJob, PrunePlan
 
 HEADINGS = ("job", "state", "runs", "size", "output", "last used", "nodes")
 WHY = {"runs": "running", "newest": "among the newest", "young": "recently used"}
 
 
 def prune(invocation: Invocation, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
-    from clusterctl.api.operations.prune import look, remove
-
     older_than_s = parse_age(older_than)
     with invocation.cluster() as cluster:
         found = look(cluster, keep=keep, older_than_s=older_than_s)
@@ -33,8 +31,6 @@ def prune(invocation: Invocation, *, keep: int, older_than: str, yes: bool, plan
 
 def parse_age(text: str) -> float:
     """Parse `90s`, `5m`, `2h` or `7d` into seconds."""
-    from clusterctl.errors import UsageError
-
     age = AGO.fullmatch(text)
     if not age:
         raise UsageError(f"--older-than {text!r} is not an age", hint="write 12h or 7d")
@@ -64,15 +60,11 @@ def _show(invocation: Invocation, plan: PrunePlan) -> None:
 
 
 def _cells(job: OldJob) -> list[str]:
-    from clusterctl.inventory import fold
-
     output = human_bytes(job.output_bytes) if job.output_bytes else ""
     return [job.job, job.state, str(job.runs), human_bytes(job.bytes), output, human_age(job.age_s), fold(job.nodes)]
 
 
 def _content_line(plan: PrunePlan) -> str:
-    from clusterctl.inventory import fold
-
     counts = Counter(item.kind for item in plan.content)
     kinds = ", ".join(plural(count, kind) for kind, count in counts.items())
     size = human_bytes(sum(item.bytes for item in plan.content))
@@ -86,8 +78,6 @@ def _summary(plan: PrunePlan) -> str:
 
 
 def _ask(invocation: Invocation, plan: PrunePlan) -> bool:
-    from clusterctl.errors import UsageError
-
     if invocation.console.json or not sys.stdin.isatty():
         hint = "prune --yes removes without asking; prune --plan only shows the list"
         message = f"would remove {_summary(plan)}; cannot ask for confirmation (no terminal, or --json)"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from clusterctl.api.operations.rejoin import rejoin as ask
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from clusterctl.errors import UsageError
 
 WORDS = {
     "joined": "has rejoined run {run}",
@@ -18,9 +17,6 @@ WORDS = {
 
 def rejoin(invocation: Invocation, job_workspace: str | None, others: Sequence[str]) -> None:
     """Ask all nodes, or those of --only, to rejoin; raise if one cannot. `others` are options that do not apply."""
-    from clusterctl.api.operations.rejoin import rejoin as ask
-    from clusterctl.errors import UsageError
-
     if others:
         raise UsageError(
             f"--rejoin cannot be combined with {others[0]}: the run continues with the options it was started with"

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.api.operations.report import place
+from clusterctl.api.operations.report import report as write
 from clusterctl.cli.console import human_bytes
 from clusterctl.cli.invocation import Invocation
+from clusterctl.cluster import Cluster
 from clusterctl.errors import ClusterctlError
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.launch import Run
+from clusterctl.launch import Run
+from clusterctl.observe.record.references import Reference
 
 NAME = "report.html"  # in the directory of `collect`
 
 
 def report(invocation: Invocation, job: str | None, output: Path | None, run: int | None) -> None:
-    from clusterctl.api.operations.report import place
-    from clusterctl.api.operations.report import report as write
-
     file, directory = place(output)
     with invocation.cluster_of(job, whole=True) as cluster:
         written = write(cluster, invocation.run_of(cluster, job, run), file, directory)
@@ -34,9 +32,6 @@ def report(invocation: Invocation, job: str | None, output: Path | None, run: in
 
 def attempt_report(invocation: Invocation, cluster: Cluster, job: str, run: str, file: Path | None) -> Path | None:
     """Write the report of a run that another command is about; a failure is only a warning. Return its path."""
-    from clusterctl.api.operations.report import report as write
-    from clusterctl.observe.record.references import Reference
-
     try:
         target = write(cluster, Reference(job, run), file).file
     except (ClusterctlError, OSError) as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterctl.api.operations.save import save as ask
 from clusterctl.cli import style
 from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
@@ -9,8 +10,6 @@ from clusterctl.escape import clean
 
 def save(invocation: Invocation, job: str | None, *, timeout_s: float) -> None:
     """Ask the lead for a checkpoint and wait until it is complete. Raises if that takes longer than `timeout_s`."""
-    from clusterctl.api.operations.save import save as ask
-
     with invocation.cluster_of(job, whole=True) as cluster:
         invocation.need_nodes()
         ref = invocation.job_of(cluster, job)

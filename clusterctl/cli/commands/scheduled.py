@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.api.operations.scheduled import cancel, printed_last, status_json, stop_json, was_ended, why_json
 from clusterctl.cli import style
 from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.schedulers import ScheduledJob
+from clusterctl.schedulers import NoRunError, ScheduledJob
 
 POLL_S = 5.0  # between questions to a controller that has others to answer
 
@@ -38,8 +36,6 @@ def once_it_runs(invocation: Invocation, show: Callable[[], None]) -> None:
 
     Raises NoRunError if it ends without a run.
     """
-    from clusterctl.schedulers import NoRunError
-
     told = ""
     while True:
         try:

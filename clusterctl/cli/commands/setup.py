@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.api.operations.setup import requirements_of
+from clusterctl.api.operations.setup import setup as set_up
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.common.errors import first_of
-
-if TYPE_CHECKING:
-    from clusterctl.setup import Group, Prepared
+from clusterctl.inventory import nodeset
+from clusterctl.setup import Group, Prepared
 
 MOST_SHOWN = 4
 
@@ -19,9 +20,6 @@ MOST_SHOWN = 4
 def setup(
     invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bool, uv: bool | None, engine: str | None
 ) -> None:
-    from clusterctl.api.operations.setup import requirements_of
-    from clusterctl.api.operations.setup import setup as set_up
-
     console = invocation.console
     settings = invocation.settings(ENGINE=engine)
     requirements = requirements_of(workspace, settings)
@@ -41,8 +39,6 @@ def setup(
 
 
 def _summarise(console: Console, done: Prepared) -> None:
-    from clusterctl.inventory import nodeset
-
     ready = {outcome.node.id: outcome for outcome in done.outcomes if outcome.ok}
     for group in done.groups:
         outcomes = [ready[node.id] for node in group.nodes if node.id in ready]
@@ -64,8 +60,6 @@ def _summarise(console: Console, done: Prepared) -> None:
 
 def _differences(groups: list[Group]) -> list[str]:
     """Report packages whose version differs between kinds of nodes, which may change the results of a job."""
-    from clusterctl.inventory import nodeset
-
     names = sorted({name for group in groups for name in group.packages})
     lines = []
     for name in names:

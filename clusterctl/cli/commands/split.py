@@ -7,8 +7,9 @@ import os
 import re
 from pathlib import Path
 
-from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.console import Console, human_bytes, plural
+from clusterctl.dispatch.split import ShardName
+from clusterctl.dispatch.split import split as run
 from clusterctl.errors import UsageError
 from clusterctl.escape import clean
 
@@ -17,24 +18,19 @@ ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
 HINT = r"use for example '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
 
 
-def split(
-    invocation: Invocation, file: Path, count: int, delimiter: str, output: Path | None, *, has_a_header: bool
-) -> None:
-    from clusterctl.dispatch.split import ShardName
-    from clusterctl.dispatch.split import split as run
-
+def split(console: Console, file: Path, count: int, delimiter: str, output: Path | None, *, has_a_header: bool) -> None:
     shards, warnings = run(file, count, delimiter_bytes(delimiter), output, has_a_header=has_a_header)
     records = sum(shard.records for shard in shards)
     described = [{"path": str(shard.path), "records": shard.records, "bytes": shard.bytes} for shard in shards]
-    invocation.console.document({"records": records, "shards": described, "warnings": warnings})
+    console.document({"records": records, "shards": described, "warnings": warnings})
     first, last = shards[0], shards[-1]
     names = f"{first.path} to -{last.path.name.rpartition('-')[2]}" if count > 1 else str(first.path)
     total = human_bytes(sum(shard.bytes for shard in shards))
     each = f"{last.records:,}" + (f" or {first.records:,}" if first.records != last.records else "")
-    invocation.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
+    console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
     for warning in warnings:
-        invocation.console.warn(clean(warning, keep_newlines=True))
-    invocation.console.say(f"conf.py needs SHARDS = {json.dumps([ShardName.of(file).pattern])}")
+        console.warn(clean(warning, keep_newlines=True))
+    console.say(f"conf.py needs SHARDS = {json.dumps([ShardName.of(file).pattern])}")
 
 
 def delimiter_bytes(text: str) -> bytes:

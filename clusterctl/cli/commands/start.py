@@ -7,28 +7,77 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from clusterctl.api.operations.dispatch import failed_nodes
 from clusterctl.api.operations.origin import OriginOptions, Target, check_target
 from clusterctl.api.operations.references import job_name
-from clusterctl.api.operations.start import prepared
+from clusterctl.api.operations.start import Prepared, prepared
+from clusterctl.api.operations.start import start as launch_run
 from clusterctl.cli.adopted import adopt_directory, check_options
 from clusterctl.cli.attached.follow import follow_run, identity, until_running
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
+from clusterctl.cli.commands.check import finding_lines
+from clusterctl.cli.commands.dispatch import send
 from clusterctl.cli.commands.hooks import Hooks
+from clusterctl.cli.commands.rejoin import rejoin as rejoin_run
 from clusterctl.cli.commands.report import report_at_end
+from clusterctl.cli.commands.stop import stop_job, uninterrupted
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.origin import origin_json, tell_origin
+from clusterctl.cluster import Cluster, combined, fold_errors
+from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.start import Prepared
-    from clusterctl.cluster import Cluster
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.launch import LaunchPlan, Origin, Run
+from clusterctl.launch import LaunchPlan, Origin, Run
 
 T = TypeVar("T")
+
+
+def start_or_rejoin(
+    invocation: Invocation,
+    word: str | None,
+    *,
+    job_workspace: str | None,
+    package: Path | None,
+    name: str | None,
+    engine: str | None,
+    chosen: Sequence[str] | None,
+    resume: bool,
+    adopt: bool,
+    resume_from: str | None,
+    load: str | None,
+    load_run: int | None,
+    load_tag: str | None,
+    rejoin: bool,
+    detach: bool,
+    plan: bool,
+    allow_partial: bool,
+) -> None:
+    """Do what the options of `start` ask for."""
+    target = Target.find(word, job_workspace, package, only_jobs=resume or rejoin or adopt)
+    origin = OriginOptions(resume, resume_from, load, load_run, load_tag)
+    if rejoin:
+        others = {
+            **origin.given(),
+            **{"--adopt": adopt, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
+            **{"--job_dispatch_package": package, "--engine": engine, "--set": chosen, "--name": name},
+            "--": invocation.program_args,
+        }
+        rejoin_run(invocation, target.job, [option for option, given in others.items() if given])
+        return
+    start(
+        invocation,
+        target,
+        name=name,
+        engine=engine,
+        chosen=chosen or (),
+        adopt=adopt,
+        origin=origin,
+        detach=detach,
+        plan=plan,
+        allow_partial=allow_partial,
+    )
 
 
 def start(
@@ -90,9 +139,6 @@ def _dispatch(
     invocation: Invocation, cluster: Cluster, package: Path, allow_partial: bool
 ) -> tuple[str, dict[int, ClusterctlError]]:
     """Dispatch; return the job and the errors of nodes that do not have it."""
-    from clusterctl.api.operations.dispatch import failed_nodes
-    from clusterctl.cli.commands.dispatch import send
-
     done = send(invocation, cluster, package, to_start=True, allow_partial=allow_partial)
     return done.job, failed_nodes(done, len(cluster.nodes), allow_partial=allow_partial)
 
@@ -130,11 +176,6 @@ def launch_and_follow(
 
     The run is added to `started` then.
     """
-    from clusterctl.api.operations.start import start as launch_run
-    from clusterctl.cli.commands.check import finding_lines
-    from clusterctl.cli.commands.stop import stop_job, uninterrupted
-    from clusterctl.errors import InterruptedRun
-
     started = [] if started is None else started
 
     def on_go(run: Run) -> None:
@@ -162,8 +203,6 @@ def launch_and_follow(
 
 def _report_left_out(invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Warn about nodes left out of the run: why, the processes that remain, the data that no trainer reads."""
-    from clusterctl.cluster import combined, fold_errors
-
     if not run.left_out:
         return
     errors = list(run.left_out.values())

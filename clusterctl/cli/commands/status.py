@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.api.operations.references import run_title
 from clusterctl.api.operations.status import to_json
 from clusterctl.cli import style
 from clusterctl.cli.causes import first_cause_lines, warning_lines
+from clusterctl.cli.commands.scheduled import scheduler_json, show_status, tell_end
 from clusterctl.cli.console import human_time
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.pserver_counts import count_lines
@@ -18,14 +18,16 @@ from clusterctl.cli.screen.gpu_lines import headings as gpu_headings
 from clusterctl.cli.screen.gpu_lines import user_lines
 from clusterctl.cli.screen.notes import note_lines
 from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells, metric_headings, metric_names
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.cluster.answers import StatusFacts
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.record.members import Members
-    from clusterctl.observe.record.model import ProcessRecord
-    from clusterctl.observe.record.status import JobStatus
+from clusterctl.cli.screen.watch import watch
+from clusterctl.cluster import Cluster, SeveralRunningError
+from clusterctl.cluster.answers import StatusFacts
+from clusterctl.errors import ClusterctlError, JobFailedError
+from clusterctl.inventory import nodeset
+from clusterctl.observe.record.members import Members
+from clusterctl.observe.record.model import ProcessRecord
+from clusterctl.observe.record.status import LIVE, JobStatus, unheard
+from clusterctl.observe.record.status import status as read
+from clusterctl.schedulers import NoRunError
 
 FIGURES = ("pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
 HEADINGS = ("node", "host", "role", "rank", "state", "restarts", *FIGURES)
@@ -35,9 +37,6 @@ WATCH_S = 1.0
 
 
 def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
-    from clusterctl.cli.commands.scheduled import show_status
-    from clusterctl.schedulers import NoRunError
-
     if watch:
         invocation.console.stream()
     try:
@@ -47,11 +46,6 @@ def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
 
 
 def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
-    from clusterctl.cli.commands.scheduled import scheduler_json
-    from clusterctl.cluster import SeveralRunningError
-    from clusterctl.observe.record.status import LIVE
-    from clusterctl.observe.record.status import status as read
-
     with invocation.cluster_of(job) as cluster:
         try:
             named = invocation.run_of(cluster, job)
@@ -77,10 +71,6 @@ def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
 
 def _watched(invocation: Invocation, cluster: Cluster, current: JobStatus, run: str | None) -> JobStatus:
     """Show the live screen; return the status after it. Say so if the user left a run that continues."""
-    from clusterctl.cli.screen.watch import watch
-    from clusterctl.observe.record.status import LIVE
-    from clusterctl.observe.record.status import status as read
-
     ended = watch(invocation.console, cluster, current, " · ".join(_title(current)[:-1]))
     after = read(cluster, current.job, run=run)
     if not ended and after.state in LIVE:
@@ -90,8 +80,6 @@ def _watched(invocation: Invocation, cluster: Cluster, current: JobStatus, run: 
 
 def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> None:
     """Show every job that is running; the JSON document has them under `jobs`."""
-    from clusterctl.observe.record.status import status as read
-
     found = [read(cluster, job, gpus=True) for job in jobs]
     for current in found:
         _show(invocation, cluster, current, clear=False)
@@ -101,17 +89,12 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
 
 
 def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
-    from clusterctl.errors import JobFailedError
-    from clusterctl.observe.record.status import unheard
-
     if watch and not current.errors and current.state in ("failed", "lost"):
         return JobFailedError(f"{current.job} {'failed' if current.state == 'failed' else 'is lost'}")
     return unheard(current.errors, of)
 
 
 def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear: bool) -> None:
-    from clusterctl.cli.commands.scheduled import tell_end
-
     console = invocation.console
     if console.json:
         return
@@ -143,8 +126,6 @@ def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear
 
 def left_out_lines(members: Members) -> list[str]:
     """Return the nodes that are not in the run, one line per reason."""
-    from clusterctl.inventory import nodeset
-
     by_reason: dict[str, list[int]] = {}
     for row in members.left_out:
         by_reason.setdefault(row["message"], []).append(row["node"])

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.api.operations.stop import Stopped, job_to_stop, processes
+from clusterctl.api.operations.stop import stop as stop_everything
 from clusterctl.cli import style
+from clusterctl.cli.commands.scheduled import stop_without_run
+from clusterctl.cli.console import human_time, plural
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.stop import Stopped
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.inventory import Node
+from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.inventory import Node
+from clusterctl.schedulers import NoRunError
 
 
 def stop(invocation: Invocation, job: str | None) -> None:
-    from clusterctl.cli.commands.scheduled import stop_without_run
-    from clusterctl.schedulers import NoRunError
-
     is_done = False
     while not is_done:
         try:
@@ -48,10 +48,6 @@ def stop_job(
 
     A node that is not in the newest run need not answer.
     """
-    from clusterctl.api.operations.stop import job_to_stop, processes
-    from clusterctl.api.operations.stop import stop as stop_everything
-    from clusterctl.cli.console import plural
-
     ref = job_to_stop(cluster, ref)
     console = invocation.console
     console.say(f"stopping {ref} on {plural(len(cluster.nodes if nodes is None else nodes), 'node')}")
@@ -79,10 +75,6 @@ def stop_job(
 
 def _how_it_was_over(stopped: Stopped) -> str:
     """Return the line for a job that did not run any more."""
-    import datetime
-
-    from clusterctl.cli.console import human_time
-
     run = stopped.members.run
     ends = [answer["ended"] for answer in stopped.answers if answer.get("ended") and answer["run"] == run]
     if not ends:
@@ -94,8 +86,6 @@ def _how_it_was_over(stopped: Stopped) -> str:
 
 
 def _report_kills(invocation: Invocation, outcomes: Sequence[NodeOutcome[dict[str, Any]]]) -> None:
-    from clusterctl.api.operations.stop import processes
-
     for outcome in outcomes:
         if outcome.ok and (killed := outcome.get()["killed"]):
             line = f"{outcome.node.label}: {processes(killed)} ignored TERM and needed KILL"

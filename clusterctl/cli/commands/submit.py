@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.slurm import Order, order
 from clusterctl.cli import style
+from clusterctl.cli.commands import kubernetes
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.slurm import Order
 
 
 def submit(
@@ -21,16 +19,29 @@ def submit(
     nodes: int | None,
     time: str | None,
     requeue: bool,
+    image: str | None,
+    namespace: str | None,
+    storage: str | None,
     plan: bool,
-    for_pods: bool = False,
 ) -> None:
-    from clusterctl.api.operations.slurm import order
-
+    if to == "kubernetes":
+        of_slurm = {"--time": time, "--requeue": requeue}
+        kubernetes.submit(
+            invocation,
+            workspace,
+            nodes=nodes,
+            image=image,
+            namespace=namespace,
+            storage=storage,
+            plan=plan,
+            not_for_pods=[option for option, given in of_slurm.items() if given],
+        )
+        return
     if to != "slurm":
         raise UsageError(
             f"--to {to}: not a scheduler that clusterctl knows", hint="write --to slurm or --to kubernetes"
         )
-    if for_pods:
+    if image or namespace or storage:
         raise UsageError("--image, --namespace and --storage are for --to kubernetes only")
     if invocation.options.only:
         raise UsageError("this command does not accept --only: Slurm chooses the nodes")

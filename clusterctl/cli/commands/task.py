@@ -8,17 +8,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.operations.task import load_tasks, problem, run_here, run_on_nodes
+from clusterctl.api.operations.task import load_tasks, problem
 from clusterctl.cli.commands.exec import Screen
+from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.task_output import NodeStream, PerThread
+from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
+from clusterctl.inventory import Node, nodeset
 
 if TYPE_CHECKING:
-    from clusterctl.cli.console import Console
-    from clusterctl.cluster import Cluster, NodeOutcome
-    from clusterctl.fabric.tasks import Call, TaskFile
-    from clusterctl.inventory import Node
+    from clusterctl.fabric.execution import Call
+    from clusterctl.fabric.tasks import TaskFile
 
 HELP = ("--help", "-h")
 
@@ -77,7 +78,7 @@ def _help(console: Console, file: TaskFile, name: str) -> None:
 def _around(console: Console, file: TaskFile, name: str, tasks: Sequence[Any]) -> None:
     """Run the `pre` or the `post` of a task on this machine."""
     with for_people(console):
-        run_here(file, name, tasks, print)
+        file.run_here(name, tasks, print)
 
 
 @contextlib.contextmanager
@@ -91,8 +92,6 @@ def _run(
     cluster: Cluster, file: TaskFile, call: Call, screen: Screen, console: Console
 ) -> list[NodeOutcome[ClusterctlError | None]]:
     """Call a task for every node. Its failure is the value of an outcome."""
-    from clusterctl.inventory import nodeset
-
     stdout, stderr = PerThread(sys.stdout), PerThread(sys.stderr)
 
     @contextlib.contextmanager
@@ -109,7 +108,7 @@ def _run(
 
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            outcomes = run_on_nodes(cluster, file, call, print, output, end)
+            outcomes = file.run_on_nodes(cluster, call, print, output, end)
     except KeyboardInterrupt:
         screen.show_held()
         raise InterruptedRun(

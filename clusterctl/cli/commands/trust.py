@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
+from clusterctl.api.operations.trust import Scanned, look, record
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
-
-if TYPE_CHECKING:
-    from clusterctl.api.operations.trust import Scanned
-    from clusterctl.inventory import Node
+from clusterctl.errors import RefusedError, UsageError
+from clusterctl.inventory import Node, fold
 
 
 def trust(invocation: Invocation, *, yes: bool) -> None:
-    from clusterctl.api.operations.trust import look, record
-    from clusterctl.errors import RefusedError
-
     with invocation.cluster() as cluster:
         keys = look(cluster)
         if keys.without:
@@ -37,8 +32,6 @@ def trust(invocation: Invocation, *, yes: bool) -> None:
 
 
 def _show(invocation: Invocation, known: int, unknown: list[Scanned]) -> None:
-    from clusterctl.inventory import fold
-
     by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node, key, _ in unknown:
         by_key[key.type, key.fingerprint].append(node)
@@ -50,8 +43,6 @@ def _show(invocation: Invocation, known: int, unknown: list[Scanned]) -> None:
 
 
 def _ask(invocation: Invocation, count: int) -> bool:
-    from clusterctl.errors import UsageError
-
     keys = plural(count, "host key")
     if invocation.console.json or not sys.stdin.isatty():
         message = f"{keys} unknown; cannot ask for confirmation (no terminal, or --json)"

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from clusterctl.api.operations.references import run_title
+from clusterctl.api.operations.why import explain, problem
 from clusterctl.cli import style
 from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, incident_line, warning_lines
+from clusterctl.cli.commands import scheduled
 from clusterctl.cli.console import Console, human_duration
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.screen.notes import note_lines
 from clusterctl.common.schema import END_OF_TIME
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.observe.why.evidence import Incident
-    from clusterctl.observe.why.report import Why
+from clusterctl.observe.why.evidence import Incident
+from clusterctl.observe.why.report import Why, advice, to_json
+from clusterctl.schedulers import NoRunError
 
 SHOWN = 5  # incidents of each kind
 STATE_WORDS = {
@@ -31,25 +30,18 @@ STATE_WORDS = {
 
 
 def why(invocation: Invocation, job: str | None) -> None:
-    from clusterctl.cli.commands.scheduled import explain
-    from clusterctl.schedulers import NoRunError
-
     try:
         _why(invocation, job)
     except NoRunError as none:
-        explain(invocation, none.job)
+        scheduled.explain(invocation, none.job)
 
 
 def _why(invocation: Invocation, job: str | None) -> None:
-    from clusterctl.api.operations.why import explain, problem
-    from clusterctl.cli.commands.scheduled import scheduler_json
-    from clusterctl.observe.why.report import to_json
-
     with invocation.cluster_of(job, whole=True) as cluster:
         report = explain(cluster, invocation.run_of(cluster, job), invocation.scheduled)
         if not invocation.console.json:
             _show(invocation.console, report, outside=invocation.scheduled is not None)
-        document = {**to_json(report), **scheduler_json(invocation)}
+        document = {**to_json(report), **scheduled.scheduler_json(invocation)}
         invocation.console.finish(document, problem(report, len(cluster.nodes)))
 
 
@@ -98,8 +90,6 @@ def _first_line(report: Why) -> str:
 
 
 def _show_cause(console: Console, report: Why, cause: Incident) -> None:
-    from clusterctl.observe.why.report import advice
-
     console.output(FIRST_CAUSE + headline(report, cause))
     for t, line in cause.lines:
         console.output(f"  {_moment(t)}  {clean(line)}")

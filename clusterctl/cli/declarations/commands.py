@@ -53,7 +53,7 @@ def init(
     """Write a conf.py and a workspace to start from."""
     from clusterctl.cli.commands.init import init
 
-    init(context.obj, directory, template)
+    init(context.obj.console, directory, template)
 
 
 @command(app, "setup", "clusterctl setup workspace")
@@ -70,7 +70,7 @@ def setup(
     """Create the job's Python environment on the nodes."""
     from clusterctl.cli.commands.setup import setup
 
-    setup(context.obj, workspace, offline=offline, upgrade=upgrade, uv=uv, engine=engine)
+    setup(context.obj.invocation(), workspace, offline=offline, upgrade=upgrade, uv=uv, engine=engine)
 
 
 @command(app, "dispatch", "clusterctl dispatch workspace")
@@ -89,7 +89,7 @@ def dispatch(
     """
     from clusterctl.cli.commands.dispatch import dispatch
 
-    dispatch(context.obj, workspace, rehash=rehash, plan=plan, allow_partial=allow_partial)
+    dispatch(context.obj.invocation(), workspace, rehash=rehash, plan=plan, allow_partial=allow_partial)
 
 
 @command(app, "start", "clusterctl start workspace --name first -- --num_passes=5")
@@ -118,31 +118,23 @@ def start(
 
     Everything after -- and any unknown --key=value goes to the training program.
     """
-    from clusterctl.api.operations.origin import OriginOptions, Target
-    from clusterctl.cli.commands.start import start
+    from clusterctl.cli.commands.start import start_or_rejoin
 
-    only_jobs = resume or rejoin or adopt
-    target = Target.find(workspace_or_job, job_workspace, job_dispatch_package, only_jobs=only_jobs)
-    origin = OriginOptions(resume, resume_from, load, load_run, load_tag)
-    if rejoin:
-        from clusterctl.cli.commands.rejoin import rejoin as join
-
-        options = {
-            **origin.given(),
-            **{"--adopt": adopt, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
-            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings, "--name": name},
-            "--": context.obj.program_args,
-        }
-        join(context.obj, target.job, [option for option, given in options.items() if given])
-        return
-    start(
-        context.obj,
-        target,
+    start_or_rejoin(
+        context.obj.invocation(),
+        workspace_or_job,
+        job_workspace=job_workspace,
+        package=job_dispatch_package,
         name=name,
         engine=engine,
-        chosen=settings or (),
+        chosen=settings,
+        resume=resume,
         adopt=adopt,
-        origin=origin,
+        resume_from=resume_from,
+        load=load,
+        load_run=load_run,
+        load_tag=load_tag,
+        rejoin=rejoin,
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,
@@ -178,25 +170,20 @@ def submit(
 
     Everything after -- goes to the training program.
     """
-    if to == "kubernetes":
-        from clusterctl.cli.commands.kubernetes import submit as submit_pods
-
-        of_slurm = {"--time": time, "--requeue": requeue}
-        submit_pods(
-            context.obj,
-            workspace,
-            nodes=nodes,
-            image=image,
-            namespace=namespace,
-            storage=storage,
-            plan=plan,
-            not_for_pods=[option for option, given in of_slurm.items() if given],
-        )
-        return
     from clusterctl.cli.commands.submit import submit
 
-    for_pods = image or namespace or storage
-    submit(context.obj, workspace, to=to, nodes=nodes, time=time, requeue=requeue, plan=plan, for_pods=bool(for_pods))
+    submit(
+        context.obj.invocation(),
+        workspace,
+        to=to,
+        nodes=nodes,
+        time=time,
+        requeue=requeue,
+        image=image,
+        namespace=namespace,
+        storage=storage,
+        plan=plan,
+    )
 
 
 @command(app, "status", "clusterctl status --watch")
@@ -210,7 +197,7 @@ def status(
     """Show every process of the newest run."""
     from clusterctl.cli.commands.status import status
 
-    status(context.obj, job, watch=watch)
+    status(context.obj.invocation(), job, watch=watch)
 
 
 @command(app, "jobs", "clusterctl jobs")
@@ -218,7 +205,7 @@ def jobs(context: typer.Context) -> None:
     """List the jobs and runs on the nodes, newest first."""
     from clusterctl.cli.commands.jobs import jobs
 
-    jobs(context.obj)
+    jobs(context.obj.invocation())
 
 
 @command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity")
@@ -247,7 +234,18 @@ def logs(
     """Show the logs of all processes, labelled, in time order."""
     from clusterctl.cli.commands.logs import logs
 
-    logs(context.obj, job, follow=follow, role=role, rank=rank, node=node, since=since, tail=tail, grep=grep, fold=fold)
+    logs(
+        context.obj.invocation(),
+        job,
+        follow=follow,
+        role=role,
+        rank=rank,
+        node=node,
+        since=since,
+        tail=tail,
+        grep=grep,
+        fold=fold,
+    )
 
 
 @command(app, "why", "clusterctl why")
@@ -255,7 +253,7 @@ def why(context: typer.Context, job: RunArgument = None) -> None:
     """Find the first cause of a failure across all nodes, and suggest what to do."""
     from clusterctl.cli.commands.why import why
 
-    why(context.obj, job)
+    why(context.obj.invocation(), job)
 
 
 @command(app, "save", "clusterctl save")
@@ -269,7 +267,7 @@ def save(
     """Save a checkpoint of the running job now, and wait until it is complete."""
     from clusterctl.cli.commands.save import save
 
-    save(context.obj, job, timeout_s=timeout)
+    save(context.obj.invocation(), job, timeout_s=timeout)
 
 
 @command(app, "stop", "clusterctl stop")
@@ -282,11 +280,11 @@ def stop(
     if delete:
         from clusterctl.cli.commands.kubernetes import stop_and_delete
 
-        stop_and_delete(context.obj, job)
+        stop_and_delete(context.obj.invocation(), job)
         return
     from clusterctl.cli.commands.stop import stop
 
-    stop(context.obj, job)
+    stop(context.obj.invocation(), job)
 
 
 @command(app, "split", "clusterctl split data/train.txt --count 16")
@@ -312,7 +310,7 @@ def split_file(
     """Split a data file into shards, record by record."""
     from clusterctl.cli.commands.split import split
 
-    split(context.obj, file, count, delimiter, output, has_a_header=header)
+    split(context.obj.console, file, count, delimiter, output, has_a_header=header)
 
 
 @command(app, "collect", "clusterctl collect -o results")
@@ -331,7 +329,7 @@ def collect(
     """Download logs, outputs and the newest model, verify them, and merge the model."""
     from clusterctl.cli.commands.collect import collect
 
-    collect(context.obj, job, output, run=run, tag=tag, of_pass=of_pass, every=every)
+    collect(context.obj.invocation(), job, output, run=run, tag=tag, of_pass=of_pass, every=every)
 
 
 @command(app, "demo", "clusterctl demo")
@@ -345,4 +343,4 @@ def demo(
     """Train a real model on a fake cluster on this machine."""
     from clusterctl.cli.commands.demo import demo
 
-    demo(context.obj, nodes, passes, backend, directory)
+    demo(context.obj.invocation(), nodes, passes, backend, directory)

@@ -21,4 +21,4 @@ def completion(
     """Print the script with which a shell completes commands, options, jobs and nodes."""
     from clusterctl.cli.commands.completion import completion
 
-    completion(context.obj, shell, NAME)
+    completion(context.obj.console, shell, NAME)

@@ -20,7 +20,7 @@ BackendOption = Annotated[
         "--backend",
         metavar="NAME",
         help="embedded (no root, no sshd), ssh or docker.",
-        autocompletion=completion.backends,
+        autocompletion=completion.one_of("embedded", "ssh", "docker"),
     ),
 ]
 fake_app = typer.Typer(
@@ -41,7 +41,7 @@ def fake_up(
     """Start a fake cluster and write a conf.py for it."""
     from clusterctl.cli.commands.fake import up
 
-    up(context.obj, nodes, backend, directory)
+    up(context.obj.console, nodes, backend, directory)
 
 
 @command(fake_app, "down", "clusterctl fake down --dir fake")
@@ -53,7 +53,7 @@ def fake_down(
     """Stop a fake cluster and every process on it, and remove its nodes."""
     from clusterctl.cli.commands.fake import down
 
-    down(context.obj, directory, yes=yes)
+    down(context.obj.console, directory, yes=yes)
 
 
 @command(fake_app, "status", "clusterctl fake status --dir fake")
@@ -61,31 +61,25 @@ def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> No
     """Show the nodes of a fake cluster."""
     from clusterctl.cli.commands.fake import status
 
-    status(context.obj, directory)
+    status(context.obj.console, directory)
 
 
 @command(fake_app, "kill", "clusterctl fake kill node2")
 def fake_kill(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
     """Kill a node and everything on it at once, like a power cut."""
-    from clusterctl.cli.commands.fake import harm
-
-    harm(context.obj, node, "kill", directory)
+    _harm(context, node, "kill", directory)
 
 
 @command(fake_app, "pause", "clusterctl fake pause node2")
 def fake_pause(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
     """Freeze a node and everything on it."""
-    from clusterctl.cli.commands.fake import harm
-
-    harm(context.obj, node, "pause", directory)
+    _harm(context, node, "pause", directory)
 
 
 @command(fake_app, "cut", "clusterctl fake cut node2")
 def fake_cut(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
     """Disconnect a node from the network (docker only)."""
-    from clusterctl.cli.commands.fake import harm
-
-    harm(context.obj, node, "cut", directory)
+    _harm(context, node, "cut", directory)
 
 
 @command(fake_app, "heal", "clusterctl fake heal node2")
@@ -93,4 +87,10 @@ def fake_heal(context: typer.Context, node: FakeNodeArgument, directory: FakeDir
     """Undo kill, pause or cut on a node."""
     from clusterctl.cli.commands.fake import heal
 
-    heal(context.obj, node, directory)
+    heal(context.obj.console, node, directory)
+
+
+def _harm(context: typer.Context, node: str, fault: str, directory: Path) -> None:
+    from clusterctl.cli.commands.fake import harm
+
+    harm(context.obj.console, node, fault, directory)

@@ -19,7 +19,7 @@ def trust(
     """Show the hosts' keys and record the ones you accept."""
     from clusterctl.cli.commands.trust import trust
 
-    trust(context.obj, yes=yes)
+    trust(context.obj.invocation(), yes=yes)
 
 
 @command(app, "check", "clusterctl check")
@@ -27,7 +27,7 @@ def check(context: typer.Context) -> None:
     """Check the nodes and the network between them for problems that would stop a run."""
     from clusterctl.cli.commands.check import check
 
-    check(context.obj)
+    check(context.obj.invocation())
 
 
 @command(app, "exec", "clusterctl exec -- df -h .")
@@ -48,7 +48,7 @@ def exec_(
     """
     from clusterctl.cli.commands.exec import exec_
 
-    exec_(context.obj, job, in_job, fold)
+    exec_(context.obj.invocation(), job, in_job, fold)
 
 
 @command(app, "task", "clusterctl task deploy -- --branch=main")
@@ -64,7 +64,7 @@ def task(
     """
     from clusterctl.cli.commands.task import task
 
-    task(context.obj, name, listing=listing, fold=fold)
+    task(context.obj.invocation(), name, listing=listing, fold=fold)
 
 
 @command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")
@@ -80,12 +80,13 @@ def prune(
     """Remove old jobs and content that no job needs any more."""
     from clusterctl.cli.commands.prune import prune
 
-    prune(context.obj, keep=keep, older_than=older_than, yes=yes, plan=plan)
+    prune(context.obj.invocation(), keep=keep, older_than=older_than, yes=yes, plan=plan)
 
 
 @command(app, "disconnect", "clusterctl disconnect", hidden=True)
 def disconnect(context: typer.Context) -> None:
     """Do nothing: connections are no longer kept between commands."""
-    from clusterctl.cli.commands.disconnect import disconnect
-
-    disconnect(context.obj)
+    context.obj.console.document({"helpers": []})
+    context.obj.console.say(
+        "nothing to close: connections are no longer kept between commands; docs/carriers.md shows how ssh keeps them"
+    )

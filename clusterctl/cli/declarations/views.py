@@ -25,7 +25,7 @@ def report(
     """Write the story of a run as one HTML file: outcome, first cause, curves, timeline, settings, last log lines."""
     from clusterctl.cli.commands.report import report
 
-    report(context.obj, job, output, run)
+    report(context.obj.invocation(), job, output, run)
 
 
 @command(app, "diff", "clusterctl diff JOB20261121-081530/1 JOB20261121-081530/2")
@@ -42,7 +42,7 @@ def diff(
     """Compare two runs: settings, arguments, ENV, packages, files, metrics. Only differences are shown."""
     from clusterctl.cli.commands.diff import diff
 
-    diff(context.obj, a, b)
+    diff(context.obj.invocation(), a, b)
 
 
 @command(app, "export", "clusterctl export --to tensorboard logs/first")
@@ -64,7 +64,7 @@ def export(
     """Write the metrics and the timeline of a run to files for other programs."""
     from clusterctl.cli.commands.export import export
 
-    export(context.obj, to, directory, job, run=run)
+    export(context.obj.invocation(), to, directory, job, run=run)
 
 
 @command(app, "metrics", "clusterctl metrics --listen 127.0.0.1:9464")
@@ -78,4 +78,4 @@ def metrics(
     """Serve the state of the run to Prometheus until Ctrl-C."""
     from clusterctl.cli.commands.metrics import metrics
 
-    metrics(context.obj, listen, job)
+    metrics(context.obj.invocation(), listen, job)

@@ -7,14 +7,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.cli import style
+from clusterctl.cli.console import Console
 from clusterctl.cli.progress.operation import Operation
-
-if TYPE_CHECKING:
-    from clusterctl.cli.console import Console
-    from clusterctl.inventory import Node
+from clusterctl.inventory import Node
 
 APPEARS_S = 1.0
 TICK_S = 0.25

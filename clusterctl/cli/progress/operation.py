@@ -8,14 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, human_duration
 from clusterctl.escape import clean
-
-if TYPE_CHECKING:
-    from clusterctl.inventory import Node
+from clusterctl.inventory import Node, nodeset
 
 LONGEST_BAR, SHORTEST_BAR = 24, 6
 RATE_S = 5.0  # the rate is that of the last seconds
@@ -121,8 +118,6 @@ def _bar(share: float, width: int) -> str:
 
 def _doing(steps: dict[int | None, str], pending: list[int]) -> str:
     """Return what the nodes are doing, those with the same step together, and which ones have not answered."""
-    from clusterctl.inventory import nodeset
-
     groups: dict[str, list[int]] = {}
     by_node: dict[int | None, str] = {**dict.fromkeys(pending, ""), **steps}
     for node, step in by_node.items():

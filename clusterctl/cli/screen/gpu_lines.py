@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.check.gpus import gpu_name, user_name
 from clusterctl.cli.console import human_bytes
-
-if TYPE_CHECKING:
-    from clusterctl.observe.record.model import Figures, ProcessRecord
+from clusterctl.observe.record.model import Figures, ProcessRecord
 
 HEADINGS = ("gpus", "gpu mem")
 UUID_CHARS = 12
@@ -33,7 +32,6 @@ def user_lines(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         report = node.get("gpus")
         if not report:
             continue
-        from clusterctl.check.gpus import gpu_name, user_name
 
         if report["problem"] is not None:
             yield f"node{node['node']}: {report['problem']}"

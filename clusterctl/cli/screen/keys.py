@@ -6,6 +6,8 @@ import contextlib
 import os
 import select
 import sys
+import termios
+import tty
 from collections.abc import Callable, Iterator
 
 NAMES = {
@@ -50,8 +52,6 @@ def keys(*, wanted: bool) -> Iterator[Pressed]:
     if not wanted or not sys.stdin.isatty():
         yield list
         return
-    import termios
-    import tty
 
     fd = sys.stdin.fileno()
 

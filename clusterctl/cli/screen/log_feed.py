@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from clusterctl.cli.screen.screen import LOG_LINES, Screen
+from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.model import ProcessRecord, TimedLine
-
-if TYPE_CHECKING:
-    from clusterctl.observe.follow import Follower, News
 
 
 class LogFeed:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.cli.console import human_duration, plural
-
-if TYPE_CHECKING:
-    from clusterctl.observe.record.model import Figures, ProcessRecord
+from clusterctl.observe.record.model import Figures, ProcessRecord
 
 SERVING = ("ready", "running")
 

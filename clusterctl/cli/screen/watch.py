@@ -4,48 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console
 from clusterctl.cli.screen.keys import Pressed, keys
 from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.cli.screen.screen import Screen
+from clusterctl.cluster import Cluster
 from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.curves import shifted
 from clusterctl.observe.record.live import LiveRecord
 from clusterctl.observe.record.reading import NodeCurves, read_curves
-
-if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
-    from clusterctl.observe.record.status import JobStatus
+from clusterctl.observe.record.status import JobStatus
 
 BUCKETS = 200
-REDRAWS_PER_S = 4
 HINT = "q leaves; the run continues"
 
 
 def watch(console: Console, cluster: Cluster, current: JobStatus, title: str) -> bool:
     """Show a run until it has ended, and return True, or until the user leaves with `q` or Ctrl-C."""
-    from rich.live import Live
+    from clusterctl.cli.screen.rich_display import RichDisplay
 
     known = _ask(cluster, current)
     offsets = {node: one.offset_s for node, one in known.items()}
     started = (current.lead or {}).get("started")
     started_t = None if started is None else started + offsets.get(current.members.lead, 0.0)
     screen = Screen(_record(current, known), title, HINT, started_t=started_t)
-    rich = console.rich()
-
-    def draw() -> Any:
-        return console.rich_lines(screen.lines(*rich.size))
-
     at = {node: one.at for node, one in known.items()}
     try:
         with (
             keys(wanted=True) as pressed,
-            Live(console=rich, screen=True, refresh_per_second=REDRAWS_PER_S, get_renderable=draw) as live,
+            RichDisplay(console, screen.lines, own_screen=True) as display,
             Follower(cluster, current.members.nodes, current.job, current.run, {"role": ""}, at=at) as follower,
         ):
-            return _follow(follower, screen, offsets, pressed, LogFeed(screen, follower), live.refresh)
+            return _follow(follower, screen, offsets, pressed, LogFeed(screen, follower), display.refresh)
     except KeyboardInterrupt:
         return False
 

@@ -23,6 +23,7 @@ from clusterctl.observe.why.node_report import NodeReport
 READINGS = 3  # of each node's clock
 CLOCKS_S = 0.5  # by how much the clocks of nodes may differ that cannot be asked any more
 REPORT_S = 120.0
+LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause of an end
 
 
 @dataclass(frozen=True)

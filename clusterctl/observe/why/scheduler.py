@@ -9,8 +9,6 @@ from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.report import Why
 
 KIND = "scheduler"
-#: The ways in which a scheduler ends a job by itself or for its user, and not because its script ended.
-ENDS = ("time_limit", "memory", "preempted", "node_failure", "cancelled", "deadline")
 
 
 def ended_by(report: Why, *, kind: str, message: str, advice: str, t: float | None) -> Why:

@@ -22,7 +22,9 @@ from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, checksums, o
 from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
+from clusterctl.transfer.client import PieceClient
 from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError
+from clusterctl.transfer.tls import run_context
 
 READ_BYTES = 8 << 20  # of one request
 ATTEMPTS, RETRY_S = 10, 1.0
@@ -122,9 +124,6 @@ def run_peers(env: Environment) -> Peers:
     run = env.run_paths
 
     def connect(node: int) -> PieceReader:
-        from clusterctl.transfer.client import PieceClient  # TLS takes 5 ms to import, and most processes need no peers
-        from clusterctl.transfer.tls import run_context
-
         try:
             endpoint = parse(run.peers.read_bytes()).get(str(node))
         except (OSError, ValueError, AttributeError) as exc:

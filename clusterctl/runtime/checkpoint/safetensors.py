@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, NamedTuple, Protocol, Union
@@ -51,8 +52,6 @@ def write_tensors(
     path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], *, durable: bool = True
 ) -> tuple[int, str]:
     """Write a file atomically; return its size and sha256. Unless `durable`, a power cut may lose it."""
-    import tempfile  # 2 ms, with the compressions that it imports; a trainer may never write
-
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

@@ -22,7 +22,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol, Union, runtime_checkable
+from typing import Any, Callable, NamedTuple, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,10 @@ from clusterctl.common.manifest import piece_name
 from clusterctl.runtime.arrays import Ids, is_finite
 from clusterctl.runtime.checkpoint.buffers import Buffers
 from clusterctl.runtime.checkpoint.safetensors import Entry, aligned, write_tensors
+from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, slots_of
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, Layout, slots_of
 from clusterctl.runtime.table.spec import TableSpec
-
-if TYPE_CHECKING:
-    from clusterctl.runtime.environment import Environment
-    from clusterctl.runtime.table.sharding import Layout
 
 FORMAT = "clusterctl-pieces/1"
 

@@ -9,16 +9,13 @@ from typing import Any
 
 from clusterctl.runtime.environment import read_environment
 from clusterctl.runtime.errors import ProcessError, RuntimeFailure
+from clusterctl.runtime.pserver.process import serve
 
 
 def main() -> int:
     """Run a pserver until it ends; return the exit status."""
     signal.signal(signal.SIGTERM, _terminate)
-    gc.disable()  # modules are no garbage
-    from clusterctl.runtime.pserver.process import serve
-
-    gc.freeze()  # searching them for garbage would take 10 ms
-    gc.enable()
+    gc.freeze()  # modules are no garbage, and searching them for any would take 10 ms
     try:
         env = read_environment()
         if env.role != "pserver":

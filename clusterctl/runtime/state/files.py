@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from clusterctl.common.procfs import boot_id
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.model import checksum
+from clusterctl.runtime.checkpoint.remote import open_saved_state, run_peers
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
@@ -140,7 +141,6 @@ class StateFiles:
         """Return the state of the checkpoint from which this epoch began. Raises ModelError if it is damaged."""
         if not (self._env.spec.recover or self._env.spec.saving.resume):
             return None
-        from clusterctl.runtime.checkpoint.remote import open_saved_state, run_peers
 
         file = open_saved_state(self._env, run_peers(self._env))
         if file is None:

@@ -46,7 +46,7 @@ def load() -> type[AESGCM] | None:
     if importlib.util.find_spec("cffi") is None:
         return None  # without it, to import cryptography fails with an exception that is not an Exception
     try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # takes 9 ms, and few trainers need it
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         return None
     return AESGCM if hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into") else None
@@ -85,7 +85,7 @@ class Cipher:
 
         Return False if they are not what was sealed; what is in `place` must not be used then.
         """
-        from cryptography.exceptions import InvalidTag  # it has been imported with the cipher
+        from cryptography.exceptions import InvalidTag
 
         nonce = self._next()
         try:

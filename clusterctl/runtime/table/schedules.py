@@ -24,6 +24,7 @@ import functools
 import math
 import operator
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from typing import Any, Callable
 
 from clusterctl.runtime.errors import UseError
@@ -144,7 +145,6 @@ def _power(base: float, exponent: float) -> float:
         return 1.0
     if base == 0 or exponent == 1:
         return base
-    from decimal import Context, Decimal  # few jobs have such a schedule
 
     digits = Context(prec=25, traps=[])  # underflow gives 0 instead of an error
     return float(digits.exp(digits.multiply(digits.ln(Decimal(base)), Decimal(exponent))))

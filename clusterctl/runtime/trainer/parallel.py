@@ -7,7 +7,8 @@ threads or on which part ends first. A single part with samples comes back uncha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
 
 import numpy as np
 
@@ -18,9 +19,6 @@ from clusterctl.runtime.trainer.batches import checked_loss, checked_samples, wh
 from clusterctl.runtime.trainer.guard import PART_THREADS
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.packing import Handle
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
 
 #: The gradients of a part or of all, by table; their samples; the mean loss.
 Result = tuple[dict[Handle, Any], int, "float | None"]
@@ -57,8 +55,6 @@ class PartPool:
 
     def _started(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # programs without parts need not wait for this import
-
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=PART_THREADS)
         return self._pool
 

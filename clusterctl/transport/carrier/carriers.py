@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import threading
 
+from clusterctl.common.process_environment import as_at_login
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.transport.carrier import failures
 from clusterctl.transport.carrier.process import SOON_S, TERM_S, CarrierProcess
@@ -150,8 +151,6 @@ def carrier_words(node: Node, command: Command) -> list[str]:
 
 def _environment(node: Node) -> dict[str, str]:
     """Return the environment of a carrier. The one that is no program gives a command what a login over SSH has."""
-    from clusterctl.common.process_environment import as_at_login
-
     if node.via == "local":
         return as_at_login(os.environ)
     unwanted = OF_A_TASK if node.carrier == "srun" else ()

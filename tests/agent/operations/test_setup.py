@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from clusterctl.setup import setup as nodes
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
 from clusterctl.setup.transfer import send_files
+from support.processes import assert_none_left, processes_with_environment
 from support.pythons import bare_python, lend_pip
 from support.wheels import make_wheel, tiny
 
@@ -314,10 +316,6 @@ def test_the_next_setup_removes_what_a_killed_one_left(tmp_path: Path) -> None:
 
 def test_pip_on_the_node_is_killed_when_the_control_machine_disconnects(tmp_path: Path) -> None:
     """It is waiting for a package index that never answers."""
-    import socket
-
-    from support.processes import assert_none_left, processes_with_environment
-
     home = tmp_path / "home"
     with socket.create_server(("127.0.0.1", 0)) as never:
         index = f"http://127.0.0.1:{never.getsockname()[1]}/"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,6 @@ def test_the_cache_of_uv_may_be_on_another_file_system(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system at /dev/shm")
-    import tempfile
 
     home = tmp_path / "home"
     give_uv(home)

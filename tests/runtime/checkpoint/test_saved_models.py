@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +252,6 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 
 
 def test_the_manifest_module_needs_no_numpy() -> None:
-    import subprocess
-    import sys
-
     code = "import sys; sys.modules['numpy'] = sys.modules['zmq'] = None; import clusterctl.common.manifest"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
 

@@ -37,7 +37,7 @@ class CopyPolicy(NamedTuple):
     """`sources` has for each node those whose pieces it copies. `merge` is None if models are not merged."""
 
     sources: Mapping[int, Sequence[int]]
-    merge: Optional[MergePolicy] = None  # noqa: UP045 - evaluated at run time on python 3.9
+    merge: Optional[MergePolicy] = None
 
 
 class CopyTracker:
