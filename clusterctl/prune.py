@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.common.paths import job_key
+from clusterctl.common.requests import PruneChoice, PruneRequest
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.inventory import Node
 
@@ -93,10 +94,10 @@ class PrunePlan:
     def bytes(self) -> int:
         return sum(job.bytes for job in self.going) + sum(item.bytes for item in self.content)
 
-    def on(self, node: int) -> dict[str, Any]:
+    def on(self, node: int) -> PruneChoice:
         """Return the part of the plan for one node: the `remove` entry of its request."""
         jobs = [job.job for job in self.going if node in job.nodes]
-        return {"jobs": jobs, "content": [[c.kind, c.name] for c in self.content if node in c.nodes]}
+        return {"jobs": jobs, "content": [(c.kind, c.name) for c in self.content if node in c.nodes]}
 
 
 def look(cluster: Cluster) -> list[NodeOutcome[PruneAnswer]]:
@@ -166,7 +167,7 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
     """Carry out the plan; return the errors of nodes that failed or where something was still in use."""
     nodes = [node for node in cluster.nodes if any(plan.on(node.id).values())]
 
-    def request(node: Node) -> dict[str, Any]:
+    def request(node: Node) -> PruneRequest:
         return {"op": "prune", "remove": plan.on(node.id)}
 
     errors: list[ClusterctlError] = []

@@ -7,13 +7,17 @@ docs/architecture.svg is drawn from them; after a change, run `python docs/make_
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Literal, get_args
 
 import pytest
 
 from clusterctl import runtime
 from clusterctl.agent.main import OPERATIONS
+from clusterctl.common.requests import REQUESTS, AgentRequest
+from clusterctl.common.schema import types_of
 from clusterctl.fake import backend
 from clusterctl.launch.plan import GENERIC_PSERVER
 from house.source import arrows, imported, imports, modules, programs, within
@@ -38,7 +42,7 @@ MAY_IMPORT: Table = {
     "inventory": ("config", "errors"),
     "transport": ("common", "errors"),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
-    "check": ("cluster", "errors", "inventory"),
+    "check": ("cluster", "common", "errors", "inventory"),
     "dispatch": ("certificates", "cluster", "common", "errors", "escape", "inventory"),
     "launch": ("certificates", "check", "cluster", "common", "config", "errors", "inventory"),
     "setup": ("cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
@@ -46,7 +50,7 @@ MAY_IMPORT: Table = {
     "report": ("escape", "observe"),
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
-    "export": ("cluster", "errors", "escape", "inventory", "observe"),
+    "export": ("cluster", "common", "errors", "escape", "inventory", "observe"),
     "fabric": ("cluster", "config", "errors", "inventory", "schedulers", "transport"),
     "ranks": ("cluster", "common", "config", "errors", "inventory", "launch"),
     "fake": ("common", "errors", "templates"),
@@ -88,7 +92,7 @@ INSIDE_AGENT: Table = {
     "dispatch": ("node", "peer", "relay"),
     "operations": ("gpus", "node", "packages", "peer", "relay", "supervisor"),
     "step": (),
-    "main": ("dispatch", "node", "operations", "peer", "step"),
+    "main": ("dispatch", "operations", "peer", "step"),
     "boot": ("main",),
     "entry": ("replication", "supervisor"),
 }
@@ -172,7 +176,7 @@ def test_a_part_imports_exactly_the_parts_in_its_row(part: str) -> None:
 
 
 def test_the_folders_of_the_agent_import_exactly_as_in_the_table() -> None:
-    called_by_name = {("main", "operations")}  # through OPERATIONS, so that a call loads one module of them
+    called_by_name = {("main", module.partition(".")[0]) for module, _ in OPERATIONS.values()}  # only when it is needed
     assert sorted(arrows("agent") | called_by_name) == allowed(INSIDE_AGENT)
 
 
@@ -246,10 +250,17 @@ def test_common_and_the_agent_need_only_the_standard_library() -> None:
 # Modules named by strings, which no import shows.
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_of_the_agent_exists_in_the_named_module(operation: str) -> None:
-    module, function = OPERATIONS[operation]
-    assert callable(getattr(importlib.import_module(f"clusterctl.agent.{module}"), function))
+@pytest.mark.parametrize("op", sorted({*OPERATIONS, *REQUESTS}))
+def test_every_request_has_an_operation_of_the_agent_that_takes_it(op: str) -> None:
+    module, name = OPERATIONS[op]
+    operation = getattr(importlib.import_module(f"clusterctl.agent.{module}"), name)
+    assert list(inspect.signature(operation).parameters) == ["root", "request", "peer"]
+    assert operation.__annotations__["request"] == REQUESTS[op].__name__
+
+
+def test_every_request_is_declared_under_its_name_and_can_be_sent() -> None:
+    assert {op: types_of(kind)["op"] for op, kind in REQUESTS.items()} == {op: Literal[op] for op in REQUESTS}
+    assert set(get_args(AgentRequest)) == set(REQUESTS.values())
 
 
 def test_every_public_name_of_the_runtime_exists_in_the_named_module() -> None:

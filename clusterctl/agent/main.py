@@ -9,20 +9,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node import jobs
-from clusterctl.agent.node.job_choice import choose_job
 from clusterctl.agent.peer import SILENCE_S, Peer, standard_peer
 from clusterctl.agent.step import hold
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
+from clusterctl.common.requests import read_request
 from clusterctl.common.safe_json import loads
 
-#: The module and the function of each operation but those of `_about_jobs`; a call loads only the one it needs.
+#: The module and the function of each operation; a call loads only the one it needs.
 OPERATIONS = {
     "dispatch": ("dispatch.receive", "receive"),
     "adopt": ("dispatch.adopt", "adopt"),
+    "stop": ("operations.stop", "stop"),
+    "exec": ("operations.exec", "exec_"),
+    "status": ("operations.status", "status"),
+    "jobs": ("operations.status", "jobs"),
     "start": ("operations.start", "start"),
     "rejoin": ("operations.start", "rejoin"),
-    "stop": ("operations.stop", "stop"),
     "check": ("operations.preflight", "check"),
     "setup": ("operations.setup", "setup"),
     "logs": ("operations.logs", "logs"),
@@ -38,8 +40,8 @@ OPERATIONS = {
     "find_models": ("operations.checkpoints", "find_models"),
     "save": ("operations.save", "save"),
     "verify_checkpoint": ("operations.checkpoints", "verify"),
-    "exec": ("operations.exec", "exec_"),
 }
+SHORT = ("status", "jobs")  # they end before garbage would matter
 LEAVE_CHILDREN = ("start", "rejoin")
 LAST = (*LEAVE_CHILDREN, "prune")  # after these the agent serves no more: they leave child processes, or remove agents
 
@@ -54,12 +56,12 @@ def main(root: str, request: bytes, umask: int) -> int:
     home = Path(__file__).stat()
     code = 0
     try:
-        message: dict[str, Any] | None = loads(request)
+        message: dict[str, Any] | None = read_request(loads(request))
         while message is not None:
             peer.silence_s = message.get("silence_s", SILENCE_S)
-            answer = _answer(root, {**message, "umask": umask}, peer)
-            stays = bool(message.get("stay")) and message["op"] not in LAST
-            holds = bool(message.get("hold")) and message["op"] in LEAVE_CHILDREN
+            answer = _answer(Path(root), {**message, "umask": umask}, peer)
+            stays = message.get("stay", False) and message["op"] not in LAST
+            holds = message.get("hold", False) and message["op"] in LEAVE_CHILDREN
             peer.send({"done": answer, **({"stays": True} if stays else {"holds": True} if holds else {})})
             if holds:
                 hold(answer.get("pid"))
@@ -87,7 +89,7 @@ def _next_request(peer: Peer, home: os.stat_result) -> dict[str, Any] | None:
     except (Gone, OSError):
         return None
     peer.send({"again": True})
-    return message
+    return read_request(message)
 
 
 def _note(words: str) -> None:
@@ -109,28 +111,15 @@ def _report(peer: Peer, exc: Exception) -> None:
         return
 
 
-def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    operation = request["op"]
-    path = Path(root)
-    if (path / ".clusterctl/journal").exists():  # it is rarely there, and this check is cheap
+def _answer(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    if (root / ".clusterctl/journal").exists():  # it is rarely there, and this check is cheap
         from clusterctl.agent.dispatch.in_place import recover
 
-        recover(path)
+        recover(root)
     gc.disable()  # a collection frees nothing in so short a process, and takes 0.5 ms of `status` with 1,000 nodes
-    if operation in OPERATIONS:
-        module, name = OPERATIONS[operation]
-        function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
+    module, name = OPERATIONS[request["op"]]
+    operation: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
+    if request["op"] not in SHORT:
         gc.freeze()  # modules are no garbage, and searching them for any would take 3 ms
         gc.enable()  # `follow` may run for days
-        return function(path, request, peer)
-    return _about_jobs(path, request)
-
-
-def _about_jobs(root: Path, request: dict[str, Any]) -> dict[str, Any]:
-    if request["op"] == "status":
-        job, ran = choose_job(root, request["ref"])
-        over, gpus = bool(request.get("over")), bool(request.get("gpus"))
-        return {**jobs.describe(job, request.get("run"), over=over, gpus=gpus), "ran": ran}
-    if request["op"] == "jobs":
-        return {"jobs": jobs.list_jobs(root, over=bool(request.get("over")))}
-    raise AgentError(f"the agent does not know {request['op']!r}", kind="usage")
+    return operation(root, request, peer)

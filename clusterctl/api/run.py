@@ -6,7 +6,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.api.event_reader import event_of
 from clusterctl.api.events import Event
@@ -25,6 +25,7 @@ from clusterctl.api.session import Session
 from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.cluster import combined
+from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.errors import ClusterctlError, WaitTimeoutError
 from clusterctl.export import export
 from clusterctl.inventory import select as select_nodes
@@ -97,14 +98,14 @@ class Run:
         running.
         """
         errors: list[ClusterctlError] = []
-        for news in self._news(errors):
+        for news in self._news(errors, {"role": ""}):
             yield from map(event_of, news.events if news is not None else ())
         if errors:
             raise combined(errors, len(self._members.nodes), "following")
 
-    def _news(self, errors: list[ClusterctlError], **wanted: Any) -> Iterator[News | None]:
+    def _news(self, errors: list[ClusterctlError], wanted: FollowSelection) -> Iterator[News | None]:
         nodes = self._session.nodes
-        with Follower(nodes, self._members.nodes, self.job, self._name, role="", **wanted) as follower:
+        with Follower(nodes, self._members.nodes, self.job, self._name, wanted) as follower:
             for news in follower:
                 if news is not None and news.error is not None:
                     if is_passing(news.error):
@@ -141,7 +142,7 @@ class Run:
         """Return once the run has ended on all nodes that can be followed, and the errors of the others."""
         ended: float | None = None
         errors: list[ClusterctlError] = []
-        for news in self._news(errors, events=False):
+        for news in self._news(errors, {"role": "", "events": False}):
             if is_late():
                 raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
             if news is not None and news.node.id == self._members.lead:
@@ -198,7 +199,7 @@ class Run:
         """
         start = since.timestamp() if isinstance(since, datetime.datetime) else since
         start = parse_since(start) if isinstance(start, str) else start
-        wanted = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
+        wanted: LogSelection = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
         check(wanted)
         nodes = self._session.nodes
         some = nodes.nodes

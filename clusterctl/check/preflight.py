@@ -15,6 +15,7 @@ from clusterctl.check.gpus import gpus
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
 from clusterctl.cluster.answers import read
 from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.common.requests import CheckRequest
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 
@@ -72,7 +73,7 @@ class _Preflight:
 
     def _inspect(self, node: Node) -> NodeFacts:
         settings = self._cluster.settings
-        request = {
+        request: CheckRequest = {
             "op": "check",
             "python": settings.python,
             "runtime": self._runtime,

@@ -12,14 +12,13 @@ from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.cluster.job_choice import JobChoice
 from clusterctl.cluster.run_answers import (
     DroppedCut,
-    JobId,
     JobsAnswer,
     Membership,
     NamedAnswer,
-    RunName,
     RunWarning,
     State,
 )
+from clusterctl.common.requests import MOST_BUCKETS, JobId, RunName
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.schema import (
     Bound,
@@ -298,7 +297,7 @@ Bucket = Annotated[
     ],
     Bound("a bucket of a curve", lambda bucket: _is_bucket(*bucket)),
 ]
-Buckets = Annotated[list[Bucket], at_most(1000)]  # agents send no more
+Buckets = Annotated[list[Bucket], at_most(MOST_BUCKETS)]
 
 
 class CurveAnswer(TypedDict):

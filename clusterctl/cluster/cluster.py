@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from clusterctl.cluster.beats import AgentInput, Beats
 from clusterctl.cluster.bundle import STOP_SHELL, Bundle
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome
+from clusterctl.common.requests import AgentRequest
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory, Node
@@ -41,7 +42,7 @@ def who_asks() -> str:
     return f"{local_user()}@{socket.gethostname()}"
 
 
-def may_repeat(request: Mapping[str, Any], error: ClusterctlError) -> bool:
+def may_repeat(request: AgentRequest, error: ClusterctlError) -> bool:
     """Return True if a request that an idle agent did not greet can be sent to another one.
 
     If the connection broke, the agent may have begun. What must not be done twice is repeated only if it had ended.
@@ -106,7 +107,7 @@ class Cluster:
     def call(
         self,
         node: Node,
-        request: Mapping[str, Any],
+        request: AgentRequest,
         expected: tuple[str, str] | None = None,
         *,
         answer_s: float = ANSWER_S,
@@ -118,23 +119,26 @@ class Cluster:
         tree), is the newest and unchanged.
         """
         kept = self._kept
-        request = {**request, "silence_s": self._silence_s}
-        request |= {"stay": True} if kept is not None else {}
+        message: dict[str, Any] = {**request, "silence_s": self._silence_s}
+        if kept is not None:
+            message["stay"] = True
         python = self.settings.python
         if self.is_over():
-            node, request = replace(node, via="local"), {**request, "over": True}
+            node = replace(node, via="local")
+            message["over"] = True
             python = sys.executable  # the other one may be on the nodes alone
-        request |= {"hold": True} if node.leaves_nothing else {}
+        if node.leaves_nothing:
+            message["hold"] = True
         agent = kept.take(node.id) if kept is not None else None
         if agent is not None:
             try:
-                return self._begun(node, agent, lambda call: call.begin_again(request, answer_s, data))
+                return self._begun(node, agent, lambda call: call.begin_again(message, answer_s, data))
             except ClusterctlError as exc:
                 if not may_repeat(request, exc):
                     raise
         command = self._agent_command(node, python, expected or ())
         agent = AgentInput(self.transport.open(node, command))
-        return self._begun(node, agent, lambda call: call.begin(request, answer_s, data))
+        return self._begun(node, agent, lambda call: call.begin(message, answer_s, data))
 
     def _begun(self, node: Node, agent: AgentInput, begin: Callable[[AgentCall], None]) -> AgentCall:
         call = AgentCall(node, agent, self._bundle, partial(self._on_close, node), self.transport.need_login_shell)
@@ -164,7 +168,7 @@ class Cluster:
 
     def ask(
         self,
-        request: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]],
+        request: AgentRequest | Callable[[Node], AgentRequest],
         nodes: Sequence[Node] | None = None,
         *,
         answer_s: float = ANSWER_S,

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TypedDict
 
-from clusterctl.cluster.run_answers import JobId
 from clusterctl.common.paths import job_key
+from clusterctl.common.requests import JobId
 from clusterctl.common.schema import Moment
 from clusterctl.errors import UsageError
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from clusterctl.common.paths import is_job_name, is_label
+from clusterctl.common.paths import is_label
+from clusterctl.common.requests import JobId, RunName
 from clusterctl.common.schema import Bound, Count, Moment
-
-MOST_DIGITS = 9
 
 State = Literal["unknown", "lost", "failed", "stopped", "running", "starting", "succeeded", "dispatched"]
 #: States of jobs and runs, the worst first.
 STATES: tuple[str, ...] = get_args(State)
 Label = Annotated[str, Bound("the name of a run", is_label)]
-#: The name of a job that is safe to use as a directory name on this machine.
-JobId = Annotated[str, Bound("the id of a job", is_job_name)]
-RunName = Annotated[
-    str, Bound("the number of a run", lambda name: name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS)
-]
 
 
 class LeftOutNode(TypedDict):

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
@@ -23,6 +22,7 @@ from clusterctl.collect.copies import Pieces, bring_merged
 from clusterctl.collect.receive import TOPS, Collected, Left, Received, Report, receive
 from clusterctl.common.errors import first_of
 from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
+from clusterctl.common.requests import CollectRequest
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
@@ -73,7 +73,7 @@ def collect(
     choice = Choice(selection, job, members)
     lead = members[0]
     ids = {node.id for node in members}
-    request = {"op": "collect", "ref": job, "run": selection.run}
+    request: CollectRequest = {"op": "collect", "ref": job, "run": selection.run}
 
     def one(node: Node) -> Received:
         try:
@@ -114,7 +114,7 @@ def _complete(
     answered: Sequence[Node],
     lead: Node,
     target: Path,
-    request: dict[str, Any],
+    request: CollectRequest,
     files: list[Collected],
     report: Report,
 ) -> tuple[tuple[str, Path] | None, list[Skipped]]:
@@ -134,7 +134,7 @@ def _complete(
             files += pieces.complete(cluster, answered, request, report, originals=model.tag != choice.tag)
         path = _merge(target, pieces) if pieces.are_whole else None
         if path is None and lead in answered and choice.was_merged(model):
-            path = bring_merged(cluster, lead, {**request, "model": model}, target, pieces.tag, report)
+            path = bring_merged(cluster, lead, request, model, target, report)
         if path is not None:
             return (model.tag, path), skipped
         skipped.append(Skipped(model.tag, _why_not(lacking, pieces)))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster
+from clusterctl.collect.choice import Model
 from clusterctl.collect.receive import Collected, Report, receive
 from clusterctl.common.manifest import MERGED_NAME, read_manifest
+from clusterctl.common.requests import CollectRequest, CopiesWanted
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 
@@ -70,7 +72,7 @@ class Pieces:
         return {name for name, files in self._have.items() if files[0].sha256 == named.get(name)}
 
     def complete(
-        self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], report: Report, *, originals: bool
+        self, cluster: Cluster, nodes: Sequence[Node], request: CollectRequest, report: Report, *, originals: bool
     ) -> list[Collected]:
         """Ask nodes for copies of what is missing, until nothing is. Return the files that came.
 
@@ -79,7 +81,7 @@ class Pieces:
         came: list[Collected] = []
         for node in nodes:
             if not self.are_whole:
-                copies = {"tag": self.tag, "have": sorted(self._sound()), "originals": originals}
+                copies: CopiesWanted = {"tag": self.tag, "have": sorted(self._sound()), "originals": originals}
                 new = _ask(cluster, node, {**request, "copies": copies}, self._target, report)
                 self._add(new)
                 came += new
@@ -87,11 +89,10 @@ class Pieces:
 
 
 def bring_merged(
-    cluster: Cluster, lead: Node, request: dict[str, Any], target: Path, tag: str, report: Report
+    cluster: Cluster, lead: Node, request: CollectRequest, model: Model, target: Path, report: Report
 ) -> Path | None:
-    """Bring the model that was merged on the lead's node, if there is one."""
-    model = request.pop("model")
-    copies = {"tag": tag, "have": [], "merged": {"run": model.run, "step": model.step}}
+    """Bring the model as it was merged on the lead's node, if it was."""
+    copies: CopiesWanted = {"tag": model.tag, "have": [], "merged": {"run": model.run, "step": model.step}}
     files = _ask(cluster, lead, {**request, "copies": copies}, target, report)
     paths = [target / file.path for file in files if file.path.endswith(f"/{MERGED_NAME}")]
     if not paths:
@@ -101,7 +102,7 @@ def bring_merged(
     return paths[0].replace(merged)
 
 
-def _ask(cluster: Cluster, node: Node, request: dict[str, Any], target: Path, report: Report) -> list[Collected]:
+def _ask(cluster: Cluster, node: Node, request: CollectRequest, target: Path, report: Report) -> list[Collected]:
     """Return the files that a node sent; none if it failed, which its part of the collection has told already."""
     with contextlib.suppress(ClusterctlError), cluster.call(node, request) as call:
         return receive(call, target, report).files

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combined, who_asks
+from clusterctl.common.requests import DispatchRequest, DispatchTemplate
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan, room
 from clusterctl.dispatch.blobs import Blobs, Shelf
@@ -202,7 +203,7 @@ class _Dispatch:
             target, instructions = decide(job, answers, self._wanted)
         return asked, answers, target, instructions
 
-    def _request(self, plan: bool) -> dict[str, Any]:
+    def _request(self, plan: bool) -> DispatchTemplate:
         return {
             "op": "dispatch",
             "nonce": os.urandom(8).hex(),
@@ -216,7 +217,7 @@ class _Dispatch:
             "plan": plan,
         }
 
-    def _ask_all(self, request: Mapping[str, Any], nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Answer]]:
+    def _ask_all(self, request: DispatchTemplate, nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Answer]]:
         """Return every node's outcome. Raises if no node is reachable, or if one refuses or is busy."""
         asked = self._cluster.map(lambda node: self._ask(node, request, expect), nodes)
         errors = [outcome.error for outcome in asked if outcome.error]
@@ -227,9 +228,10 @@ class _Dispatch:
             raise combined(refused or errors, len(asked), "dispatch")
         return asked
 
-    def _ask(self, node: Node, request: Mapping[str, Any], expect: bool) -> Answer:
+    def _ask(self, node: Node, template: DispatchTemplate, expect: bool) -> Answer:
         tree = self._trees[node.id]
-        about = {
+        request: DispatchRequest = {
+            **template,
             "node": node.id,
             "address": node.address,
             "nic": self._cluster.settings.nic,
@@ -239,7 +241,7 @@ class _Dispatch:
         }
         unchanged = expect and self._last is not None and not tree.packed
         expected = (self._last.job, self._wanted.name(node.id)) if unchanged and self._last else None
-        call = self._cluster.call(node, {**request, **about}, expected, data=tree.packed)
+        call = self._cluster.call(node, request, expected, data=tree.packed)
         self._calls[node.id] = call
         if call.untouched:
             call.close()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.common.requests import AgentRequest, StatusRequest
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.follow import is_passing
@@ -31,7 +32,7 @@ class PatientCluster(Cluster):
 
     def ask(
         self,
-        request: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]],
+        request: AgentRequest | Callable[[Node], AgentRequest],
         nodes: Sequence[Node] | None = None,
         *,
         answer_s: float = ANSWER_S,
@@ -57,5 +58,5 @@ class PatientCluster(Cluster):
         for node in due:
             self._silent[node.id] = self._silent[node.id][0], math.inf  # until this attempt ends
         if due:
-            request = {"op": "status", "ref": None, "run": None}
+            request: StatusRequest = {"op": "status", "ref": None, "run": None}
             threading.Thread(target=lambda: self._note(self._cluster.ask(request, due)), daemon=True).start()

@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome, raise_failures
 from clusterctl.common.paths import is_job_id, is_job_name
+from clusterctl.common.requests import AdoptRequest
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
@@ -114,7 +115,7 @@ def adopt(cluster: Cluster, ref: str, *, allow_partial: bool = False) -> Adopted
     comparison = Comparison()
 
     def one(node: Node) -> dict[str, int]:
-        request = {"op": "adopt", "job": ref, "node": node.id, "nodes": len(cluster.inventory.nodes)}
+        request: AdoptRequest = {"op": "adopt", "job": ref, "node": node.id, "nodes": len(cluster.inventory.nodes)}
         number = comparison.begin()
         with cluster.call(node, request, answer_s=HASH_S) as call:
             rows = 0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster import Cluster, raise_failures
-from clusterctl.cluster.run_answers import RunName
 from clusterctl.common.manifest import all_files, is_piece_name, is_tag, state_name
 from clusterctl.common.paths import is_job_name
+from clusterctl.common.requests import AgentRequest, RunName, SavedFile, VerifyCheckpointRequest
 from clusterctl.common.run_spec import PieceSource, PieceSources
-from clusterctl.common.schema import fits
+from clusterctl.common.schema import Count, fits
 from clusterctl.errors import RefusedError
 from clusterctl.inventory import Node
 
@@ -19,14 +19,11 @@ ASKED_FOR_COPIES = 3  # nodes: each manifest is on all of them, in case the lead
 Holders = Mapping[str, frozenset[int]]
 
 
-class Piece(TypedDict, total=False):
+class Piece(SavedFile, total=False):
     """One file of a save, of a pserver or with the state of a trainer. `node` may be missing."""
 
-    file: str
     pserver: int
     trainer: int
-    bytes: int
-    sha256: str
     node: int
 
 
@@ -100,15 +97,19 @@ def find(cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node]) -> tuple[
 def _find(
     cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node], asked: Sequence[Node]
 ) -> dict[int, dict[str, Any]]:
-    requests = {node.id: {"op": f"find_{kind}s", "ref": ref, "copies": node in asked} for node in nodes}
-    return _ask(cluster, requests, nodes, f"find {kind}s")
+    def request(node: Node) -> AgentRequest:
+        if kind == "checkpoint":
+            return {"op": "find_checkpoints", "ref": ref, "copies": node in asked}
+        return {"op": "find_models", "ref": ref, "copies": node in asked}
+
+    return _ask(cluster, request, nodes, f"find {kind}s")
 
 
 def _ask(
-    cluster: Cluster, requests: Mapping[int, Mapping[str, Any]], nodes: Sequence[Node], doing: str
+    cluster: Cluster, request: AgentRequest | Callable[[Node], AgentRequest], nodes: Sequence[Node], doing: str
 ) -> dict[int, dict[str, Any]]:
     """Return the answers of all nodes that have the job. Raises if none has it, or a node fails."""
-    outcomes = cluster.ask(lambda node: requests[node.id], nodes)
+    outcomes = cluster.ask(request, nodes)
     lacking = [one for one in outcomes if one.error and one.error.details.get("reason") == "no_job"]
     have = [one for one in outcomes if one not in lacking]
     answers = raise_failures(have or outcomes, doing)
@@ -163,8 +164,7 @@ def _is_state(file: Any) -> bool:
 def _is_file(file: Any, writer: str) -> bool:
     if not isinstance(file, dict) or not {"file", writer, "bytes", "sha256"} <= set(file):
         return False
-    size, typed = file["bytes"], isinstance(file[writer], int) and isinstance(file["sha256"], str)
-    return typed and isinstance(size, int) and size >= 0
+    return isinstance(file[writer], int) and isinstance(file["sha256"], str) and fits(Count, file["bytes"])
 
 
 def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: Found) -> tuple[Holders, str | None]:
@@ -174,8 +174,14 @@ def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: Found) -> t
     """
     assert found.manifest is not None
     files: list[Piece] = all_files(found.manifest)
-    request = {"op": "verify_checkpoint", "ref": job, "run": found.run, "tag": found.tag, "files": files}
-    answers = _ask(cluster, {node.id: request for node in nodes}, nodes, f"verify the {found.kind}")
+    request: VerifyCheckpointRequest = {
+        "op": "verify_checkpoint",
+        "ref": job,
+        "run": found.run,
+        "tag": found.tag,
+        "files": files,
+    }
+    answers = _ask(cluster, request, nodes, f"verify the {found.kind}")
     holders: dict[str, frozenset[int]] = {}
     for file in files:
         reports = {node: answer["pieces"].get(file["file"], "") for node, answer in answers.items()}

@@ -37,6 +37,7 @@ from clusterctl.cluster import (
 )
 from clusterctl.cluster.answers import read
 from clusterctl.cluster.gpu_answers import FoundDevices
+from clusterctl.common.requests import StartRequest, StartTemplate
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.run_spec import Gpus, LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
@@ -129,16 +130,14 @@ def start(
     meanwhile `on_wait` is called with words about it. `on_go` is called before the first node is ordered to start: an
     interrupt from then on has to stop the run.
     """
-    request = {**_request(cluster, launch, ref), **({"patient": True} if patient else {})}
+    template = _template(cluster, launch, ref, patient=patient)
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
     def look(node: Node) -> ReadyNode:
         asked = time.time()
-        own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
-        own["gpus"] = node.host.gpus
         locked = next(iter(skews), None)  # the first node, once it is ready
-        call = calls[node.id] = cluster.call(node, {**request, **own, "locked": locked})
+        call = calls[node.id] = cluster.call(node, _request(node, template, launch, locked))
         call.on_alive = lambda message: on_wait(node, str(message["waits"])) if "waits" in message else None
         ready: Any = dict(call.receive()["ready"])
         read(FoundDevices, ready["devices"], "start")
@@ -148,7 +147,7 @@ def start(
 
     def look_again(node: Node, job: str) -> ReadyNode:
         calls[node.id].close()
-        request["ref"] = job
+        template["ref"] = job
         return look(node)
 
     try:
@@ -170,8 +169,8 @@ def start(
             call.close()
 
 
-def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str, Any]:
-    return {
+def _template(cluster: Cluster, launch: LaunchPlan, ref: str | None, *, patient: bool) -> StartTemplate:
+    template: StartTemplate = {
         "op": "start",
         "ref": ref,
         "nodes": len(cluster.inventory.nodes),
@@ -181,6 +180,21 @@ def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str,
         "port": cluster.settings.port,
         "pserver_port": launch.wants_one_pserver_port,
         "host_name": wants_host_names(launch),
+    }
+    if patient:
+        template["patient"] = True
+    return template
+
+
+def _request(node: Node, template: StartTemplate, launch: LaunchPlan, locked: int | None) -> StartRequest:
+    return {
+        **template,
+        "node": node.id,
+        "address": node.address,
+        "count": 1,
+        "lead": node.id == launch.nodes[0].id,
+        "gpus": node.host.gpus,
+        "locked": locked,
     }
 
 

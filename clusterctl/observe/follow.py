@@ -17,6 +17,8 @@ from typing import Any
 
 from clusterctl.cluster import AGENT_ENDED, NONSENSE, AgentCall, Cluster, answers, senseless
 from clusterctl.cluster.answers import FollowEnd, LogNews, LogStream
+from clusterctl.common.requests import FollowRequest, FollowSelection, LogsRequest, ShownProcess
+from clusterctl.common.schema import typed
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.model import ProcessRecord
@@ -76,7 +78,7 @@ class _Shown:
     rank: int
     tail: int
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> ShownProcess:
         return {"id": self.id, "role": self.role, "rank": self.rank, "tail": self.tail}
 
 
@@ -125,8 +127,8 @@ class _Endings:
 class Follower:
     """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second.
 
-    `at` are the offsets, by node, from which its events are followed; from the first one by default. `wanted` is the
-    agent's selection of log lines; with `role=""` there are none.
+    `at` are the offsets, by node, from which its events are followed; from the first one by default. With the role ""
+    no log lines are `wanted`.
     """
 
     def __init__(
@@ -135,13 +137,13 @@ class Follower:
         nodes: Sequence[Node],
         job: str,
         run: str | None,
+        wanted: FollowSelection,
         *,
         at: Mapping[int, int] | None = None,
-        **wanted: Any,
     ) -> None:
         self._at = at or {}
         self._cluster = cluster
-        self._request = {"op": "follow", "ref": job, **wanted}
+        self._request = typed(FollowRequest, {"op": "follow", "ref": job, **wanted})
         self._run = run
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
         self._calls: dict[int, AgentCall] = {}
@@ -192,7 +194,15 @@ class Follower:
 
     def _read_shown(self, shown: _Shown) -> None:
         """Read the log of a process whose node has ended the run."""
-        request = {**shown.request(), "op": "logs", "ref": self._request["ref"], "run": self._run}
+        request: LogsRequest = {
+            "id": shown.id,
+            "role": shown.role,
+            "rank": shown.rank,
+            "tail": shown.tail,
+            "op": "logs",
+            "ref": self._request["ref"],
+            "run": self._run,
+        }
         with contextlib.suppress(ClusterctlError, *NONSENSE), self._cluster.call(shown.node, request) as call:
             while "done" not in (message := answers.news(call.receive())):
                 self._take_shown(shown.node, {**message, "shown": shown.id})
@@ -253,7 +263,12 @@ class Follower:
             raise senseless(node, exc) from exc
 
     def _receive(self, node: Node, cursor: _Cursor) -> FollowEnd | None:
-        request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
+        request: FollowRequest = {
+            **self._request,
+            "run": cursor.run,
+            "at": cursor.at,
+            "offsets": cursor.offsets,
+        }
         with self._cluster.call(node, request, answer_s=SILENCE_S) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
             with self._lock:

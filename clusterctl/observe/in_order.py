@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from clusterctl.cluster import Cluster
+from clusterctl.common.requests import FollowSelection
 from clusterctl.inventory import Node
 from clusterctl.observe.follow import TICK_S, Follower, LogLine, News
 
@@ -82,11 +82,11 @@ class OrderedFollower(Follower):
         nodes: Sequence[Node],
         job: str,
         run: str | None,
+        wanted: FollowSelection,
         *,
         silent: Collection[Node] = (),
-        **wanted: Any,
     ) -> None:
-        super().__init__(cluster, nodes, job, run, **wanted)
+        super().__init__(cluster, nodes, job, run, wanted)
         self._awaited = [node.id for node in nodes if node not in silent]
         self._turns = {node.id: threading.Semaphore() for node in nodes}
         self._merged = threading.Event()

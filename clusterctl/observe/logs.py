@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, answers, combined, failures, senseless
 from clusterctl.cluster.answers import LogStream
+from clusterctl.common.requests import LogSelection, LogsRequest
+from clusterctl.common.schema import typed
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.follow import LogLine, lines_of
 
 
-def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted: Any) -> Iterator[LogLine]:
-    """Yield every matching line in time order; raise the errors of nodes that failed at the end.
+def read_logs(
+    cluster: Cluster, nodes: Sequence[Node], job: str, run: str | None, wanted: LogSelection
+) -> Iterator[LogLine]:
+    """Yield every line of a run that is `wanted`, in time order; raise the errors of nodes that failed at the end.
 
-    `wanted` is the agent's selection: role, rank, since (seconds since the epoch), tail (lines per process), grep.
     Memory does not grow with the logs.
     """
     calls: dict[int, AgentCall] = {}
+    request = typed(LogsRequest, {"op": "logs", "ref": job, "run": run, **wanted})
 
     def begin(node: Node) -> tuple[Node, AgentCall, list[LogStream]]:
-        call = calls[node.id] = cluster.call(node, {"op": "logs", "ref": job, **wanted})
+        call = calls[node.id] = cluster.call(node, request)
         return node, call, answers.news(call.receive())["streams"]
 
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.common.requests import AdoptRequest
 from clusterctl.config import Host, Settings, from_values, load
 from clusterctl.config.scripts import scripts
 from clusterctl.errors import ClusterctlError, NodeError
@@ -133,7 +134,7 @@ def _make_job(nodes: Sequence[Node]) -> str:
 
 def _record(cluster: Cluster, node: Node, job: str) -> Any:
     """Let a node record its empty job directory, and so show that it sees it."""
-    request = {"op": "adopt", "job": job, "node": node.id, "nodes": len(cluster.inventory.nodes)}
+    request: AdoptRequest = {"op": "adopt", "job": job, "node": node.id, "nodes": len(cluster.inventory.nodes)}
     with cluster.call(node, request) as call:
         return call.result(RECORD_S)
 

@@ -420,7 +420,7 @@ def test_a_follow_that_was_cut_off_continues_where_it_was(tmp_path: Path, monkey
     cluster.transport = transport  # type: ignore[assignment]
     lines: list[str] = []
     errors: list[object] = []
-    with follow.Follower(cluster, cluster.nodes, job, None, role="trainer") as follower:
+    with follow.Follower(cluster, cluster.nodes, job, None, {"role": "trainer"}) as follower:
         for news in follower:
             lines += [line.text for line in news.lines] if news is not None else []
             errors += [news.error] if news is not None and news.error is not None else []

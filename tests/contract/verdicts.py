@@ -1,4 +1,4 @@
-"""What is accepted from nodes, processes and files: the verdicts on samples with one to three random mutations.
+"""What agents, the control machine and runs accept: the verdicts on samples with one to three random mutations.
 
 `python -m contract.verdicts`, in `tests/`, records them; its diff belongs to the change that wants it.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.cluster.answers import ANSWERS, CurvesAnswer, CurvesEnd, FollowEnd, news, read
 from clusterctl.cluster.gpu_answers import FoundDevices, GpuReport
+from clusterctl.common.requests import REQUESTS
 from clusterctl.common.run_spec import RunSpec, RunSummary
 from clusterctl.common.schema import reader
 from clusterctl.observe.record.contents import files_in
@@ -107,6 +108,51 @@ FIGURES: Mapping[str, Any] = {
     **{"pass": 1, "step": 5, "loss": 0.5, "samples_per_s": 10, "memory": 5, "values": {"auc": 0.5}, "started": 5.0},
     **{"staleness": [[0, 5]], "tables": [{"name": "e", "rows": 5}], "awaits": [0, 1], "awaits_s": 1.5, "gpus": ["0"]},
 }
+OF_RUN = {"ref": JOB, "run": "0001"}
+PLACE = {"address": "10.0.0.1", "nic": "eth0"}
+PORTS = {"python": "python3", "runtime": True, **PLACE, "port": 7164, "count": 1, "lead": True, "gpus": 8}
+LINES = {"role": "trainer", "rank": 0, "since": 1.5, "tail": 5, "grep": "a"}
+REQUESTED: Mapping[str, Any] = {
+    "dispatch": {
+        **{"nonce": "0f", "nodes": 2, "by": "me@here", "workspace": "w", "source": "s", "content": "c"},
+        **{"complete": JOB, "rehash": False, "plan": True, "node": 1, **PLACE},
+        **{"tree": "t", "base": "b", "manifest_bytes": 5},
+    },
+    "adopt": {"job": "my-job", "node": 1, "nodes": 2},
+    "prune": {"remove": {"jobs": [JOB], "content": [["wheel", "w"]]}},
+    "setup": {"requirements": ["numpy>=2"]},
+    "check": PORTS,
+    "start": {
+        **{"ref": JOB, "nodes": 2, "pserver_port": True, "host_name": False, "patient": True},
+        **{**PORTS, "node": 1, "locked": 0},
+    },
+    "rejoin": {"ref": JOB, **PLACE},
+    "stop": {"ref": JOB, "because": "m"},
+    "save": {"ref": JOB, "limit_s": 300.0},
+    "exec": {"script": "true"},
+    "status": {**OF_RUN, "gpus": True},
+    "jobs": {"over": True, "silence_s": 30.0, "stay": True, "hold": False},
+    "find_named": {"ref": "a"},
+    "diagnose": {**OF_RUN, "spec": True},
+    "curves": {**OF_RUN, "buckets": 400},
+    "events": {**OF_RUN, "kinds": ["step"]},
+    "contents": {**OF_RUN, "list": True},
+    "logs": {**OF_RUN, "id": 1, **LINES},
+    "follow": {
+        **{**OF_RUN, **LINES, "budget": 20, "speaker": {"role": "trainer", "rank": 0, "budget": 1000}},
+        **{"events": False, "at": 5, "offsets": {"trainer0": 5}},
+    },
+    "find_checkpoints": {"ref": JOB, "copies": True},
+    "find_models": {"ref": JOB, "copies": False},
+    "verify_checkpoint": {
+        **{**OF_RUN, "tag": "step-000000005"},
+        "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "d", "node": 0}],
+    },
+    "collect": {
+        **OF_RUN,
+        "copies": {"tag": "pass-00000", "have": ["a"], "originals": True, "merged": {"run": "0001", "step": 5}},
+    },
+}
 
 
 def samples() -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
@@ -116,6 +162,8 @@ def samples() -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
     yield "summary", spec, RunSummary.from_json
     for do, report in REPORTED.items():
         yield f"report {do}", {"do": do, **report}, lambda value: check(value, 1, OWN)
+    for op, request in REQUESTED.items():
+        yield f"request {op}", {"op": op, **request}, reader(REQUESTS[op])
     for operation, answer in ANSWERED.items():
         yield operation, answer, lambda value, kind=ANSWERS[operation]: read(kind, value, "")
     yield "news", NEWS, news

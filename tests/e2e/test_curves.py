@@ -75,8 +75,8 @@ def test_the_curves_of_a_run_hold_the_figures_that_its_nodes_recorded(site: Site
         assert len(points["trainer", node, "step", "loss"]) >= 4, "one in each pass"
         assert set(points) == set(exact[node]) == set(coarse[node])
         for key, expected in points.items():
-            single = [[t, t, step, step, 1, weight, *[value] * 4, 0] for t, step, value, weight in expected]
-            assert [list(bucket) for bucket in exact[node][key]] == single
+            single = [(t, t, step, step, 1, weight, *[value] * 4, 0) for t, step, value, weight in expected]
+            assert exact[node][key] == single
             whole = coarse[node][key]
             values = [value for _, _, value, _ in expected]
             assert len(whole) <= 2

@@ -105,7 +105,8 @@ def test_a_start_whose_control_machine_vanished_is_ended_by_stop(site: Site) -> 
     job = site.dispatch(SLEEP)
     home = site.home(1)
     request = {"op": "start", "ref": job, "node": 1, "nodes": 4, "python": "python3", "runtime": False}
-    request.update(port=7164, count=1, lead=False)
+    request.update(port=7164, count=1, lead=False, address=None, nic=None, gpus=None, locked=None)
+    request.update(pserver_port=False, host_name=False)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     agent = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", FIRST_LINE, Bundle().digest, "~/clusterctl"],

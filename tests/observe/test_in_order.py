@@ -104,7 +104,7 @@ class Played(OrderedFollower):
     def __init__(self, news: dict[int, list[News]], **options: Any) -> None:
         self.news, self.put = news, dict.fromkeys(news, 0)
         cluster = Cluster(SETTINGS, INVENTORY, NODES)
-        super().__init__(cluster, [NODES[node] for node in news], "JOB20261121-081530", None, **options)
+        super().__init__(cluster, [NODES[node] for node in news], "JOB20261121-081530", None, {}, **options)
 
     def _listen(self, node: Any) -> None:
         for one in (*self.news[node.id], News(node, ended={"node": {"state": "succeeded"}})):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.node.curves import NAME_CHARS, ProcessCurves
-from clusterctl.agent.operations.curves import MOST_BUCKETS
 from clusterctl.cluster import answers
+from clusterctl.common.requests import MOST_BUCKETS
 from clusterctl.common.safe_json import parse
 from clusterctl.common.schema import fits
 from security.liars import EVIL

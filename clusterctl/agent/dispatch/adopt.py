@@ -17,11 +17,12 @@ from clusterctl.common import seal as seals
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import digest_of, read_json
 from clusterctl.common.paths import RESERVED, JobPaths
+from clusterctl.common.requests import AdoptRequest
 from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, order
 
 
-def adopt(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def adopt(root: Path, request: AdoptRequest, peer: Peer) -> dict[str, Any]:
     """Record the directory `job` below `root`. First send `{"rows": [[path, contents], ...]}`, in parts.
 
     A directory that was adopted before is recorded again, with the files that it has now. `unrecorded` is the number
@@ -124,7 +125,7 @@ def _contents(entry: Entry) -> str:
     return entry.digest if entry.kind == FILE else f"-> {entry.target}"
 
 
-def _record(job: JobPaths, request: dict[str, Any], entries: list[Entry]) -> dict[str, Any]:
+def _record(job: JobPaths, request: AdoptRequest, entries: list[Entry]) -> dict[str, Any]:
     files = [entry for entry in entries if entry.kind == FILE]
     return {
         "v": 1,

@@ -41,19 +41,20 @@ from clusterctl.agent.relay.take import be_ready, take_relayed
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
+from clusterctl.common.requests import DispatchRequest
 from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.tree import FILE, Entry, Stream, content_of_json, decode, fold_rows, order
 
 
-def receive(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def receive(root: Path, request: DispatchRequest, peer: Peer) -> dict[str, Any]:
     """Serve one dispatch: report what this node has, then carry out the control machine's decision."""
-    holder = {name: request[name] for name in ("nonce", "node", "by")}
+    holder = {"nonce": request["nonce"], "node": request["node"], "by": request["by"]}
     with dispatch_lock(root, holder):
         return _Dispatch(root, request, peer).serve()
 
 
 class _Dispatch:
-    def __init__(self, root: Path, request: dict[str, Any], peer: Peer) -> None:
+    def __init__(self, root: Path, request: DispatchRequest, peer: Peer) -> None:
         self._root = root
         self._request = request
         self._peer = peer

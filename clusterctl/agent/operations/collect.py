@@ -25,6 +25,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.manifest import MERGED_NAME, is_tag, read_manifest
 from clusterctl.common.paths import RunPaths
+from clusterctl.common.requests import CollectRequest, CopiesWanted, MergedModel
 from clusterctl.common.tree import ODD_CHARACTERS
 
 #: The beginnings of names under which we write files before they are whole.
@@ -35,7 +36,7 @@ CHUNK_BYTES = 1 << 20
 NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
-def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def collect(root: Path, request: CollectRequest, peer: Peer) -> dict[str, Any]:
     """Send `{"models": [{"tag", "run", "step", "files"}, ...], "held": [{"tag", "step", "files"}, ...]}`: the files of
     each complete model, and those that this node has of any; and `"merged": [{"tag", "run", "step"}, ...]`, the models
     that we merged here. Wait for `{"bring": tags}`, or None for all.
@@ -110,7 +111,7 @@ def _merged(places: list[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _send_copies(wanted: dict[str, Any], run: RunPaths | None, peer: Peer) -> dict[str, Any]:
+def _send_copies(wanted: CopiesWanted, run: RunPaths | None, peer: Peer) -> dict[str, Any]:
     """Send the copies of other nodes' pieces of the model `tag`, and its manifest, but no file that is in `have`.
 
     With `originals` also send the pieces that this node has written; with `merged` its merged model instead.
@@ -131,7 +132,7 @@ def _send_copies(wanted: dict[str, Any], run: RunPaths | None, peer: Peer) -> di
     return {"files": count}
 
 
-def _is_of(merged: Path, wanted: dict[str, Any]) -> bool:
+def _is_of(merged: Path, wanted: MergedModel) -> bool:
     about = piece_header(merged)
     return (about.get("run"), about.get("step")) == (wanted["run"], str(wanted["step"]))
 

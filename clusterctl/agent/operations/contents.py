@@ -19,6 +19,7 @@ from clusterctl.agent.packages.venvs import Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths
+from clusterctl.common.requests import ContentsRequest
 from clusterctl.common.requirements import normal
 from clusterctl.common.safe_json import dumps
 from clusterctl.common.tree import DIRECTORY, LINK
@@ -28,7 +29,7 @@ MOST_FILES = 200_000
 BATCH_FILES = 2000  # of a message, and between two signs of life
 
 
-def contents(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def contents(root: Path, request: ContentsRequest, peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
     rows = read_manifest(job.dir)

@@ -15,12 +15,12 @@ from clusterctl.agent.node.curves import ProcessCurves
 from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
 from clusterctl.agent.node.log_files import EventReader
 from clusterctl.agent.peer import Peer
+from clusterctl.common.requests import CurvesRequest
 
-MOST_BUCKETS = 1000  # of a curve
 BATCH_BUCKETS = 40_000  # of a message; each is about 200 bytes
 
 
-def curves(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def curves(root: Path, request: CurvesRequest, peer: Peer) -> dict[str, Any]:
     """Reduce the events of the requested run, else of the newest, to `buckets` per curve.
 
     `at` is the offset after the events that were read, at which `follow` may continue; `now` is this node's time.
@@ -38,9 +38,8 @@ def curves(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             role, rank = event.get("role"), event.get("rank")
             if isinstance(role, str) and isinstance(rank, int) and (role, rank) in processes:
                 processes[role, rank].take(event)
-    most = min(max(int(request["buckets"]), 1), MOST_BUCKETS)
     for (role, rank), process in processes.items():
-        for batch in _batched({"role": role, "rank": rank, **curve} for curve in process.curves(most)):
+        for batch in _batched({"role": role, "rank": rank, **curve} for curve in process.curves(request["buckets"])):
             peer.send({"curves": batch})
     left = {plan.name: processes[plan.role, plan.rank].left for plan in plans}
     kept = {name: count for name, count in left.items() if count}

@@ -18,6 +18,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
 from clusterctl.common.paths import RunPaths, expand_program, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
+from clusterctl.common.requests import DiagnoseRequest
 from clusterctl.common.requirements import file_of, names_in
 from clusterctl.common.run_spec import RunSpec
 
@@ -32,12 +33,12 @@ PRINTING = ("pass", "saved")  # events whose processes print a line about it
 QUIET = ("running", "starting", "succeeded")
 
 
-def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]:
     """Report on the requested run, else on the newest; with `spec`, also its spec and the versions of its packages.
 
     `over`: as for `run_state`. Then this machine's boots and programs are not those of the run.
     """
-    over = bool(request.get("over"))
+    over = request.get("over", False)
     while "now" in peer.receive():
         peer.send({"now": time.time()})
     job = find_job(root, request["ref"])

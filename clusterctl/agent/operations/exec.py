@@ -13,12 +13,13 @@ from typing import Any
 
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import describe_os_error
+from clusterctl.common.requests import ExecRequest
 
 PIECE = 1 << 16  # what a pipe holds
 TICK_S = 1.0
 
 
-def exec_(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def exec_(root: Path, request: ExecRequest, peer: Peer) -> dict[str, Any]:
     """Run the `script` with /bin/sh, in the directory, the environment and with the umask that SSH gave this agent.
 
     The control machine's end ends the output alone, as with `ssh`: the command may get SIGPIPE when it writes.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -22,6 +22,15 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import Identity, is_alive
+from clusterctl.common.requests import (
+    EventsRequest,
+    FollowRequest,
+    LogSelection,
+    LogsRequest,
+    RunRequest,
+    ShownProcess,
+    Speaker,
+)
 from clusterctl.common.run_spec import ProcessSpec
 
 BATCH = 500
@@ -33,20 +42,28 @@ BURST_S = 10.0  # a budget of so many seconds may be used at once
 
 
 class Streams:
-    """The logs that a request selects. `beat` is called periodically while they are read."""
+    """The logs that a request selects, from `offsets` on. `beat` is called periodically while they are read."""
 
-    def __init__(self, run: RunPaths, request: dict[str, Any], beat: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: RunPaths,
+        wanted: LogSelection,
+        beat: Callable[[], None],
+        *,
+        speaker: Speaker | None = None,
+        offsets: Mapping[str, int] | None = None,
+    ) -> None:
         self.spec = need_spec(run)
-        self.plans = [process for process in self.spec.processes if _wanted(process, request)]
-        offsets = request.get("offsets") or {}
-        self.speaks = [_is(request.get("speaker"), p) for p in self.plans]
-        patterns = ["" if speaks else request.get("grep") or "" for speaks in self.speaks]
+        self.plans = [process for process in self.spec.processes if _is_selected(process, wanted)]
+        offsets = offsets or {}
+        self.speaks = [_is(speaker, p) for p in self.plans]
+        patterns = ["" if speaks else wanted.get("grep") or "" for speaks in self.speaks]
         self._matches = [re.compile(pattern.encode()).search for pattern in patterns]
         self.readers = [
             LogReader(run.log, log_stem(p.role, p.index), offsets.get(p.name, 0), words=_literal(pattern), beat=beat)
             for p, pattern in zip(self.plans, patterns)
         ]
-        self._since = float(request.get("since") or 0)
+        self._since = wanted.get("since") or 0.0
         self._ends: list[int] = []
 
     def seek(self, tail: int | None, *, final: bool) -> None:
@@ -81,12 +98,12 @@ class Streams:
         return line.t >= self._since and bool(self._matches[stream](line.text))
 
 
-def _wanted(plan: ProcessSpec, request: dict[str, Any]) -> bool:
-    role, rank = request.get("role"), request.get("rank")
+def _is_selected(plan: ProcessSpec, wanted: LogSelection) -> bool:
+    role, rank = wanted.get("role"), wanted.get("rank")
     return (role is None or plan.role == role) and (rank is None or plan.rank == rank)
 
 
-def _is(speaker: dict[str, Any] | None, plan: ProcessSpec) -> bool:
+def _is(speaker: Speaker | None, plan: ProcessSpec) -> bool:
     """Return True if the process is the speaker, whose lines are all sent, regardless of `grep`."""
     return speaker is not None and plan.role == speaker["role"] and plan.rank == speaker["rank"]
 
@@ -96,7 +113,7 @@ def _literal(pattern: str) -> bytes:
     return b"" if any(char in pattern for char in SPECIAL) else pattern.encode()
 
 
-def logs(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def logs(root: Path, request: LogsRequest, peer: Peer) -> dict[str, Any]:
     """Send the present lines of the logs; with `tail` only the last so many of each."""
     run = _run(root, request)
     streams = Streams(run, request, peer.beat)
@@ -120,7 +137,7 @@ def _send_lines(peer: Peer, rows: Iterable[list[Any]], **about: Any) -> int:
     return count + len(batch)
 
 
-def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def follow(root: Path, request: FollowRequest, peer: Peer) -> dict[str, Any]:
     """Send events and logs as they arrive, until the run has ended on this node.
 
     `budget` caps each process's lines per second; the `speaker` (`role`, `rank`, `budget`) has a separate one, and no
@@ -130,14 +147,15 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     machines it ran on.
     """
     run = _run(root, request)
-    streams = Streams(run, request, peer.beat)
-    events = EventReader(run.events, int(request.get("at") or 0))
-    gone = bool(request.get("over"))
+    speaker, offsets = request.get("speaker"), request.get("offsets")
+    streams = Streams(run, request, peer.beat, speaker=speaker, offsets=offsets)
+    events = EventReader(run.events, request.get("at", 0))
+    gone = request.get("over", False)
     supervision = Supervision(run, over=gone)
     over = supervision.is_over()
-    streams.seek(None if request.get("offsets") else request.get("tail"), final=over)
+    streams.seek(None if offsets else request.get("tail"), final=over)
     peer.send({"run": run.run, "streams": streams.announce()})
-    budgets = [Budget(request["speaker"]["budget"] if own else request.get("budget")) for own in streams.speaks]
+    budgets = [Budget(speaker["budget"] if speaker and own else request.get("budget")) for own in streams.speaks]
 
     def send(rows: Iterable[list[Any]]) -> int:
         count = _send_events(peer, events) if request.get("events", True) else 0
@@ -170,7 +188,7 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 class _Shown:
     """One process whose log is on the screen."""
 
-    def __init__(self, run: RunPaths, wanted: dict[str, Any], beat: Callable[[], None], *, final: bool) -> None:
+    def __init__(self, run: RunPaths, wanted: ShownProcess, beat: Callable[[], None], *, final: bool) -> None:
         self._id = wanted["id"]
         self._streams = Streams(run, {"role": wanted["role"], "rank": wanted["rank"]}, beat)
         self._streams.seek(wanted["tail"], final=final)
@@ -227,7 +245,7 @@ def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -
     return sent + len(reported)
 
 
-def events(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def events(root: Path, request: EventsRequest, peer: Peer) -> dict[str, Any]:
     """Send the events of these `kinds` up to the present end of the log."""
     run = _run(root, request)
     reader = EventReader(run.events)
@@ -269,7 +287,7 @@ class Budget:
         return passes
 
 
-def _run(root: Path, request: dict[str, Any]) -> RunPaths:
+def _run(root: Path, request: RunRequest) -> RunPaths:
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
     if run is None or not run.spec.is_file():

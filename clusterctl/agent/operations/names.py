@@ -10,9 +10,10 @@ from clusterctl.agent.node.jobs import find_job, read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, find_jobs
+from clusterctl.common.requests import FindNamedRequest
 
 
-def find_named(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def find_named(root: Path, request: FindNamedRequest, peer: Peer) -> dict[str, Any]:
     """Return the `job` that the requested `ref` is an id, a prefix or a directory of, else the `runs` of this name."""
     ref = request["ref"]
     try:

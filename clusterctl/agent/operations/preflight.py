@@ -24,13 +24,10 @@ from clusterctl.agent.packages.venvs import find_for_job, find_newest
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, describe_os_error
 from clusterctl.common.paths import find_jobs
+from clusterctl.common.requests import CheckRequest
 
 
-def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """`request` has python, runtime, address, nic; for the ports: port, count (free ports needed), lead; and gpus.
-
-    `gpus` is their number according to conf.py.
-    """
+def check(root: Path, request: CheckRequest, peer: Peer) -> dict[str, Any]:
     problems: list[dict[str, Any]] = []
     with _recorded(problems, "root"):
         facts.try_to_write(root)
@@ -48,7 +45,7 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if report["address"] is not None:
         with _recorded(problems, "ports"):
             listeners, busy = take_as_a_job(report["address"], request["port"], request["count"], lead=request["lead"])
-    report["gpus"] = report_gpus(request.get("gpus"))
+    report["gpus"] = report_gpus(request["gpus"])
     with answering(listeners) as listening:
         report.update(_more_facts(root), listening=listening, busy=ports.holders(busy))
         peer.send({"facts": report})
@@ -69,11 +66,11 @@ def _more_facts(root: Path) -> dict[str, Any]:
     }
 
 
-def _python(root: Path, request: dict[str, Any]) -> str:
+def _python(root: Path, request: CheckRequest) -> str:
     """Return the Python of the newest job, else of the next one: that of its environment from `setup`, else PYTHON."""
     newest = next(find_jobs(root), None)
     venv = find_for_job(root, newest.dir, request["runtime"]) if newest else find_newest(root)
-    return str(venv / "bin/python") if venv else str(request["python"])
+    return str(venv / "bin/python") if venv else request["python"]
 
 
 @contextlib.contextmanager

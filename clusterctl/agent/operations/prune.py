@@ -22,6 +22,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
 from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.procfs import find_by_environment, run_environment
+from clusterctl.common.requests import PruneRequest
 from clusterctl.common.requirements import RUNTIME, RUNTIME_BEFORE, of_directory
 
 LIVE = ("starting", "running")
@@ -29,7 +30,7 @@ OURS = ("for", "lock")  # beside the environments in venvs/
 BLOCK_BYTES = 512  # the unit of st_blocks
 
 
-def prune(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def prune(root: Path, request: PruneRequest, peer: Peer) -> dict[str, Any]:
     """List all jobs and content; or, with `remove`, remove those `jobs` and that `content` unless they are in use."""
     if "remove" not in request:
         return {"jobs": [_describe_job(job) for job in _jobs(root)], "content": list(find_content(root))}
@@ -188,14 +189,14 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
         os.close(fd)
 
 
-def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+def _remove_content(root: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Remove content that nothing needs now; environments before the wheels they were made from."""
     for kind in ("leftover", "agent", "environment", "wheel", "uv"):
         if not any(item[0] == kind for item in wanted):
             continue
         with environments_lock(root, "prune", 0) as holder:
             for item in find_content(root):
-                if item["kind"] != kind or [kind, item["name"]] not in wanted:
+                if item["kind"] != kind or (kind, item["name"]) not in wanted:
                     continue
                 why = "it is in use" if item["live"] or item["needed_by"] else None
                 if holder and kind in ("environment", "wheel", "uv"):

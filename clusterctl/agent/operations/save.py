@@ -16,6 +16,7 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.port_claims import uid_of_peer
 from clusterctl.common.procfs import is_alive
+from clusterctl.common.requests import SaveRequest
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.safe_json import parse
 
@@ -25,7 +26,7 @@ UP_S = 2.0  # in which a supervisor that has written its state listens
 MOST_BYTES = 1 << 16
 
 
-def save(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def save(root: Path, request: SaveRequest, peer: Peer) -> dict[str, Any]:
     """Return the `tag` and the `step` of a checkpoint that was made after this request.
 
     Raises AgentError if none is complete within `limit_s`, if the run is not running, or if it makes none.
@@ -35,7 +36,7 @@ def save(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if run is None or not run.spec.is_file():
         raise AgentError(f"{job.dir.name} was never started here", kind="usage")
     _check_checkpoints(run, need_spec(run))
-    limit_s = float(request["limit_s"])
+    limit_s = request["limit_s"]
     why = "it is still being made"
     for answer in _answers(run, peer, time.monotonic() + limit_s):
         if "tag" in answer:

@@ -24,13 +24,14 @@ from clusterctl.agent.relay.take import be_ready, take_relayed
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import META
 from clusterctl.common.pip import fetch_all, find_pip
+from clusterctl.common.requests import SetupRequest
 from clusterctl.common.tree import COPY_BYTES
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 
 LOCK_S = 0.5
 
 
-def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def setup(root: Path, request: SetupRequest, peer: Peer) -> dict[str, Any]:
     venvs = Venvs(root)
     store = WheelStore(root / META / "wheels")
     with _alone(root):

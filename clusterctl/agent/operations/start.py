@@ -38,6 +38,7 @@ from clusterctl.common.errors import AgentError, first_of
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
+from clusterctl.common.requests import RejoinRequest, StartRequest
 from clusterctl.common.requirements import file_of
 from clusterctl.common.run_spec import Gpus, RunSpec
 from clusterctl.common.safe_json import parse
@@ -47,18 +48,18 @@ ENDING_S = 10.0
 EXITING_S = 0.5  # for processes that are just exiting
 
 
-def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def start(root: Path, request: StartRequest, peer: Peer) -> dict[str, Any]:
     job, ran = _find(root, request["ref"])
     _check_identity(job, request)
-    await_former_life(job, request, peer)
+    await_former_life(job, peer, patient=request.get("patient", False), locked=request["locked"])
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
         _check_nothing_left(job)
         venv = find_for_job(root, job.dir, request["runtime"])
         python = str(venv / "bin/python") if venv else request["python"]
         versions = find_versions(root, python, runtime=request["runtime"])
-        address = find_address(request.get("address"), request.get("nic"))
-        devices = find_devices(request.get("gpus"))
+        address = find_address(request["address"], request["nic"])
+        devices = find_devices(request["gpus"])
         ready = {
             "job": job.dir.name,
             "ran": ran,
@@ -72,8 +73,8 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),
             "devices": devices,
-            **(_ports(address, request["port"]) if request.get("pserver_port") else {}),
-            **({"local_name": _has_local_name()} if request.get("host_name") else {}),
+            **(_ports(address, request["port"]) if request["pserver_port"] else {}),
+            **({"local_name": _has_local_name()} if request["host_name"] else {}),
             **quick(root),
         }
         go = _wait_for_go(ready, request, peer)
@@ -146,7 +147,7 @@ def _ports(address: str, first: int) -> dict[str, Any]:
     return {"taken": find_taken(address, first), "network": f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"}
 
 
-def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def _wait_for_go(ready: dict[str, Any], request: StartRequest, peer: Peer) -> dict[str, Any]:
     """Listen on the job's ports until all nodes have tried to reach each other. Return the next message."""
     listeners = _listen(ready["address"], request)
     with answering(listeners) as listening:
@@ -170,7 +171,7 @@ def _with_devices(spec: RunSpec, devices: list[str] | None) -> RunSpec:
     return spec if devices is None else spec.replace(gpus=(spec.gpus or Gpus()).replace(devices=tuple(devices)))
 
 
-def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
+def _listen(address: str, request: StartRequest) -> list[socket.socket]:
     try:
         return take_as_a_job(address, request["port"], request["count"], lead=request["lead"])[0]
     except OSError as exc:
@@ -179,7 +180,7 @@ def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
         ) from exc
 
 
-def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
+def _check_identity(job: JobPaths, request: StartRequest) -> None:
     record = read_json(job.record)
     if not isinstance(record, dict) or not {"node", "nodes"} <= record.keys():
         raise AgentError(f"{job.record} is damaged", kind="refused", hint="dispatch the workspace again")
@@ -249,7 +250,7 @@ def _undo(run: RunPaths, previous: str | None, *, resumed: bool) -> None:
             kept.rename(directory)
 
 
-def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def rejoin(root: Path, request: RejoinRequest, peer: Peer) -> dict[str, Any]:
     """Let this node rejoin a running run, or let its supervisor restart processes that it had given up."""
     job = find_job(root, request["ref"])
     run = pick_run(job)
@@ -271,7 +272,7 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         raise AgentError(
             "the keys of the run are gone from this node", hint="run clusterctl stop, then clusterctl start --resume"
         )
-    await_former_life(job, {"patient": True}, peer)
+    await_former_life(job, peer, patient=True)
     # A guardian may still be ending leftover processes.
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
@@ -280,14 +281,14 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 
 
-def _renew(run: RunPaths, spec: RunSpec, request: dict[str, Any]) -> None:
+def _renew(run: RunPaths, spec: RunSpec, request: RejoinRequest) -> None:
     """Record the address and the GPUs of this node if it has others than at the start, as a pod that was replaced has.
 
     Its supervisor tells the lead where its processes listen, and the lead tells the other nodes.
     """
     renewed = spec
     if interface_of(spec.address) is None:
-        renewed = renewed.replace(address=find_address(request.get("address"), request.get("nic")))
+        renewed = renewed.replace(address=find_address(request["address"], request["nic"]))
     if spec.gpus is not None:
         renewed = _with_devices(renewed, find_devices(spec.gpus.limit)["devices"])
     if renewed != spec:

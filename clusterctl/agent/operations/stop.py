@@ -28,6 +28,7 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.files import mark, write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
+from clusterctl.common.requests import StopRequest
 from clusterctl.common.run_spec import Timing
 
 MARGIN_S = 15.0
@@ -37,7 +38,7 @@ AGENTS_S = 2.0  # in which a guardian with nothing left to do exits
 PORTS_S = 2.0
 
 
-def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def stop(root: Path, request: StopRequest, peer: Peer) -> dict[str, Any]:
     """Send TERM, wait for the run's grace, send KILL; then end every other process of the job, from any run."""
     job = _find(root, request["ref"])
     alive = _await_supervisors(job)

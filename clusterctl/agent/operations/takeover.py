@@ -31,11 +31,13 @@ Sign = tuple[object, ...]
 Clock = Callable[[], float]
 
 
-def await_former_life(job: JobPaths, request: dict[str, Any], peer: Peer, clock: Clock = time.monotonic) -> None:
+def await_former_life(
+    job: JobPaths, peer: Peer, *, patient: bool = False, locked: int | None = None, clock: Clock = time.monotonic
+) -> None:
     """Wait until what an earlier run may have left can no longer write to the job directory.
 
-    Raises AgentError if the run goes on. Such a run is refused at once, unless the request is `patient`. In that of
-    another node of the job, `locked` is a node whose lock the new life has.
+    Raises AgentError if the run goes on. Such a run is refused at once, unless this start is `patient`. `locked` is
+    another node of the job whose lock the new life has.
     """
     run, starter = pick_run(job), starter_of(job)
     if run is None or starter is None:
@@ -43,14 +45,13 @@ def await_former_life(job: JobPaths, request: dict[str, Any], peer: Peer, clock:
     spec = read_summary(run)
     timing = spec.timing if spec else Timing()
     limit_s = timing.node_grace_s + 2 * timing.grace_s + ENDING_S
-    patient = bool(request.get("patient"))
     if starter.is_elsewhere:
         if patient or is_free(job):  # else the lock reaches as far as this machine
             looks = _looks(peer, starter, clock)
             _await_silence(run, starter, timing.node_grace_s, looks, limit_s if patient else 0.0)
         return
     led_by = spec.members[0] if spec and spec.members else None
-    if patient and (_is_stopping(run) or (led_by is not None and led_by == request.get("locked"))):
+    if patient and (_is_stopping(run) or (led_by is not None and led_by == locked)):
         for waited_s in _looks(peer, starter, clock):
             if is_free(job) or waited_s > limit_s:
                 return

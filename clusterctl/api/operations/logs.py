@@ -8,10 +8,11 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.api.operations.references import run_title
 from clusterctl.cluster import Cluster
+from clusterctl.common.requests import FollowSelection, LogSelection
+from clusterctl.common.schema import typed
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Node, fold, nodeset
 from clusterctl.observe.follow import LogLine
@@ -36,7 +37,7 @@ class Selection:
     known: JobStatus
     nodes: Sequence[Node]
     run: str | None
-    wanted: Mapping[str, Any]
+    wanted: LogSelection
 
     @property
     def process_counts(self) -> dict[str, int]:
@@ -53,7 +54,7 @@ def select(
     cluster: Cluster,
     named: Reference,
     selected: Sequence[Node],
-    wanted: Mapping[str, Any],
+    wanted: LogSelection,
     *,
     to_follow: JobWatch | None = None,
 ) -> Selection:
@@ -77,15 +78,15 @@ def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
 
 def read(cluster: Cluster, chosen: Selection) -> Iterator[LogLine]:
     """Yield the lines so far, in time order. Errors of nodes come after the lines of the others."""
-    return read_logs(cluster, chosen.nodes, chosen.known.job, run=chosen.run, **chosen.wanted)
+    return read_logs(cluster, chosen.nodes, chosen.known.job, chosen.run, chosen.wanted)
 
 
 def follow(cluster: Cluster, chosen: Selection) -> OrderedFollower:
     """Return the news of the lines so far and of all to come, until the run has ended. A context manager."""
     labels = {error.node for error in chosen.known.errors}
     silent = [node for node in chosen.nodes if node.label in labels]
-    job = chosen.known.job
-    return OrderedFollower(cluster, chosen.nodes, job, chosen.run, silent=silent, events=False, **chosen.wanted)
+    wanted = typed(FollowSelection, {"events": False, **chosen.wanted})
+    return OrderedFollower(cluster, chosen.nodes, chosen.known.job, chosen.run, wanted, silent=silent)
 
 
 def final_state(ends: Mapping[int, str], lead: int) -> str:
@@ -93,7 +94,7 @@ def final_state(ends: Mapping[int, str], lead: int) -> str:
     return ends.get(lead) or worst(ends.values())
 
 
-def check(wanted: Mapping[str, Any]) -> None:
+def check(wanted: LogSelection) -> None:
     if wanted["role"] not in (None, "pserver", "trainer", "scheduler"):
         raise UsageError(f"unknown --role {wanted['role']}", hint="choose one of pserver, trainer, scheduler")
     try:

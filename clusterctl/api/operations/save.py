@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.common.requests import SaveRequest
 from clusterctl.errors import UsageError
 from clusterctl.observe.record.status import find
 
@@ -19,7 +20,7 @@ def save(cluster: Cluster, ref: str | None, *, timeout_s: float) -> dict[str, An
     job, members = find(cluster, ref)
     if members.run is None:
         raise UsageError(f"{job} was never started", hint=f"clusterctl start --job_workspace {job}")
-    request = {"op": "save", "ref": job, "limit_s": timeout_s}
+    request: SaveRequest = {"op": "save", "ref": job, "limit_s": timeout_s}
     outcomes = cluster.ask(request, members.nodes[:1], answer_s=timeout_s + MARGIN_S)
     (answer,) = raise_failures(outcomes, "save")
     return {name: answer[name] for name in ("job", "run", "tag", "step")}

@@ -155,7 +155,7 @@ def _await_running(
 
     The lead's node, the first one, knows. If it does not answer, the run is lost once the others have ended.
     """
-    with Follower(cluster, asked, job, run, role="") as follower:
+    with Follower(cluster, asked, job, run, {"role": ""}) as follower:
         for news in follower:
             for event in news.events if news is not None else ():
                 view.take(event)

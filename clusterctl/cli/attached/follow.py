@@ -50,7 +50,7 @@ def follow_run(
             display,
             on_term(_detach),
             keys(wanted=invocation.console.live) as pressed,
-            Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
+            Follower(cluster, run.nodes, run.job, run.run, LINES_WANTED) as follower,
         ):
             _watch(follower, display, pressed, LogFeed(display.screen, follower))
     except _Detach as request:

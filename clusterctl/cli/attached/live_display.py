@@ -6,13 +6,14 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, plural
 from clusterctl.cli.screen.screen import Screen
 from clusterctl.cli.tracebacks import PATTERN, TracebackFolder
 from clusterctl.cluster import NONSENSE
+from clusterctl.common.requests import FollowSelection
 from clusterctl.common.run_state import Event
 from clusterctl.escape import clean
 from clusterctl.observe.follow import LogLine, News, is_passing
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PROBLEM = re.compile(rf"(?i)error|exception|traceback|warning|fatal|killed|{PATTERN}")
 #: Log lines that the display asks for: all of the first trainer, up to a limit, and problems of the others.
-LINES_WANTED: dict[str, Any] = {
+LINES_WANTED: FollowSelection = {
     "budget": 20,
     "grep": PROBLEM.pattern,
     "speaker": {"role": "trainer", "rank": 0, "budget": 1000},

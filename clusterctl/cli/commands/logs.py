@@ -6,7 +6,6 @@ import datetime
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
 
 from clusterctl.api.operations.logs import check, final_state, parse_since, read, select
 from clusterctl.api.operations.logs import follow as follow_lines
@@ -15,6 +14,7 @@ from clusterctl.cli.commands.scheduled import once_it_runs, tell_end
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, combined
+from clusterctl.common.requests import LogSelection
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.escape import clean
 from clusterctl.inventory import fold
@@ -22,12 +22,25 @@ from clusterctl.observe.folding import WINDOW_S, FoldedLine, Folder
 from clusterctl.observe.follow import Follower, LogLine, is_passing
 
 
-def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
+def logs(
+    invocation: Invocation,
+    job: str | None,
+    *,
+    follow: bool,
+    role: str | None,
+    rank: int | None,
+    node: str | None,
+    since: str | None,
+    tail: int | None,
+    grep: str | None,
+    fold: bool,
+) -> None:
     if node is not None:
         invocation.options.only = node
+    wanted: LogSelection = {"role": role, "rank": rank, "since": None, "tail": tail, "grep": grep}
     check(wanted)
     invocation.console.stream()
-    wanted["since"] = parse_since(wanted["since"])
+    wanted["since"] = parse_since(since)
     show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
     if follow:
         once_it_runs(invocation, show)
@@ -35,7 +48,7 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
         show()
 
 
-def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: dict[str, Any]) -> None:
+def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: LogSelection) -> None:
     with invocation.cluster_of(job) as cluster:
         named = invocation.run_of(cluster, job)
         scheduled = invocation.scheduled if follow else None

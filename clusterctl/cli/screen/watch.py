@@ -24,7 +24,6 @@ def watch(console: Console, cluster: Cluster, current: JobStatus, title: str) ->
     """Show a run until it has ended, and return True, or until the user leaves with `q` or Ctrl-C."""
     from clusterctl.cli.screen.rich_display import RichDisplay
 
-    run = current.run or ""
     known = _ask(cluster, current)
     offsets = {node: one.offset_s for node, one in known.items()}
     started = (current.lead or {}).get("started")
@@ -35,7 +34,7 @@ def watch(console: Console, cluster: Cluster, current: JobStatus, title: str) ->
         with (
             keys(wanted=True) as pressed,
             RichDisplay(console, screen.lines, own_screen=True) as display,
-            Follower(cluster, current.members.nodes, current.job, run, at=at, role="") as follower,
+            Follower(cluster, current.members.nodes, current.job, current.run, {"role": ""}, at=at) as follower,
         ):
             return _follow(follower, screen, offsets, pressed, LogFeed(screen, follower), display.refresh)
     except KeyboardInterrupt:
@@ -44,7 +43,7 @@ def watch(console: Console, cluster: Cluster, current: JobStatus, title: str) ->
 
 def _ask(cluster: Cluster, current: JobStatus) -> dict[int, NodeCurves]:
     """Return the curves of the run until now, by node."""
-    ask = partial(read_curves, cluster, job=current.job, run=current.run or "", buckets=BUCKETS)
+    ask = partial(read_curves, cluster, job=current.job, run=current.run, buckets=BUCKETS)
     return {outcome.node.id: outcome.get() for outcome in cluster.map(ask, current.members.nodes) if outcome.ok}
 
 

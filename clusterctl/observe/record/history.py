@@ -63,7 +63,7 @@ def _tails(cluster: Cluster, nodes: Sequence[Node], known: Why, lines: int) -> d
     if not lines:
         return tails
     try:
-        for line in read_logs(cluster, nodes, known.job, run=known.members.run, tail=lines):
+        for line in read_logs(cluster, nodes, known.job, known.members.run, {"tail": lines}):
             tails.setdefault((line.role, line.rank), []).append(TimedLine(line.t + offsets[line.node.id], line.text))
     except ClusterctlError:
         pass

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
+from clusterctl.common.requests import EventsRequest
 from clusterctl.common.schema import Count, fits
 from clusterctl.inventory import Node
 from clusterctl.observe.record.model import RunRecord, figure
@@ -144,7 +145,7 @@ def read_points(cluster: Cluster, record: RunRecord, directory: Path) -> list[No
 
 
 def _events(cluster: Cluster, node: Node, record: RunRecord) -> Iterator[Mapping[str, Any]]:
-    request = {"op": "events", "ref": record.job, "run": record.run, "kinds": [*FIGURES, ROLLED_BACK]}
+    request: EventsRequest = {"op": "events", "ref": record.job, "run": record.run, "kinds": [*FIGURES, ROLLED_BACK]}
     with cluster.call(node, request, answer_s=ANSWER_S) as call:
         while "done" not in (message := call.receive(ANSWER_S)):
             yield from answers.news(message).get("events", ())

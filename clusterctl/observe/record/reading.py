@@ -25,7 +25,7 @@ class NodeCurves(NamedTuple):
     offset_s: float
 
 
-def read_curves(cluster: Cluster, node: Node, job: str, run: str, buckets: int) -> NodeCurves:
+def read_curves(cluster: Cluster, node: Node, job: str, run: str | None, buckets: int) -> NodeCurves:
     """Return the curves, each with at most `buckets` buckets."""
     curves: list[Curve] = []
     with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:

@@ -9,6 +9,7 @@ from typing import Any
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
 from clusterctl.cluster.answers import StatusAnswer, StatusFacts
 from clusterctl.cluster.run_answers import STATES, DroppedCut, RunWarning
+from clusterctl.common.requests import StatusRequest
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members, members_of
@@ -83,8 +84,13 @@ def _same_job_everywhere(
     gpus: bool = False,
 ) -> list[NodeOutcome[StatusAnswer]]:
     """Return every node's answer about the same job; nodes that have another one in mind are asked again."""
-    request = {"op": "status", "run": run, **({"gpus": True} if gpus else {})}
-    outcomes: list[NodeOutcome[StatusAnswer]] = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
+
+    def request(job: str | None) -> StatusRequest:
+        if gpus:
+            return {"op": "status", "run": run, "gpus": True, "ref": job}
+        return {"op": "status", "run": run, "ref": job}
+
+    outcomes: list[NodeOutcome[StatusAnswer]] = cluster.ask(request(ref), answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
     if not answered:
         raise_failures(outcomes, "status")
@@ -97,7 +103,7 @@ def _same_job_everywhere(
     behind = [outcome.node for outcome in answered if outcome.get()["job"] != meant]
     if not behind:
         return outcomes
-    asked_again = cluster.ask({**request, "ref": meant}, behind, answer_s=answer_s)
+    asked_again = cluster.ask(request(meant), behind, answer_s=answer_s)
     again = {outcome.node.id: outcome for outcome in asked_again}
     return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 

@@ -40,6 +40,7 @@ REQUEST = {
     "port": 20_000,
     "count": 2,
     "lead": True,
+    "gpus": None,
 }
 
 

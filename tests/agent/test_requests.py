@@ -1,0 +1,78 @@
+"""Requests are read before any operation meets them: a malformed one is refused by the name of its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.nodes import PYTHONS, PipeCluster, ask
+from clusterctl.common.errors import AgentError
+from clusterctl.common.requests import REQUESTS, read_request
+from clusterctl.common.schema import required_keys
+from clusterctl.errors import UsageError
+from contract.verdicts import JOB, REQUESTED
+from support.processes import processes_with_environment, wait_until
+
+OF_NO_TYPE = {"x": [[]]}
+HARMFUL: list[dict[str, Any]] = [
+    {"op": "exec", "script": ["touch", "here"]},
+    {"op": "stop", "ref": None},
+    {"op": "stop", "ref": "a\0b"},
+    {"op": "adopt", "job": "../other", "node": 0, "nodes": 1},
+    {**REQUESTED["dispatch"], "op": "dispatch", "nonce": "../../x"},
+    {**REQUESTED["dispatch"], "op": "dispatch", "manifest_bytes": -1},
+    {"op": "prune", "remove": {"jobs": [JOB]}},
+    {"op": "setup"},
+    {**REQUESTED["start"], "op": "start", "port": 70_000},
+    {"op": "contents", "ref": JOB, "run": "../../../x"},
+    {**REQUESTED["verify_checkpoint"], "op": "verify_checkpoint", "tag": ".."},
+]
+
+
+@pytest.mark.parametrize("op", REQUESTS)
+def test_a_wrong_value_or_a_missing_key_of_any_request_is_refused_by_its_name(op: str) -> None:
+    request = {"op": op, **REQUESTED[op]}
+    assert read_request({**request, "of_a_newer_version": OF_NO_TYPE}).keys() == {*request, "of_a_newer_version"}
+    for field in {*request, "silence_s", "stay", "hold", "over"} - {"op"}:
+        with pytest.raises(AgentError, match=f"the request {op} is malformed: `{field}[.`]") as caught:
+            read_request({**request, field: OF_NO_TYPE})
+        assert caught.value.kind == "usage"
+    for field in required_keys(REQUESTS[op]) - {"op"}:
+        with pytest.raises(AgentError, match=f"`{field}` is missing"):
+            read_request({key: value for key, value in request.items() if key != field})
+
+
+@pytest.mark.parametrize("message", [None, [], "status", {}, {"op": None}, {"op": ["status"]}, {"op": "x" * 1000}])
+def test_what_is_no_request_is_refused(message: object) -> None:
+    with pytest.raises(AgentError, match="the agent does not know") as caught:
+        read_request(message)
+    assert caught.value.kind == "usage"
+    assert len(str(caught.value)) < 100
+
+
+def files(home: Path) -> list[str]:
+    return sorted(str(path) for path in home.rglob("*") if "/lib/" not in str(path))
+
+
+def test_a_refused_request_leaves_nothing_behind(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / f"root/{JOB}").mkdir(parents=True)
+    ask(home, {"op": "jobs"})
+    before = files(home)
+    for request in HARMFUL:
+        with pytest.raises(UsageError, match=f"the request {request['op']} is malformed: `"):
+            ask(home, request)
+        assert files(home) == before
+        assert wait_until(lambda: not processes_with_environment("HOME", str(home)))
+
+
+def test_an_agent_that_stayed_refuses_a_malformed_request_and_another_one_serves_the_next(tmp_path: Path) -> None:
+    with PipeCluster(tmp_path, PYTHONS.get("3.9", "python3"), nodes=1) as cluster:
+        assert cluster.ask({"op": "jobs"})[0].get() == {"jobs": []}
+        (outcome,) = cluster.ask({"op": "status", "ref": 5, "run": None})  # type: ignore[arg-type]
+        assert isinstance(outcome.error, UsageError)
+        assert "`ref` must be a string, not 5" in outcome.error.message
+        assert cluster.ask({"op": "jobs"})[0].get() == {"jobs": []}
+    assert wait_until(lambda: not cluster.left())
