@@ -1,6 +1,6 @@
 """The allowed imports between modules. Other conventions are tested in `tests/house`.
 
-The tables are exact: an import that no row allows fails here, and so does a row that allows more than is used.
+The tables say what may be imported: an import that no row allows fails here.
 docs/architecture.svg is drawn from them; after a change, run `python docs/make_architecture.py`.
 """
 
@@ -163,7 +163,7 @@ def allowed(table: Table) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
-def test_a_part_imports_exactly_the_parts_in_its_row(part: str) -> None:
+def test_a_part_imports_only_the_parts_in_its_row(part: str) -> None:
     used = {
         target.partition(".")[0]: f"{m} imports {target}"
         for m in modules()
@@ -172,17 +172,15 @@ def test_a_part_imports_exactly_the_parts_in_its_row(part: str) -> None:
     }
     strange = [example for target, example in used.items() if target not in (part, *MAY_IMPORT[part])]
     assert strange == []
-    assert sorted(set(used) - {part}) == sorted(MAY_IMPORT[part])
 
 
-def test_the_folders_of_the_agent_import_exactly_as_in_the_table() -> None:
-    called_by_name = {("main", module.partition(".")[0]) for module, _ in OPERATIONS.values()}  # only when it is needed
-    assert sorted(arrows("agent") | called_by_name) == allowed(INSIDE_AGENT)
+def test_the_folders_of_the_agent_import_only_what_the_table_allows() -> None:
+    assert sorted(arrows("agent") - set(allowed(INSIDE_AGENT))) == []
 
 
-def test_the_folders_of_the_runtime_import_exactly_as_in_the_table() -> None:
+def test_the_folders_of_the_runtime_import_only_what_the_table_allows() -> None:
     used = {(part, target) for part, target in arrows("runtime") if target not in ("arrays", "errors")}
-    assert sorted(used) == allowed(INSIDE_RUNTIME)
+    assert sorted(used - set(allowed(INSIDE_RUNTIME))) == []
 
 
 def test_the_tables_contain_every_part() -> None:
