@@ -198,11 +198,18 @@ class Laboratory(Site):
 
         assert wait_until(lambda: not working(), deadline_s), working()
 
-    def assert_nothing_remains(self) -> None:
-        """Assert that no process, port, socket, shared memory or temporary file is left on any machine."""
+    def assert_nothing_remains(self, *, half_written: bool = True) -> None:
+        """Assert that no process, port, socket, shared memory or temporary file is left on any machine.
+
+        Without `half_written`, a machine that was switched off may have files that were being written then.
+        """
         assert wait_until(lambda: not self.leftovers()), self.leftovers()
-        gone = wait_until(lambda: not any(machine.remains() for machine in self.machines))
-        assert gone, {machine.place.name: machine.remains() for machine in self.machines}
+
+        def found() -> dict[str, list[str]]:
+            remains = {machine.place.name: machine.remains(half_written=half_written) for machine in self.machines}
+            return {name: left for name, left in remains.items() if left}
+
+        assert wait_until(lambda: not found()), found()
 
 
 def _known(machine: Machine) -> str:

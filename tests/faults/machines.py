@@ -224,13 +224,13 @@ class Machine:
             return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == LISTENING}
         return set()
 
-    def remains(self) -> list[str]:
-        """Return leftover ports, shared memory, sockets, and temporary and half-written files."""
+    def remains(self, *, half_written: bool = True) -> list[str]:
+        """Return leftover ports, shared memory, sockets, temporary files, and half-written ones if they count."""
         if not self.is_on:
             return []
         ports = [f"port {port}" for port in sorted(self.listening() - {22})]
         memory = [str(path) for path in Path(f"/proc/{self.pid}/root/dev/shm").iterdir()]
-        temporary = [str(path) for path in self._temporary_files()]
+        temporary = [str(path) for path in self._temporary_files(half_written)]
         sockets = [line.split()[-1] for line in Path(f"/proc/{self.pid}/net/unix").read_text().splitlines()]
         return ports + memory + temporary + [name for name in sockets if name.startswith("@")]
 
@@ -243,10 +243,10 @@ class Machine:
             except OSError as exc:
                 assert exc.errno == errno.ENOSPC, exc  # noqa: PT017 - the expected error
 
-    def _temporary_files(self) -> list[Path]:
+    def _temporary_files(self, half_written: bool = True) -> list[Path]:
         runs = self._disks.seen(self.home).glob("clusterctl/*/.clusterctl/runs/**/.*")
-        half_written = [path for path in runs if HALF_WRITTEN.fullmatch(path.name)]
-        return [*self._disks.seen(self.temporary).iterdir(), *half_written]
+        half = [path for path in runs if half_written and HALF_WRITTEN.fullmatch(path.name)]
+        return [*self._disks.seen(self.temporary).iterdir(), *half]
 
     def tidy(self) -> None:
         """Remove everything that `remains` reports."""

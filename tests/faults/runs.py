@@ -39,14 +39,17 @@ class Run:
         cause: Event = self.event("ended", node=0)["cause"]
         return cause
 
-    def ends(self, state: str, code: int, deadline_s: float = 180) -> str:
-        """Wait for the run to end in this state with nothing left on any machine; return the output of `start`."""
+    def ends(self, state: str, code: int, deadline_s: float = 180, *, half_written: bool = True) -> str:
+        """Wait for the run to end in this state with nothing left on any machine; return the output of `start`.
+
+        Without `half_written`, files that a machine was writing when it was switched off may be left.
+        """
         out, err = self.starting.communicate(timeout=deadline_s)
         self.lab.wait_for_end(self.job)
         story = f"{out}\n{err}\n{self.lab.story(self.job, self.run)}"
         assert self.starting.returncode == code, story
         assert self.lab.status(self.job)["state"] == state, story
-        self.lab.assert_nothing_remains()
+        self.lab.assert_nothing_remains(half_written=half_written)
         return out + err
 
     def succeeds(self) -> str:

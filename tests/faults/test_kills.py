@@ -37,9 +37,10 @@ def test_a_lost_node_ends_the_run_everywhere_and_it_can_be_resumed(
         lab.kill(f"supervisor{node}")
     lab.wait_for_end(run.job)
     lab.boot()
-    output = run.ends(state, 1)
+    output = run.ends(state, 1, half_written=how != "it is switched off")
     assert f"first cause: node{node} is lost" in output
     lab.ok("stop", run.job)
+    lab.assert_nothing_remains()
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 

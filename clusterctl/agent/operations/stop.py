@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node import ports
+from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.job_processes import AGENTS, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import (
     check_own,
@@ -23,6 +24,7 @@ from clusterctl.agent.node.jobs import (
     run_state,
 )
 from clusterctl.agent.node.locks import starter_of
+from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import mark, write_json
@@ -59,6 +61,8 @@ def stop(root: Path, request: StopRequest, peer: Peer) -> dict[str, Any]:
     spec = read_summary(run) if run else None
     if run is not None and run.dir.is_dir() and run_state(run, read_state(run)) == "lost":
         message = reason_to_stop(run) or "stopped by the user after its supervisor was lost"
+        remove_half_written(run)  # the machine may have lost power
+        remove_unfinished(run)
         mark_ended(run, "stopped", message)
     busy = _busy_ports(job)
     return {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.specs import spec_json
 from clusterctl.agent.node.job_processes import ENTRY
 from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.operations import stop
@@ -128,3 +129,21 @@ def test_another_job_that_exits_while_its_port_is_looked_at_is_not_taken_for_thi
         )
         done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(-1, nobody.fileno()))
     assert done["ports_busy"] == []
+
+
+def test_what_was_being_written_when_a_machine_lost_power_is_removed(tmp_path: Path) -> None:
+    """Neither the supervisor nor its guardian could."""
+    run = JobPaths(tmp_path / "JOB20261121-081530").run("0001")
+    checkpoint = run.checkpoints / "step-000000020"
+    whole, half = checkpoint / "pserver-00000.safetensors", checkpoint / ".pserver-00001.safetensors-x1y2"
+    part = run.copies / "step-000000020/.pserver-00002.safetensors-part"
+    for path in (whole, half, part):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    write_json(run.job.record, {"job": run.job.dir.name})
+    write_json(run.spec, spec_json())
+    write_json(run.state, {"processes": [], "supervisor": [999_999_999, 1, "an earlier boot"]})
+    with Path(os.devnull).open("wb") as nobody:
+        done = stop.stop(tmp_path, {"op": "stop", "ref": run.job.dir.name}, Peer(-1, nobody.fileno()))
+    assert done["was"] == "lost"
+    assert (whole.exists(), half.exists(), part.exists()) == (True, False, False)
