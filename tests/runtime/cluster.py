@@ -38,19 +38,6 @@ RUN = "0001"
 DEADLINE_S = 180.0
 
 
-def discard(left: zmq.Socket[bytes]) -> None:
-    """Close a socket that Python collects, because a failed test has left it open; then its context is freed, too.
-
-    ZeroMQ's own finalizers would wait for ever until all messages have been sent, and hang a later test.
-    """
-    if not left.closed:
-        left.close(linger=0)
-
-
-zmq.Socket.__del__ = discard  # type: ignore[method-assign]
-zmq.Context.__del__ = lambda left: None  # type: ignore[method-assign]
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
