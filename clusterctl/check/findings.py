@@ -75,7 +75,7 @@ class Leftover(TypedDict):
 
 
 class Shim(TypedDict):
-    """What a script adds to every start of Python, and the interpreter that it starts."""
+    """A wrapper script in place of Python: the interpreter that it runs, and the seconds that it adds to each start."""
 
     program: str
     seconds: float

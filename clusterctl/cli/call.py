@@ -1,4 +1,4 @@
-"""What a command line asks for, before its command is loaded. It loads little itself, so that help is fast."""
+"""A parsed command line whose command is not loaded yet. This module imports little, to keep --help fast."""
 
 from __future__ import annotations
 

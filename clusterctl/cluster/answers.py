@@ -118,7 +118,7 @@ class ProcessAnswer(_ProcessFacts):
 
 
 class StatusFacts(Membership, total=False):
-    """What a node may know of the newest run of a job."""
+    """The optional fields of a status answer."""
 
     mode: str | None
     now: Moment | None
@@ -220,7 +220,7 @@ class _StopFacts(Membership, total=False):
 
 
 class StopAnswer(_StopFacts):
-    """What `stop` did on a node."""
+    """The result of `stop` on a node."""
 
     job: JobId
     dir: str

@@ -111,7 +111,7 @@ class AdoptRequest(Envelope):
 
 
 class PruneChoice(TypedDict):
-    """What to remove: jobs, and content as (kind, name)."""
+    """The jobs to remove, and the content, as pairs (kind, name)."""
 
     jobs: Sequence[str]
     content: Sequence[tuple[str, str]]
@@ -230,7 +230,7 @@ class ExecRequest(_Execution):
     script: Text
 
 
-# What nodes know.
+# Status and history.
 
 
 class _OfAnyJob(Envelope, total=False):

@@ -70,7 +70,7 @@ class RunState(Generic[P]):
         """Return the process that an event is about, None if it is about none, or one that never started."""
         return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
 
-    # Of a process.
+    # Events of a process.
 
     def _on_spawned(self, event: Event) -> None:
         """Take also a scheduler, for which no node has ranks, and a process that had ended."""
@@ -110,7 +110,7 @@ class RunState(Generic[P]):
             process.exit_code = None
             process.enter("restarting", event["t"])
 
-    # Of the run.
+    # Events of the run.
 
     def _on_phase(self, event: Event) -> None:
         self.phase = str(event["phase"])
@@ -156,7 +156,7 @@ class RunState(Generic[P]):
         self.warnings = [*self.warnings, {"kind": event["kind"], "message": event["message"]}]
 
     def _on_ended(self, event: Event) -> None:
-        """Take the end of the run. With a lead, that of another node's part is none."""
+        """Take the end of the run. If there is a lead, the ends of other nodes are only those of their parts."""
         if self._lead is None or "not_heard_of" in event or event.get("node") == self._lead:
             self.ended = event
             self.warnings = event.get("warnings") or self.warnings

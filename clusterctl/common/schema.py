@@ -54,7 +54,7 @@ class SchemaError(ValueError):
 
 @dataclass(frozen=True)
 class Bound:
-    """What a value of an `Annotated` type must be, as in "must be a count", and the test of a value of its type."""
+    """A constraint on an `Annotated` type: a description that completes "must be ...", and a predicate."""
 
     words: str
     holds: Callable[[Any], bool]

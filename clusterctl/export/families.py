@@ -52,7 +52,7 @@ TABLE_COUNTS = ("looked_up", "hits", "admitted", "refused", "expired", "evicted"
 
 
 class Collector:
-    """What prometheus_client asks for metrics at each scrape. `read` returns the runs, or why there is none."""
+    """The collector that prometheus_client calls at each scrape. `read` returns the runs, or why there are none."""
 
     def __init__(
         self, read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Secrets

@@ -21,6 +21,7 @@ from operator import le, mul
 from typing import Any, Union
 
 from clusterctl.common.safe_json import MOST, is_whole
+from clusterctl.common.schema import END_OF_TIME
 
 FIGURES = ("loss", "samples_per_s", "compute", "wait", "wire", "apply_s", "send_s")
 USAGE = ("cpu", "memory")
@@ -28,7 +29,6 @@ OF_PROCESSES = ("spawned", "step", "log", "usage")  # events whose `attempt` is 
 MOST_NAMES = 200  # of the metrics that a process logs, and of its tables
 MOST_LEFT = 10_000  # names left out that are counted
 NAME_CHARS = 200
-END_OF_TIME = 1e11
 NO_STEP = -1
 
 Bucket = list[Union[int, float, None]]

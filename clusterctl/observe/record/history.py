@@ -10,6 +10,7 @@ from typing import Any
 from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
 from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.run_state import Key
 from clusterctl.common.schema import SchemaError
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
@@ -34,7 +35,6 @@ from clusterctl.observe.why.report import Why, advice, headline, why
 
 BUCKETS = 400
 TAIL_LINES = 20
-Key = tuple[str, int]
 
 
 def read_history(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from clusterctl.common.run_state import Event
 from clusterctl.observe.record.model import Mark
 
-Event = Mapping[str, Any]
 PHASES = {
     "pservers": "starting pservers",
     "trainers": "all pservers are ready; starting trainers",

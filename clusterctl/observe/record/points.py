@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
 from clusterctl.common.requests import EventsRequest
+from clusterctl.common.run_state import Key
 from clusterctl.common.schema import Count, fits
 from clusterctl.inventory import Node
 from clusterctl.observe.record.model import RunRecord, figure
@@ -29,7 +30,6 @@ ROLLED_BACK = "rolled_back"  # recorded by the lead
 MOST_ROLLBACKS = 1000  # each point is compared with all of them
 AT_ONCE = 16  # nodes that send points at the same time: each sends as fast as it can
 NEVER = 1 << 63  # a step that no process reaches
-Key = tuple[str, int]
 
 
 class Point(NamedTuple):

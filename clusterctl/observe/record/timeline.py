@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
-from clusterctl.common.run_state import ENDED, ProcessState, RunState
+from clusterctl.common.run_state import ENDED, Key, ProcessState, RunState
 from clusterctl.observe.record.marks import mark_of
 from clusterctl.observe.record.model import Mark, Span
 from clusterctl.observe.why.node_report import NodeReport
 
-Key = tuple[str, int]
 LOST = "lost"
 MOST_MARKS = 2000  # the first and the last half of more
 ONCE_PER_PROCESS = ("nan",)
