@@ -153,7 +153,9 @@ class RunState(Generic[P]):
             self.cut_dropped = {**self.cut_dropped, "saves": missing} if missing else None
 
     def _on_warned(self, event: Event) -> None:
-        self.warnings = [*self.warnings, {"kind": event["kind"], "message": event["message"]}]
+        warning: RunWarning = {"kind": event["kind"], "message": event["message"]}
+        if warning not in self.warnings:
+            self.warnings = [*self.warnings, warning]
 
     def _on_ended(self, event: Event) -> None:
         """Take the end of the run. If there is a lead, the ends of other nodes are only those of their parts."""

@@ -64,3 +64,11 @@ def test_the_first_cause_and_the_newest_saves_are_kept() -> None:
     causes = [{"event": "phase", "phase": "stopping", "cause": {"kind": kind}} for kind in ("exit", "stopped")]
     run = folded(*saves, *causes)
     assert (run.checkpoint, run.model, run.cause) == ("step-2", None, {"kind": "exit"})
+
+
+def test_a_warning_that_is_sent_again_and_again_is_kept_once() -> None:
+    warned = {"event": "warned", "kind": "no_push", "message": "nobody pushed"}
+    assert folded(*[warned] * 100, {**warned, "kind": "other"}).warnings == [
+        {"kind": "no_push", "message": "nobody pushed"},
+        {"kind": "other", "message": "nobody pushed"},
+    ]
