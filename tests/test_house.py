@@ -36,7 +36,7 @@ MAY_IMPORT: Table = {
     "errors": (),
     "escape": (),
     "templates": (),
-    "config": ("errors",),
+    "config": ("common", "errors"),
     "schedulers": ("common", "config", "errors"),
     "certificates": (),
     "inventory": ("config", "errors"),

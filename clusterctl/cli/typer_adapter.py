@@ -68,7 +68,7 @@ class Command(TyperCommand):
         return rest
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands. Without a command it raises its help as a UsageError."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

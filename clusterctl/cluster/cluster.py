@@ -23,7 +23,7 @@ from clusterctl.common.requests import AgentRequest
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory, Node
-from clusterctl.transport import Ask, Command, RemotePath, Transport
+from clusterctl.transport import Ask, RemoteCommand, RemotePath, Transport
 from clusterctl.transport.ssh_config import local_user
 
 T = TypeVar("T")
@@ -161,10 +161,10 @@ class Cluster:
         else:
             agent.process.close()
 
-    def _agent_command(self, node: Node, python: str, words: Sequence[str]) -> Command:
+    def _agent_command(self, node: Node, python: str, words: Sequence[str]) -> RemoteCommand:
         program = RemotePath(python) if "/" in python else python
         argv = (program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words)
-        return Command(argv, title="clusterctl's agent")
+        return RemoteCommand(argv, title="clusterctl's agent")
 
     def ask(
         self,

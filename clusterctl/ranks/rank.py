@@ -15,10 +15,10 @@ from clusterctl.common.procfs import Identity, is_alive, wait_until
 from clusterctl.ranks.calls import CallServer
 from clusterctl.ranks.errors import LINGER_S, say
 from clusterctl.ranks.lifeline import Lifeline
-from clusterctl.ranks.meeting import POLL_S, SEEN_S, Entry, Meeting, Plan, World
+from clusterctl.ranks.meeting import POLL_S, SEEN_S, Meeting, Plan, RankProcess, World
 from clusterctl.ranks.node_run import BY_SIGNAL, FAILED_CODE, NodeRun, exit_code, is_cause, outcome
 from clusterctl.ranks.orders import Orders
-from clusterctl.ranks.output import Output
+from clusterctl.ranks.output import LogForwarder
 
 IDLE_S = 0.25  # between looks while the run is under way
 SETTLED_S = 60.0  # for the last processes of this node to end
@@ -82,7 +82,7 @@ class Rank:
         self._meeting = meeting
         self._environ = {name: value for name, value in environ.items() if not name.startswith("SSH_")}
         self._orders = Orders()
-        self._mine = Entry.mine(world)
+        self._mine = RankProcess.mine(world)
         self._starter: Starter | None = None
         self._calls: CallServer | None = None
 
@@ -174,7 +174,7 @@ class Rank:
 
     def _see_through(self, node: NodeRun, front: Identity | None) -> dict[str, Any]:
         """Wait for the end of the run on this node, and return its last state. `front` is the node's first rank."""
-        output = Output(node.log_of_trainer(self._world.local_rank))
+        output = LogForwarder(node.log_of_trainer(self._world.local_rank))
         is_stopping = False
         while True:
             is_busy = self._calls is not None and self._calls.serve()

@@ -5,6 +5,6 @@ May import `cluster`, `common`, `config`, `dispatch`, `errors`, `inventory` and 
 """
 
 from clusterctl.setup.requirements import Requirements, read_requirements
-from clusterctl.setup.setup import Group, NodeSetup, Prepared, Wishes, prepare
+from clusterctl.setup.setup import NodeGroup, NodeSetup, SetupResult, Wishes, prepare
 
-__all__ = ["Group", "NodeSetup", "Prepared", "Requirements", "Wishes", "prepare", "read_requirements"]
+__all__ = ["NodeGroup", "NodeSetup", "Requirements", "SetupResult", "Wishes", "prepare", "read_requirements"]

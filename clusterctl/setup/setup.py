@@ -20,7 +20,7 @@ from clusterctl.setup.locks import LockFile, Picked
 from clusterctl.setup.platforms import Kind, Platform, SetupFacts, kind_of, platform_of
 from clusterctl.setup.requirements import Requirements
 from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
-from clusterctl.transport import Outcome
+from clusterctl.transport import WorkOutcome
 
 T = TypeVar("T")
 OnStep = Callable[[Node | None, str], None]
@@ -47,7 +47,7 @@ class NodeSetup:
 
 
 @dataclass
-class Group:
+class NodeGroup:
     """Nodes of one kind, which get exactly the same wheels.
 
     `chosen_by` is the machine that chose them in this setup, if any. `online` is False once the package index is known
@@ -75,9 +75,9 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class SetupResult:
     outcomes: list[NodeOutcome[NodeSetup]]
-    groups: list[Group]
+    groups: list[NodeGroup]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def prepare(
     report: Callable[[str], None],
     cache: Path,
     on_step: OnStep = lambda node, words: None,
-) -> Prepared:
+) -> SetupResult:
     """Build the environment on every node that does not have it, and return the outcome of every node.
 
     One SSH command per node stays open from start to end and holds that node's lock. `report` receives messages, and
@@ -138,7 +138,7 @@ class _Setup:
         self._began = time.monotonic()
         self.calls: dict[int, AgentCall] = {}
 
-    def run(self) -> Prepared:
+    def run(self) -> SetupResult:
         self._on(self._cluster.nodes, self._inspect)
         groups = self._groups()
         for group in groups:
@@ -150,7 +150,7 @@ class _Setup:
             self._guard(group, self._gather)
             self._relay(group)
         finished = self._on(self._able(groups), lambda node: self._finish(node, members[node.id]))
-        return Prepared([self._outcome(node, finished) for node in self._cluster.nodes], groups)
+        return SetupResult([self._outcome(node, finished) for node in self._cluster.nodes], groups)
 
     def _on(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> dict[int, T]:
         """Do one step on these nodes. A node that fails takes no part in later steps."""
@@ -158,7 +158,7 @@ class _Setup:
         self._errors.update({outcome.node.id: outcome.error for outcome in outcomes if outcome.error is not None})
         return {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
 
-    def _guard(self, group: Group, work: Callable[[Group], None]) -> None:
+    def _guard(self, group: NodeGroup, work: Callable[[NodeGroup], None]) -> None:
         try:
             work(group)
         except ClusterctlError as exc:
@@ -166,11 +166,11 @@ class _Setup:
                 error = type(exc)(exc.message, node=node.label, hint=exc.hint, details=exc.details)
                 self._errors[node.id] = error
 
-    def _able(self, groups: Iterable[Group]) -> list[Node]:
+    def _able(self, groups: Iterable[NodeGroup]) -> list[Node]:
         return [node for group in groups for node in group.nodes if node.id not in self._errors]
 
     def _outcome(self, node: Node, finished: dict[int, NodeSetup]) -> NodeOutcome[NodeSetup]:
-        return Outcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
+        return WorkOutcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
 
     def _inspect(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
@@ -186,14 +186,14 @@ class _Setup:
         if step in STEPS and isinstance(package, str):
             self._on_step(node, f"{STEPS[step]} {package}".rstrip())
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[NodeGroup]:
         kinds: dict[Kind, list[Node]] = {}
         for node in self._cluster.nodes:
             if node.id in self._facts:
                 kinds.setdefault(kind_of(self._facts[node.id]), []).append(node)
-        return [Group(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
+        return [NodeGroup(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
 
-    def _choose(self, group: Group) -> None:
+    def _choose(self, group: NodeGroup) -> None:
         """Choose the wheels that a node of the kind already has, else those of the lock file or of pip."""
         picked = self._lock.pick(group.platform, self._downloads.store) if self._lock else None
         group.options = [*self._options, *(picked.indexes if picked else ())]
@@ -209,7 +209,7 @@ class _Setup:
             group.lock = self._by_pip(group, self._requirements)
         self._report(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
 
-    def _use_lock_file(self, group: Group, picked: Picked, lock: LockFile) -> None:
+    def _use_lock_file(self, group: NodeGroup, picked: Picked, lock: LockFile) -> None:
         """Take the files that the lock file names. pip builds those without wheels, and adds what the runtime needs."""
         self._report(f"{group.kind}  versions of {lock.name}")
         wheels = list(picked.wheels)
@@ -223,7 +223,7 @@ class _Setup:
         group.lock = sorted(wheels)
         group.chosen_by = lock.name
 
-    def _by_pip(self, group: Group, lines: Sequence[str], *, exact: bool = False) -> list[Wheel]:
+    def _by_pip(self, group: NodeGroup, lines: Sequence[str], *, exact: bool = False) -> list[Wheel]:
         """Let pip choose, on a node or here. `exact`: all lines have hashes, and nothing else is needed."""
         wheels: list[Wheel] | None = None
         failed: ClusterctlError | None = None
@@ -241,7 +241,7 @@ class _Setup:
         return wheels
 
     def _choose_on_node(
-        self, group: Group, lines: Sequence[str], exact: bool
+        self, group: NodeGroup, lines: Sequence[str], exact: bool
     ) -> tuple[list[Wheel] | None, ClusterctlError | None]:
         """Let pip choose on a node of the group. Report why this machine must do it instead, and return the error."""
         bare = [node.id for node in self._able([group]) if not self._facts[node.id]["pip"]]
@@ -259,14 +259,14 @@ class _Setup:
         group.chosen_by = node.label
         return wheels, None
 
-    def _known_lock(self, group: Group) -> list[Wheel] | None:
+    def _known_lock(self, group: NodeGroup) -> list[Wheel] | None:
         """Return the lock that the nodes of the group have in common; None if they have none or differ."""
         locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
         if self._wishes.upgrade or not locks or any(lock != locks[0] for lock in locks):
             return None
         return [Wheel(*row) for row in locks[0] or ()]
 
-    def _resolver(self, group: Group) -> Node | None:
+    def _resolver(self, group: NodeGroup) -> Node | None:
         """Return the node with pip and the oldest C library: wheels that run there run on the others."""
         able = [node for node in self._able([group]) if self._facts[node.id]["pip"]]
         return min(able, key=lambda node: (self._facts[node.id]["glibc"] or [], node.id), default=None)
@@ -288,7 +288,7 @@ class _Setup:
     def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
         return self._facts[node.id]["lock"] == [list(wheel) for wheel in lock]
 
-    def _provide_uv(self, group: Group) -> None:
+    def _provide_uv(self, group: NodeGroup) -> None:
         """Choose the wheel of uv for nodes without it, if they build enough for that to pay off."""
         nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
         bare = [node for node in nodes if not self._facts[node.id]["uv"]]
@@ -302,7 +302,7 @@ class _Setup:
         except (ClusterctlError, ValueError) as exc:
             self._report(f"{nodeset(node.id for node in bare)}  building without uv: {exc}")
 
-    def _offer(self, node: Node, group: Group) -> None:
+    def _offer(self, node: Node, group: NodeGroup) -> None:
         """Let a node fetch all wheels that it can; record the rest as missing."""
         self._missing[node.id] = []
         if self._is_ready(node, group.lock):
@@ -315,7 +315,7 @@ class _Setup:
         wheels = [*group.lock, *([group.uv] if group.uv else [])]
         self._missing[node.id] = [wheels[index] for index in call.receive(WORK_S)["missing"]]
 
-    def _gather(self, group: Group) -> None:
+    def _gather(self, group: NodeGroup) -> None:
         """Get the wheels that nodes of the group lack onto this machine: from a node that has them, or with pip."""
         store = self._downloads.store
         nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
@@ -332,7 +332,7 @@ class _Setup:
             self._downloads.fetch(sorted(wanted), group.options, group.platform, group.urls)
             _check_all_there(wanted, store)
 
-    def _relay(self, group: Group) -> None:
+    def _relay(self, group: NodeGroup) -> None:
         """Send wheels through the nodes of the group, if that pays off; wheels still missing afterwards go directly."""
         lacking = [node for node in self._able([group]) if self._missing[node.id]]
         relay = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
@@ -344,7 +344,7 @@ class _Setup:
         self._sent.update(self._on([node for node in members if node.id in ordered], relay.transfer))
         group.relayed = bool(members)
 
-    def _finish(self, node: Node, group: Group) -> NodeSetup:
+    def _finish(self, node: Node, group: NodeGroup) -> NodeSetup:
         call = self.calls[node.id]
         sent = self._sent.get(node.id, 0)
         if self._is_ready(node, group.lock):

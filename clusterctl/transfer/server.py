@@ -19,7 +19,7 @@ from clusterctl.transfer.protocol import (
     LineReader,
     PieceFile,
     PieceGoneError,
-    Request,
+    PieceRequest,
     TransferError,
     request_of,
 )
@@ -149,7 +149,7 @@ class PieceServer:
             with source:
                 _send_range(tls, source.fileno(), request)
 
-    def _open(self, request: Request, beat: Callable[[], None]) -> _Source:
+    def _open(self, request: PieceRequest, beat: Callable[[], None]) -> _Source:
         piece, damaged = request.piece, False
         for path in self._find(piece):
             try:
@@ -228,7 +228,7 @@ def _send(tls: ssl.SSLSocket, answer: dict[str, object]) -> None:
     tls.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _send_range(tls: ssl.SSLSocket, fd: int, request: Request) -> None:
+def _send_range(tls: ssl.SSLSocket, fd: int, request: PieceRequest) -> None:
     _send(tls, {"bytes": request.stop - request.start})
     at = request.start
     while at < request.stop:

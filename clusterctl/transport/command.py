@@ -34,7 +34,7 @@ Argument: TypeAlias = "str | RemotePath | Raw"
 
 
 @dataclass(frozen=True)
-class Command:
+class RemoteCommand:
     """A command for a node: an argument vector, run by the node's POSIX `sh` in the user's home directory.
 
     Strings and paths reach the program byte for byte (non-UTF-8 bytes as surrogate escapes); the shell interprets
@@ -49,17 +49,17 @@ class Command:
         return sh_text(self)
 
 
-def command(*argv: Argument) -> Command:
+def command(*argv: Argument) -> RemoteCommand:
     """Build a command from these arguments."""
-    return Command(argv)
+    return RemoteCommand(argv)
 
 
-def sh_text(command: Command) -> str:
+def sh_text(command: RemoteCommand) -> str:
     """Return the command as a line of POSIX shell, for messages and for `quote`."""
     return " ".join(_sh_word(argument) for argument in command.argv)
 
 
-def quote(command: Command) -> str:
+def quote(command: RemoteCommand) -> str:
     """Return the text for an SSH server, which passes it to the user's login shell.
 
     The login shell sees only `exec /bin/sh -c '...'`, quoted so that POSIX shells, csh and fish parse it
@@ -69,7 +69,7 @@ def quote(command: Command) -> str:
     return f"exec /bin/sh -c {login_shell_word(script_of(command))}"
 
 
-def script_of(command: Command, before: str = "") -> str:
+def script_of(command: RemoteCommand, before: str = "") -> str:
     """Return a command as a script for `/bin/sh -c`: one line of valid UTF-8, after the shell text `before`.
 
     Raises as `quote` does.

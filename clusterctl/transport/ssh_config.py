@@ -39,7 +39,7 @@ class Condition(NamedTuple):
     words: tuple[str, ...]
 
 
-class Setting(NamedTuple):
+class Directive(NamedTuple):
     """A line of ssh_config with its enclosing blocks; a line of an included file may have several."""
 
     conditions: tuple[Condition, ...]
@@ -138,7 +138,7 @@ def _parse_ssh_output(text: str) -> Options:
     return options
 
 
-def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> Iterator[Setting]:
+def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> Iterator[Directive]:
     if depth > MAX_INCLUDE_DEPTH:
         raise ConfigError(f"{path}: Include is nested too deeply", hint="look for a file that includes itself")
     try:
@@ -158,7 +158,7 @@ def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> I
                 for included in _glob(pattern, base):
                     yield from _read(included, base, conditions, depth + 1)
         else:
-            yield Setting(conditions, key, value if key.endswith("command") else _unquoted(value))
+            yield Directive(conditions, key, value if key.endswith("command") else _unquoted(value))
 
 
 def _words(value: str, path: Path, number: int) -> tuple[str, ...]:

@@ -28,10 +28,10 @@ from clusterctl.cluster.remote_command import run_command
 from clusterctl.common.errors import Gone
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.inventory import Node
-from clusterctl.launch import Run, plan, start
+from clusterctl.launch import Launch, plan, start
 from clusterctl.observe import follow
 from clusterctl.observe.record.status import status
-from clusterctl.transport import Command, command, quote
+from clusterctl.transport import RemoteCommand, command, quote
 from support.processes import is_alive, wait_until
 
 SILENCE_S = 1.0
@@ -164,7 +164,7 @@ def test_a_start_whose_control_machine_vanishes_releases_the_job_and_leaves_no_r
 ) -> None:
     cluster, transport = cluster_of(tmp_path)
 
-    def vanish(run: Run) -> None:
+    def vanish(run: Launch) -> None:
         carrier = transport.carriers[-1]
         pid = carrier.command()
         carrier.freeze()
@@ -316,7 +316,7 @@ def test_one_agent_serves_all_requests_to_a_node_and_a_dead_one_is_replaced(tmp_
 class Counting(LocalTransport):
     opened = 0
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         self.opened += 1
         return super().open(node, command)
 
@@ -362,7 +362,7 @@ class _Closed:
 class Truncating(LocalTransport):
     """Passes on a few lines, then exits 0, as kubectl may."""
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         return Pipes(["sh", "-c", 'sh -c "$1" | sed -u 3q', "sh", quote(command)], self.home(node))
 
 
@@ -404,7 +404,7 @@ class TruncatingOnce(LocalTransport):
 
     opened = 0
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         self.opened += 1
         cut = 'sh -c "$1" | sed -u 6q' if self.opened == 1 else 'exec sh -c "$1"'
         return Pipes(["sh", "-c", cut, "sh", quote(command)], self.home(node))

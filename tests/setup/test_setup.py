@@ -10,7 +10,7 @@ import pytest
 from agent import nodes
 from agent.nodes import PipeCluster
 from clusterctl.common.wheels import describe
-from clusterctl.setup import Prepared, Requirements, Wishes, prepare, read_requirements
+from clusterctl.setup import Requirements, SetupResult, Wishes, prepare, read_requirements
 from clusterctl.setup import setup as module
 from support.uv import real_uv, write_program
 from support.wheels import make_wheel, tiny
@@ -24,7 +24,7 @@ def no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(
     tmp_path: Path, requirements: Requirements, wishes: Wishes, count: int = 1, where: str = "nodes"
-) -> tuple[Prepared, list[str]]:
+) -> tuple[SetupResult, list[str]]:
     """Set up new nodes in the directory `where`; they share this machine's downloads."""
     said: list[str] = []
     (tmp_path / where).mkdir()
@@ -32,7 +32,7 @@ def run(
     return prepare(cluster, requirements, wishes, said.append, tmp_path / "cache"), said
 
 
-def builders(done: Prepared) -> list[str | None]:
+def builders(done: SetupResult) -> list[str | None]:
     return [outcome.get().builder for outcome in done.outcomes]
 
 

@@ -27,7 +27,7 @@ from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.other_jobs import other_jobs
 from clusterctl.agent.node.ports import find_taken, take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
-from clusterctl.agent.node.reachability import Target, answering, try_all
+from clusterctl.agent.node.reachability import ProbeTarget, answering, try_all
 from clusterctl.agent.operations.takeover import await_former_life
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
@@ -154,7 +154,7 @@ def _wait_for_go(ready: dict[str, Any], request: StartRequest, peer: Peer) -> di
         peer.send({"ready": {**ready, "listening": listening}})
         message = peer.receive()
         if "reach" in message:
-            peer.send({"reach": try_all([Target(*target) for target in message["reach"]])})
+            peer.send({"reach": try_all([ProbeTarget(*target) for target in message["reach"]])})
             message = peer.receive()
     return message
 

@@ -12,7 +12,7 @@ from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.errors import ConfigError, UsageError
 from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-from clusterctl.schedulers.kubernetes.manifest import CONTAINER, Submission, manifest, name_for, objects
+from clusterctl.schedulers.kubernetes.manifest import CONTAINER, ManifestOptions, manifest, name_for, objects
 from clusterctl.schedulers.kubernetes.submit import Made, find, make_ready, remove
 
 
@@ -41,7 +41,7 @@ def in_namespace(hosts: KubernetesHosts, namespace: str | None) -> KubernetesHos
 class Pods:
     """Pods to make for a workspace, which become those of `hosts`."""
 
-    submission: Submission
+    submission: ManifestOptions
     hosts: KubernetesHosts
 
     @property
@@ -76,7 +76,7 @@ def pods_for(
             hint='write KEY=VALUE, as in kubernetes("app=train")',
         )
     id_ = secrets.token_hex(4)
-    submission = Submission(
+    submission = ManifestOptions(
         id=id_,
         name=name_for(workspace.absolute().name, id_),
         image=image,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.api.operations.kubernetes import find_made, hosts_of, in_namespace, pods_for
-from clusterctl.api.operations.origin import OriginOptions, Target
+from clusterctl.api.operations.origin import OriginOptions, StartTarget
 from clusterctl.api.operations.references import job_of
 from clusterctl.cli.commands.start import start
 from clusterctl.cli.commands.stop import stop_job
@@ -46,7 +46,7 @@ def submit(
     ready = f"{plural(pods.submission.nodes, 'pod')} of {pods.submission.name} ready"
     console.note(f"{ready}; to delete them: clusterctl stop --delete")
     invocation.pinned["HOSTS"] = made
-    start(invocation, Target(package=workspace), detach=True, plan=False, origin=OriginOptions())
+    start(invocation, StartTarget(package=workspace), detach=True, plan=False, origin=OriginOptions())
 
 
 def stop_and_delete(invocation: Invocation, job: str | None) -> None:

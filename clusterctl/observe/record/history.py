@@ -26,7 +26,7 @@ from clusterctl.observe.record.model import (
     TimedLine,
 )
 from clusterctl.observe.record.reading import read_curves
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from clusterctl.observe.record.settings import settings_of
 from clusterctl.observe.record.status import UNKNOWN
 from clusterctl.observe.record.timeline import marks, rollbacks, spans
@@ -87,7 +87,7 @@ def build(
     by_node = {report.node: report for report in known.reports}
     specs = {report.node: spec for report in known.reports if (spec := _spec(report.answer)) is not None}
     spec = specs.get(known.members.lead) or next(iter(specs.values()), None)
-    secrets = Secrets(*(one.env for one in specs.values()))
+    secrets = Redactor(*(one.env for one in specs.values()))
     undone = rollbacks(known.reports)
     has_pservers = any(process.role == "pserver" for process in known.seen.processes)
     tracks = spans(known.reports, known.ended_t)
@@ -125,7 +125,7 @@ def build(
     )
 
 
-def _hidden(curve: Curve, secrets: Secrets) -> Curve:
+def _hidden(curve: Curve, secrets: Redactor) -> Curve:
     """Return the curve without secrets in the name, which the program has chosen for its own ones."""
     return replace(curve, name=secrets.hide(curve.name)) if curve.of in ("log", "table") else curve
 
@@ -142,7 +142,7 @@ def _with_history(
     process: ProcessRecord,
     tracks: Mapping[Key, tuple[Span, ...]],
     tails: Mapping[Key, Sequence[TimedLine]],
-    secrets: Secrets,
+    secrets: Redactor,
 ) -> ProcessRecord:
     key = (process.role, process.rank)
     lines = tuple(TimedLine(line.t, secrets.hide(line.text)) for line in tails.get(key, ()))
@@ -158,7 +158,7 @@ def _node(node: Node, known: Why, problems: Mapping[str, str]) -> NodeRecord:
     return NodeRecord(node, report.state, report.offset_s, report.margin_s, versions, problem)
 
 
-def _cause(known: Why, secrets: Secrets) -> CauseRecord | None:
+def _cause(known: Why, secrets: Redactor) -> CauseRecord | None:
     """Return the first cause as `why` shows it. A stop by the user is none."""
     cause = known.explanation.cause
     if cause is None or cause.kind == "stopped":

@@ -120,7 +120,7 @@ def _with_advice(evidence: Evidence, cause: Incident) -> Incident:
     return replace(cause, diagnosis=replace(cause.diagnosis, advice=found.advice)) if found else cause
 
 
-def _missing_module(evidence: Evidence, cause: Incident) -> missing_modules.Finding | None:
+def _missing_module(evidence: Evidence, cause: Incident) -> missing_modules.ModuleAdvice | None:
     report = evidence.reports.get(cause.node) if cause.node is not None else None
     return missing_modules.find(cause.diagnosis, report.answer) if report else None
 
@@ -245,7 +245,7 @@ def _did_well(evidence: Evidence, cause: Incident) -> int:
     return len(well - {cause.rank})
 
 
-class Life(NamedTuple):
+class Attempt(NamedTuple):
     """One attempt of a process, from start to end. `worked`: it made steps, or its supervisor reports so."""
 
     role: str
@@ -255,13 +255,13 @@ class Life(NamedTuple):
     worked: bool
 
 
-def _lives(report: NodeReport) -> Iterator[Life]:
+def _lives(report: NodeReport) -> Iterator[Attempt]:
     for event in report.find("exited"):
         about = {name: event.get(name) for name in ("role", "rank", "attempt")}
         began = report.first("spawned", **about)
         if began is not None:
             worked = bool(event.get("worked")) or report.first("step", **about) is not None
-            yield Life(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
+            yield Attempt(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
 
 
 def _times(count: int) -> str:

@@ -35,7 +35,7 @@ class SavedRows(NamedTuple):
     counts: Ids
 
 
-class Piece(NamedTuple):
+class OpenPiece(NamedTuple):
     """An open piece, and the size and sha256 that its file must have; None if they are unknown or were verified."""
 
     file: TensorFile
@@ -46,7 +46,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Open the checkpoint whose pieces are in `directory`. Raises ModelError."""
     files = [TensorFile(path) for path in sorted(directory.glob(PIECES))]
     sums = checksums(directory)
-    return Checkpoint(directory, [Piece(file, sums.get(file.path.name)) for file in files])
+    return Checkpoint(directory, [OpenPiece(file, sums.get(file.path.name)) for file in files])
 
 
 def checksums(directory: Path) -> dict[str, tuple[int, str]]:
@@ -64,7 +64,7 @@ class Checkpoint:
     Thread-safe. `path` is its name in messages.
     """
 
-    def __init__(self, path: Path, pieces: Sequence[Piece]) -> None:
+    def __init__(self, path: Path, pieces: Sequence[OpenPiece]) -> None:
         self.path = path
         if not pieces:
             raise ModelError(

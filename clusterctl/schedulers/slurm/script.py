@@ -57,7 +57,7 @@ done
 
 
 @dataclass(frozen=True)
-class Submission:
+class ScriptOptions:
     """What the script is made of.
 
     `name` is that of the Slurm job. `directory` is where the commands run, `output` the file for what they print; the
@@ -83,7 +83,7 @@ class Submission:
     opening: str = ""
 
 
-def script(submission: Submission) -> str:
+def script(submission: ScriptOptions) -> str:
     """Return the text of the script. Raises UsageError for options that sbatch would take for something else."""
     _check(submission)
     body = _REQUEUED if submission.requeue else _ONCE
@@ -98,10 +98,10 @@ def script(submission: Submission) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    return " ".join(f'"{word}"' if word == Submission.RUN else shlex.quote(word) for word in words)
+    return " ".join(f'"{word}"' if word == ScriptOptions.RUN else shlex.quote(word) for word in words)
 
 
-def _options(submission: Submission) -> list[str]:
+def _options(submission: ScriptOptions) -> list[str]:
     # By default the output of each life would replace that of the one before.
     options = [f"--job-name={submission.name}", f"--output={submission.output}", "--open-mode=append"]
     if submission.nodes is not None:
@@ -115,7 +115,7 @@ def _options(submission: Submission) -> list[str]:
     return [*options, *submission.options]
 
 
-def _check(submission: Submission) -> None:
+def _check(submission: ScriptOptions) -> None:
     if submission.nodes is not None and submission.nodes < 1:
         raise UsageError(f"--nodes {submission.nodes}: must be 1 or more")
     if submission.time is not None and not re.fullmatch(_TIME, submission.time):

@@ -16,7 +16,7 @@ from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.setup.locks.locked_files import AGAIN, UNIT, LockedFile
 from clusterctl.setup.locks.pylock import Pylock
-from clusterctl.setup.locks.targets import Target
+from clusterctl.setup.locks.targets import WheelTarget
 from clusterctl.setup.locks.uv_export import export
 from clusterctl.setup.platforms import Platform
 
@@ -88,7 +88,7 @@ class LockFile:
 
     def pick(self, platform: Platform, store: WheelStore) -> Picked:
         """Return the files for a kind of node. Wheels of the workspace go to `store`, verified. Raises ConfigError."""
-        files = self._lock.select(Target.of(platform))
+        files = self._lock.select(WheelTarget.of(platform))
         wheels = [self._adopt(file, store) for file in files if file.path is not None]
         sized = [file for file in files if file.path is None and file.is_wheel and file.size is not None]
         wheels += [Wheel(file.file, file.digest, file.size or 0) for file in sized]

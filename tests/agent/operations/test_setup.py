@@ -30,7 +30,7 @@ from clusterctl.common.wheels import Wheel, WheelStore, describe
 from clusterctl.dispatch import relay_plan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import Node
-from clusterctl.setup import Group, Requirements
+from clusterctl.setup import NodeGroup, Requirements
 from clusterctl.setup import setup as nodes
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
@@ -476,7 +476,7 @@ def test_a_node_that_disconnects_while_sending_wheels_does_not_affect_others(tmp
     work._missing = {0: [], 1: [], 2: [wheel]}
     given = {0: None, 1: (tmp_path / wheel.file).read_bytes(), 2: b""}
     work.calls = {node.id: Giving(node, given[node.id]) for node in cluster.nodes}  # type: ignore[misc]
-    work._gather(Group(platform_of([facts()]), list(cluster.nodes), [wheel]))
+    work._gather(NodeGroup(platform_of([facts()]), list(cluster.nodes), [wheel]))
     assert [(id_, error.node) for id_, error in work._errors.items()] == [(0, "node0")]
     assert work._downloads.store.has(wheel)
 
