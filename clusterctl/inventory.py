@@ -215,14 +215,14 @@ def select(inventory: Inventory, nodeset: str, failed_last: Collection[int] = ()
     Raises UsageError for an unknown word, with a hint that lists the known ones, and for an empty selection.
     """
     chosen: set[int] = set()
-    for word in _words(nodeset):
+    for word in _split_nodeset(nodeset):
         chosen |= _ids(inventory, word, failed_last)
     if not chosen:
         raise UsageError(f"--only {nodeset}: selects no nodes", hint=_existing(inventory))
     return tuple(node for node in inventory.nodes if node.id in chosen)
 
 
-def _words(nodeset: str) -> Iterator[str]:
+def _split_nodeset(nodeset: str) -> Iterator[str]:
     """Split at the commas that are outside brackets."""
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[\[\]]", nodeset)
     if {"[", "]"} & set(parts):

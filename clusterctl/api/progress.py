@@ -24,11 +24,11 @@ class ProgressLines:
             with self._lock:
                 self._write(clean(text, keep_newlines=True))
 
-    def bytes(self, title: str) -> Bytes:
-        return Bytes(self, title)
+    def bytes(self, title: str) -> ByteProgress:
+        return ByteProgress(self, title)
 
 
-class Bytes:
+class ByteProgress:
     """Counts the bytes of an operation, and says every few seconds how far it is. Thread-safe."""
 
     def __init__(self, progress: ProgressLines, title: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from clusterctl.cluster import answers
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import AgentInput, Heartbeats
 from clusterctl.cluster.bundle import STOP_SHELL, Bundle
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome
@@ -33,7 +33,7 @@ FIRST_LINE = (
 )
 AT_ONCE = 64
 SILENCE_S = 30.0  # an agent to which nothing has arrived for so long ends
-BEATS = 6  # in this time
+HEARTBEATS = 6  # in this time
 ONCE = ("exec", "start", "rejoin")
 
 
@@ -85,7 +85,7 @@ class Cluster:
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
         self._silence_s = silence_s
-        self._beats = Beats(silence_s / BEATS)
+        self._beats = Heartbeats(silence_s / HEARTBEATS)
         self._kept: KeptAgents | None = None
 
     @property

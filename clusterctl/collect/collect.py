@@ -18,7 +18,7 @@ from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
 from clusterctl.collect.choice import Choice, ModelSelection, listed_by
-from clusterctl.collect.copies import Pieces, bring_merged
+from clusterctl.collect.copies import Pieces, download_merged
 from clusterctl.collect.receive import TOPS, CollectedFile, Left, Received, Report, receive
 from clusterctl.common.errors import first_of
 from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
@@ -134,7 +134,7 @@ def _complete(
             files += pieces.complete(cluster, answered, request, report, originals=model.tag != choice.tag)
         path = _merge(target, pieces) if pieces.are_whole else None
         if path is None and lead in answered and choice.was_merged(model):
-            path = bring_merged(cluster, lead, request, model, target, report)
+            path = download_merged(cluster, lead, request, model, target, report)
         if path is not None:
             return (model.tag, path), skipped
         skipped.append(Skipped(model.tag, _why_not(lacking, pieces)))

@@ -88,7 +88,7 @@ class Pieces:
         return [file for file in came if file.path not in self.damaged]
 
 
-def bring_merged(
+def download_merged(
     cluster: Cluster, lead: Node, request: CollectRequest, model: Model, target: Path, report: Report
 ) -> Path | None:
     """Bring the model as it was merged on the lead's node, if it was."""

@@ -69,7 +69,7 @@ class Instruction(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredTrees:
     """The desired tree of each node, by node id; the source of the trees; and the job to complete, if any."""
 
     trees: Mapping[int, str]
@@ -94,7 +94,7 @@ class Wanted:
         )
 
 
-def decide(job: str, answers: Mapping[int, DispatchAnswer], wanted: Wanted) -> tuple[str, dict[int, Instruction]]:
+def decide(job: str, answers: Mapping[int, DispatchAnswer], wanted: DesiredTrees) -> tuple[str, dict[int, Instruction]]:
     """Return the job id for all nodes and an instruction for each node: keep the job it has under that id, or go.
 
     A new job gets the id `job`, or the next one after the newest job of any node. Raises RefusedError if the job to
@@ -127,7 +127,9 @@ def decide(job: str, answers: Mapping[int, DispatchAnswer], wanted: Wanted) -> t
     return target, instructions
 
 
-def _replaceable(id_: int, answer: DispatchAnswer, answers: Mapping[int, DispatchAnswer], wanted: Wanted) -> str | None:
+def _replaceable(
+    id_: int, answer: DispatchAnswer, answers: Mapping[int, DispatchAnswer], wanted: DesiredTrees
+) -> str | None:
     """Return the job on this node that the new one may replace: one that was never started on any node."""
     newest = answer["newest"]
     if wanted.completing or newest is None or not wanted.is_ours(id_, newest) or not newest["exact"]:

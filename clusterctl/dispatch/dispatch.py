@@ -18,8 +18,8 @@ from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combin
 from clusterctl.common.requests import DispatchRequest, DispatchTemplate
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan, room
-from clusterctl.dispatch.blobs import Blobs, Shelf
-from clusterctl.dispatch.decision import DispatchAnswer, Instruction, NewestJob, Wanted, decide
+from clusterctl.dispatch.blobs import BlobCache, Blobs
+from clusterctl.dispatch.decision import DesiredTrees, DispatchAnswer, Instruction, NewestJob, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace
@@ -125,14 +125,14 @@ class _Dispatch:
         hosts_from = cluster.settings.hosts_from
         shards, trainers = cluster.settings.shards, cluster.inventory.trainer_count
         self._trees = make_trees(workspace, self._last, cluster.nodes, shards, trainers)
-        self._wanted = Wanted(
+        self._wanted = DesiredTrees(
             {id_: tree.id for id_, tree in self._trees.items()},
             source_of(workspace, hosts_from.allocation) if hosts_from else self._source,
             len(cluster.inventory.nodes),
             self._last.job if part and self._last else None,
         )
         self._calls: dict[int, AgentCall] = {}
-        self._shelf = Shelf(workspace.directory)
+        self._shelf = BlobCache(workspace.directory)
         self._relayed: Blobs | None = None
         self._changed: dict[str, NodeError] = {}
 
@@ -154,7 +154,7 @@ class _Dispatch:
         by_node = {outcome.node.id: outcome for outcome in done}
         outcomes: list[NodeOutcome[Any]] = [by_node.get(outcome.node.id, outcome) for outcome in asked]
         if self._last is None or (self._last.job, self._last.tree) != (target, self._workspace.content):
-            now = last_dispatch.Sent(target, self._workspace.content, self._workspace.tree)
+            now = last_dispatch.LastDispatch(target, self._workspace.content, self._workspace.tree)
             last_dispatch.save(self._cache, self._source, now)
         return Dispatched(target, outcomes, self._relayed is not None)
 

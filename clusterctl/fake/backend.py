@@ -33,7 +33,7 @@ def silent(_: str) -> None:
 
 
 @dataclass(frozen=True)
-class Terms:
+class UpOptions:
     """The options of `fake.up`."""
 
     lifeline: bool = False
@@ -50,7 +50,7 @@ class Backend(Protocol):
     def check(self, n: int) -> None:
         """Raise UsageError if this machine cannot run `n` nodes; the hint names what to install."""
 
-    def start(self, layout: FakePaths, n: int, terms: Terms) -> FakeState:
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
         """Start `n` nodes, write conf.py, known_hosts and ssh_config, and return the state. The nodes answer soon."""
 
     def stop(self, layout: FakePaths, state: FakeState | None) -> int:

@@ -16,7 +16,7 @@ from types import TracebackType
 from clusterctl.common.paths import job_key
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
-from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
+from clusterctl.fake.backend import NAMES, Backend, NodeStatus, UpOptions, answers, backend_called, silent
 from clusterctl.fake.layout import FakeNode, FakePaths, FakeState, conf_is_ours, write_files, written_for
 
 LOCK_DEADLINE_S = 60.0
@@ -93,7 +93,7 @@ class DownCluster:
 
 
 @dataclass(frozen=True)
-class Healed:
+class HealedNode:
     """A node that answers again. `moved`: its port or address changed. `conf_is_right`: conf.py has the current one."""
 
     node: FakeNode
@@ -130,7 +130,7 @@ def up(
         _clean(layout)
         layout.directory.mkdir(parents=True, exist_ok=True)
         layout.write_state(FakeState(backend))
-        return _start(layout, maker, n, Terms(lifeline, remove, tell))
+        return _start(layout, maker, n, UpOptions(lifeline, remove, tell))
 
 
 def check_backend(name: str, n: int) -> Backend:
@@ -229,7 +229,7 @@ def harm(directory: Path, node: str, fault: str) -> FakeNode:
     return target
 
 
-def heal(directory: Path, node: str) -> Healed:
+def heal(directory: Path, node: str) -> HealedNode:
     """Undo the fault of a node. Returns once the node answers. Does nothing if the node is up.
 
     Raises UsageError if there is no such node, RefusedError if the whole cluster is down.
@@ -242,15 +242,15 @@ def heal(directory: Path, node: str) -> Healed:
         if current == "down":
             raise RefusedError(f"the fake cluster in {layout.directory} is down", hint="start it: clusterctl fake up")
         if current == "up":
-            return Healed(target, moved=False, conf_is_right=True)
+            return HealedNode(target, moved=False, conf_is_right=True)
         healed = backend.heal(layout, state, target, current)
         layout.write_state(healed)
         _await_answers(healed, (target.index,))
         moved = healed.nodes != state.nodes
-        return Healed(healed.nodes[target.index], moved, write_files(layout, healed.nodes) if moved else True)
+        return HealedNode(healed.nodes[target.index], moved, write_files(layout, healed.nodes) if moved else True)
 
 
-def _start(layout: FakePaths, backend: Backend, n: int, terms: Terms) -> FakeCluster:
+def _start(layout: FakePaths, backend: Backend, n: int, terms: UpOptions) -> FakeCluster:
     try:
         state = backend.start(layout, n, terms)
         layout.write_state(state)

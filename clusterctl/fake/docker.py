@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.fake.backend import NodeStatus, Terms, answers
+from clusterctl.fake.backend import NodeStatus, UpOptions, answers
 from clusterctl.fake.layout import FakeNode, FakePaths, FakeState, write_files
 from clusterctl.fake.programs import call, end_everything, end_keeper, find_program, make_key, start_keeper, variable
 from clusterctl.templates import data_file
@@ -40,7 +40,7 @@ class Docker:
             raise UsageError(f"docker does not answer: {_last_lines(done.stderr)}", hint=_remedy(done.stderr))
         _compose()
 
-    def start(self, layout: FakePaths, n: int, terms: Terms) -> FakeState:
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
         state = FakeState(self.name)
         if terms.lifeline:
             state = replace(state, server=start_keeper(layout, remove=terms.remove))

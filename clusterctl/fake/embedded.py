@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from clusterctl.common.procfs import is_alive, send_signal, wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake import control
-from clusterctl.fake.backend import NodeStatus, Terms, answers
+from clusterctl.fake.backend import NodeStatus, UpOptions, answers
 from clusterctl.fake.layout import FakeNode, FakePaths, FakeState
 from clusterctl.fake.processes import commands_on, counts_by_node
 from clusterctl.fake.programs import await_ready, end_everything, hold, stay
@@ -28,7 +28,7 @@ class Embedded:
         if importlib.util.find_spec("asyncssh") is None:
             raise UsageError("the fake cluster needs asyncssh", hint="pip install asyncssh")  # an old installation
 
-    def start(self, layout: FakePaths, n: int, terms: Terms) -> FakeState:
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
         request = {"directory": str(layout.directory), "count": n, "lifeline": terms.lifeline, "remove": terms.remove}
         server = stay("clusterctl.fake.server", layout, request, lifeline=terms.lifeline)
         hold(layout, server)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl.common.procfs import Identity, identify, is_alive, wait_until
 from clusterctl.errors import ClusterctlError
-from clusterctl.fake.backend import NodeStatus, Terms, answers
+from clusterctl.fake.backend import NodeStatus, UpOptions, answers
 from clusterctl.fake.layout import ADDRESS, FakeNode, FakePaths, FakeState, read_public_key, write, write_files
 from clusterctl.fake.processes import (
     commands_on,
@@ -41,7 +41,7 @@ class OpenSsh:
     def check(self, n: int) -> None:
         find_sshd()
 
-    def start(self, layout: FakePaths, n: int, terms: Terms) -> FakeState:
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
         state = FakeState(self.name)
         if terms.lifeline:
             state = replace(state, server=start_keeper(layout, remove=terms.remove))

@@ -70,7 +70,7 @@ class News:
 
 @dataclass(frozen=True)
 class _ScreenProcess:
-    """The process that is shown, and the number of this wish: answers to earlier ones may still arrive."""
+    """The process that is shown, and the id of this request: answers to earlier ones may still arrive."""
 
     id: int
     node: Node
@@ -150,7 +150,7 @@ class Follower:
         self._lock = threading.Lock()  # on the calls and their inputs
         self._ended: set[int] = set()
         self._shown: _ScreenProcess | None = None
-        self._wishes = itertools.count(1)
+        self._request_ids = itertools.count(1)
         self._answered = 0
         self._over = threading.Event()
         self._all_reported = threading.Event()
@@ -180,15 +180,15 @@ class Follower:
             before = self._shown
             self._shown = None
             if process is not None:
-                self._shown = _ScreenProcess(next(self._wishes), process.node, process.role, process.rank, tail)
+                self._shown = _ScreenProcess(next(self._request_ids), process.node, process.role, process.rank, tail)
             for shown in (before, self._shown):
                 if shown is not None and shown.node.id in self._calls:
-                    self._send_wish(self._calls[shown.node.id], shown if shown is self._shown else None)
+                    self._send_request(self._calls[shown.node.id], shown if shown is self._shown else None)
             if self._shown is not None and self._shown.node.id in self._ended:
                 threading.Thread(target=self._read_shown, args=(self._shown,), daemon=True).start()
 
     @staticmethod
-    def _send_wish(call: AgentCall, shown: _ScreenProcess | None) -> None:
+    def _send_request(call: AgentCall, shown: _ScreenProcess | None) -> None:
         with contextlib.suppress(ClusterctlError):  # its thread sees it too
             call.send({"show": shown and shown.request()})
 
@@ -274,8 +274,8 @@ class Follower:
             with self._lock:
                 self._calls[node.id] = call
                 if self._shown is not None and self._shown.node.id == node.id:
-                    self._shown = replace(self._shown, id=next(self._wishes))
-                    self._send_wish(call, self._shown)
+                    self._shown = replace(self._shown, id=next(self._request_ids))
+                    self._send_request(call, self._shown)
             try:
                 while not self._over.is_set():
                     message = answers.news(call.receive(SILENCE_S))

@@ -16,7 +16,7 @@ from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
-from clusterctl.setup.locks import LockFile, Picked
+from clusterctl.setup.locks import LockFile, LockSelection
 from clusterctl.setup.platforms import Kind, Platform, SetupFacts, kind_of, platform_of
 from clusterctl.setup.requirements import Requirements
 from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
@@ -81,7 +81,7 @@ class SetupResult:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SetupOptions:
     """The options of a setup. `offline`: nodes use no network. `upgrade`: choose new versions for all nodes.
 
     `uv`: build with uv, and send it to every node that lacks it (True), only if that pays off (None), or never (False).
@@ -95,7 +95,7 @@ class Wishes:
 def prepare(
     cluster: Cluster,
     requirements: Requirements,
-    wishes: Wishes,
+    options: SetupOptions,
     report: Callable[[str], None],
     cache: Path,
     on_step: OnStep = lambda node, words: None,
@@ -105,7 +105,7 @@ def prepare(
     One SSH command per node stays open from start to end and holds that node's lock. `report` receives messages, and
     `on_step` what a node (None: this machine) is doing. `cache` is the directory of this machine's wheels.
     """
-    work = _Setup(cluster, requirements, wishes, report, Downloads(cache), on_step)
+    work = _Setup(cluster, requirements, options, report, Downloads(cache), on_step)
     try:
         return work.run()
     finally:
@@ -118,7 +118,7 @@ class _Setup:
         self,
         cluster: Cluster,
         requirements: Requirements,
-        wishes: Wishes,
+        options: SetupOptions,
         report: Callable[[str], None],
         downloads: Downloads,
         on_step: OnStep = lambda node, words: None,
@@ -127,7 +127,7 @@ class _Setup:
         self._requirements = list(requirements.lines)
         self._options = requirements.options
         self._lock = requirements.lock
-        self._wishes = wishes
+        self._setup_options = options
         self._report = report
         self._downloads = downloads
         self._on_step = on_step
@@ -209,7 +209,7 @@ class _Setup:
             group.lock = self._by_pip(group, self._requirements)
         self._report(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
 
-    def _use_lock_file(self, group: NodeGroup, picked: Picked, lock: LockFile) -> None:
+    def _use_lock_file(self, group: NodeGroup, picked: LockSelection, lock: LockFile) -> None:
         """Take the files that the lock file names. pip builds those without wheels, and adds what the runtime needs."""
         self._report(f"{group.kind}  versions of {lock.name}")
         wheels = list(picked.wheels)
@@ -227,13 +227,13 @@ class _Setup:
         """Let pip choose, on a node or here. `exact`: all lines have hashes, and nothing else is needed."""
         wheels: list[Wheel] | None = None
         failed: ClusterctlError | None = None
-        if group.online and not self._wishes.offline:
+        if group.online and not self._setup_options.offline:
             wheels, failed = self._choose_on_node(group, lines, exact)
         if wheels is not None:
             return wheels
         self._on_step(None, "choosing versions on this machine")
         try:
-            cached = self._wishes.offline and not self._wishes.upgrade
+            cached = self._setup_options.offline and not self._setup_options.upgrade
             wheels = self._downloads.resolve(lines, group.platform, cached=cached, exact=exact)
         except ClusterctlError as exc:
             raise (failed if isinstance(failed, ConfigError) else exc) from None
@@ -262,7 +262,7 @@ class _Setup:
     def _known_lock(self, group: NodeGroup) -> list[Wheel] | None:
         """Return the lock that the nodes of the group have in common; None if they have none or differ."""
         locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
-        if self._wishes.upgrade or not locks or any(lock != locks[0] for lock in locks):
+        if self._setup_options.upgrade or not locks or any(lock != locks[0] for lock in locks):
             return None
         return [Wheel(*row) for row in locks[0] or ()]
 
@@ -293,12 +293,12 @@ class _Setup:
         nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
         bare = [node for node in nodes if not self._facts[node.id]["uv"]]
         total = sum(wheel.size for wheel in group.lock)
-        if not bare or self._wishes.uv is False or (self._wishes.uv is None and total < WORTH_UV_BYTES):
+        if not bare or self._setup_options.uv is False or (self._setup_options.uv is None and total < WORTH_UV_BYTES):
             return
         self._on_step(None, "fetching uv to this machine")
         try:
             lines = [*group.options, REQUIRED_UV]
-            [group.uv] = self._downloads.resolve(lines, group.platform, cached=not self._wishes.upgrade)
+            [group.uv] = self._downloads.resolve(lines, group.platform, cached=not self._setup_options.upgrade)
         except (ClusterctlError, ValueError) as exc:
             self._report(f"{nodeset(node.id for node in bare)}  building without uv: {exc}")
 
@@ -308,7 +308,7 @@ class _Setup:
         if self._is_ready(node, group.lock):
             return
         call = self.calls[node.id]
-        online = group.online and not self._wishes.offline
+        online = group.online and not self._setup_options.offline
         order = {"lock": group.lock, "online": online, "options": group.options, "urls": group.urls}
         needs_uv = group.uv is not None and not self._facts[node.id]["uv"]
         call.send({"do": "offer", **order, "uv": group.uv if needs_uv else None})
@@ -352,7 +352,9 @@ class _Setup:
         else:
             report = partial(self._on_step, node)
             sent += send_files(call, self._missing[node.id], self._downloads.store, report)
-            call.send({"do": "build", "lock": group.lock, "with_uv": self._wishes.uv is not False, "uv": group.uv})
+            call.send(
+                {"do": "build", "lock": group.lock, "with_uv": self._setup_options.uv is not False, "uv": group.uv}
+            )
         answer = call.result(WORK_S)
         builder, problem = _text(answer.get("builder")), _text(answer.get("problem"))
         return NodeSetup(answer["environment"], answer["built"], sent, builder, problem)

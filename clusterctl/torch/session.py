@@ -27,7 +27,7 @@ from clusterctl.torch.state import (
     gradients_of,
     rates_of,
     saved_buffers,
-    unkept_scheduler,
+    unsaved_scheduler,
 )
 
 Model = TypeVar("Model")
@@ -240,7 +240,7 @@ class Session(OuterSession):
             self._lr = rates
         elif self._lr and self._lr != rates:
             self._lr = {}
-            name = unkept_scheduler(self._optimizer, self._things)
+            name = unsaved_scheduler(self._optimizer, self._things)
             if name is not None:
                 self._progress.warn(
                     f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"

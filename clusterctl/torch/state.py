@@ -150,7 +150,7 @@ def _whole(saved: Any) -> Any:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True, is_coalesced=is_coalesced)
 
 
-def unkept_scheduler(optimizer: Any, kept: Iterable[Any]) -> str | None:
+def unsaved_scheduler(optimizer: Any, kept: Iterable[Any]) -> str | None:
     """Return the name of the class of a scheduler of the optimizer that is not kept, None if there is none."""
     known = [thing for thing in kept if isinstance(thing, LRScheduler)]
     for scheduler in known:

@@ -56,7 +56,7 @@ def command(*argv: Argument) -> RemoteCommand:
 
 def sh_text(command: RemoteCommand) -> str:
     """Return the command as a line of POSIX shell, for messages and for `quote`."""
-    return " ".join(_sh_word(argument) for argument in command.argv)
+    return " ".join(_sh_argument(argument) for argument in command.argv)
 
 
 def quote(command: RemoteCommand) -> str:
@@ -66,7 +66,7 @@ def quote(command: RemoteCommand) -> str:
     identically; that sh interprets the rest. Raises UsageError for an empty command, or one with a NUL byte,
     which no process argument can contain.
     """
-    return f"exec /bin/sh -c {login_shell_word(script_of(command))}"
+    return f"exec /bin/sh -c {login_shell_argument(script_of(command))}"
 
 
 def script_of(command: RemoteCommand, before: str = "") -> str:
@@ -86,15 +86,15 @@ def script_of(command: RemoteCommand, before: str = "") -> str:
     return before + _sendable(script)
 
 
-def _sh_word(argument: Argument) -> str:
+def _sh_argument(argument: Argument) -> str:
     if isinstance(argument, Raw):
         return argument.text
     if isinstance(argument, RemotePath):
-        return _path_word(argument.path)
+        return _path_argument(argument.path)
     return shlex.quote(argument)
 
 
-def _path_word(path: str) -> str:
+def _path_argument(path: str) -> str:
     tilde = _TILDE.match(path)
     if tilde is None:
         return shlex.quote(f"./{path}" if path.startswith("-") else path)
@@ -115,7 +115,7 @@ def _byte(char: str) -> int:
     return char.encode("utf-8", "surrogateescape")[0]
 
 
-def login_shell_word(text: str) -> str:
+def login_shell_argument(text: str) -> str:
     """Quote one word of one line, so that POSIX shells, csh and fish parse it identically."""
     parts = _QUOTE_STOPPERS.split(text)
     return "".join(

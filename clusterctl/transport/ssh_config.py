@@ -152,16 +152,16 @@ def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> I
             continue
         key, value = match[1].lower(), match[2]
         if key in ("host", "match"):
-            conditions = (*outer, Condition(key, _words(value, path, number)))
+            conditions = (*outer, Condition(key, _arguments(value, path, number)))
         elif key == "include":
-            for pattern in _words(value, path, number):
+            for pattern in _arguments(value, path, number):
                 for included in _glob(pattern, base):
                     yield from _read(included, base, conditions, depth + 1)
         else:
             yield Directive(conditions, key, value if key.endswith("command") else _unquoted(value))
 
 
-def _words(value: str, path: Path, number: int) -> tuple[str, ...]:
+def _arguments(value: str, path: Path, number: int) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value, comments=True))
     except ValueError as exc:

@@ -21,7 +21,7 @@ from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
 from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
 from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import AgentInput, Heartbeats
 from clusterctl.cluster.bundle import PACKAGE, boot_program
 from clusterctl.cluster.kept_agents import FILES_EACH, OTHER_FILES, KeptAgents
 from clusterctl.cluster.remote_command import run_command
@@ -58,7 +58,7 @@ def agents(*inputs: Input) -> list[AgentInput]:
 
 def test_all_agents_get_beats_from_one_thread_which_ends_with_the_last_of_them() -> None:
     inputs = [Input(), Input(broken=True), Input()]
-    beats = Beats(0.01)
+    beats = Heartbeats(0.01)
     for one_agent in agents(*inputs):
         beats.add(one_agent)
     assert [thread.name for thread in threading.enumerate()].count("beats") == 1
@@ -74,7 +74,7 @@ def test_all_agents_get_beats_from_one_thread_which_ends_with_the_last_of_them()
 def test_no_beat_gets_into_bulk_data() -> None:
     served, other = Input(), Input()
     first, second = agents(served, other)
-    beats = Beats(0.001)
+    beats = Heartbeats(0.001)
     with first.turn:
         for one in (first, second):
             beats.add(one)
@@ -344,7 +344,7 @@ def test_an_agent_stays_on_each_node_of_a_large_cluster(tmp_path: Path) -> None:
 def test_where_not_all_agents_can_stay_most_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked in the order of the nodes, again and again, an agent that replaced another would never be met."""
     monkeypatch.setattr(kept_agents, "_room", lambda nodes: 8)
-    kept, started = KeptAgents(Beats(60), 12), 0
+    kept, started = KeptAgents(Heartbeats(60), 12), 0
     for _ in range(3):
         for node in range(12):
             agent_input = kept.take(node)

@@ -20,7 +20,7 @@ from agent.nodes import BUNDLE, NODE, OLDEST, PYTHONS, PipeCluster, Pipes, agent
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_program
-from clusterctl.cluster.cluster import BEATS
+from clusterctl.cluster.cluster import HEARTBEATS
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError, UnreachableError, UsageError
@@ -289,7 +289,7 @@ def test_nodes_that_wait_longer_than_agents_live_without_beats_get_beats(
 
     def on_go(run: Launch) -> None:
         waiting.clear()  # while the workspace was being sent to them
-        assert wait_until(lambda: len(waiting) == 2 and min(waiting.values()) > BEATS)
+        assert wait_until(lambda: len(waiting) == 2 and min(waiting.values()) > HEARTBEATS)
 
     monkeypatch.setattr(AgentInput, "beat", beat)
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.schedulers.kubernetes.pods import Pod, PodProblem, members, parse_pod, parse_set, told
+from clusterctl.schedulers.kubernetes.pods import Pod, PodProblem, members, parse_pod, parse_set, problem_lines
 
 
 def pod(name: str, owner: str | None = None, *, status: Any = None, **meta: Any) -> Pod:
@@ -167,4 +167,7 @@ def test_what_every_pod_goes_through_is_known() -> None:
 def test_pods_with_the_same_problem_share_a_line() -> None:
     problems = {f"train-{number}": PodProblem("Pending", MESSAGE) for number in range(11)}
     problems["train-2"] = PodProblem("ContainerCreating")
-    assert told(problems) == [f"train-0, train-1, train-3 and 7 more: Pending: {MESSAGE}", "train-2: ContainerCreating"]
+    assert problem_lines(problems) == [
+        f"train-0, train-1, train-3 and 7 more: Pending: {MESSAGE}",
+        "train-2: ContainerCreating",
+    ]

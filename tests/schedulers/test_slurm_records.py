@@ -61,17 +61,17 @@ def test_a_later_job_of_the_same_id_takes_its_place(record: SubmissionRecord, tm
     assert found.directory == later.directory
 
 
-def test_the_nodes_of_a_life_are_kept_with_the_place_where_its_output_begins(
+def test_the_nodes_of_an_allocation_are_kept_with_the_place_where_its_output_begins(
     record: SubmissionRecord, tmp_path: Path
 ) -> None:
-    assert record.life() is None
-    record.save_life(0, NODES)
-    assert record.life() == Allocation(0, NODES, 0)
+    assert record.allocation() is None
+    record.save_allocation(0, NODES)
+    assert record.allocation() == Allocation(0, NODES, 0)
     (tmp_path / "output").write_text("first\n")
-    record.save_life(0, NODES[:1])
-    assert record.life() == Allocation(0, NODES[:1], 0)
-    record.save_life(1, NODES)
-    assert record.life() == Allocation(1, NODES, 6)
+    record.save_allocation(0, NODES[:1])
+    assert record.allocation() == Allocation(0, NODES[:1], 0)
+    record.save_allocation(1, NODES)
+    assert record.allocation() == Allocation(1, NODES, 6)
     (tmp_path / "output").write_text("first\nsecond\n")
     assert record.words() == "second\n"
 
@@ -79,9 +79,9 @@ def test_the_nodes_of_a_life_are_kept_with_the_place_where_its_output_begins(
 def test_a_damaged_record_is_as_if_it_were_not_there(record: SubmissionRecord) -> None:
     for name in ("nodes.json", "end.json", "submission.json"):
         (record.directory / name).write_text('{"nodes": 3}')
-    assert (record.life(), record.output, record.words(), record.refusal()) == (None, None, "", None)
+    assert (record.allocation(), record.output, record.words(), record.refusal()) == (None, None, "", None)
     (record.directory / "nodes.json").write_text("[")
-    assert record.life() is None
+    assert record.allocation() is None
 
 
 def test_an_end_is_kept(record: SubmissionRecord) -> None:

@@ -173,7 +173,7 @@ def _ask(program: str, commands: Sequence[Sequence[str]]) -> list[SmiOutput]:
     deadline = time.monotonic() + LIMIT_S
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         try:
-            running = [stack.enter_context(_Running(program, arguments)) for arguments in commands]
+            running = [stack.enter_context(_SmiProcess(program, arguments)) for arguments in commands]
         except OSError as exc:
             raise NvidiaSmiError(f"cannot run {program}: {exc.strerror}") from exc
         for one in running:
@@ -186,7 +186,7 @@ def _ask(program: str, commands: Sequence[Sequence[str]]) -> list[SmiOutput]:
         return [one.answer(deadline) for one in running]
 
 
-class _Running:
+class _SmiProcess:
     """One run of it, in a session of its own. Raises OSError if it cannot be started."""
 
     def __init__(self, program: str, arguments: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ class _Running:
         self.output = self._process.stdout
         self._text = b""
 
-    def __enter__(self) -> _Running:
+    def __enter__(self) -> _SmiProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,7 +31,7 @@ Sign = tuple[object, ...]
 Clock = Callable[[], float]
 
 
-def await_former_life(
+def await_earlier_run(
     job: JobPaths, peer: Peer, *, patient: bool = False, locked: int | None = None, clock: Clock = time.monotonic
 ) -> None:
     """Wait until what an earlier run may have left can no longer write to the job directory.

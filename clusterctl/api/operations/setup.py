@@ -11,7 +11,7 @@ from clusterctl.cluster import Cluster, combined, failures
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.setup import NodeGroup, Requirements, SetupResult, Wishes, prepare, read_requirements
+from clusterctl.setup import NodeGroup, Requirements, SetupOptions, SetupResult, prepare, read_requirements
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def setup(
     cache: Path,
     on_step: Callable[[Node | None, str], None] = lambda node, words: None,
 ) -> SetUp:
-    """Build the environment on every node that lacks it. See `clusterctl.setup.prepare` and `Wishes`."""
-    done = prepare(cluster, requirements, Wishes(offline, upgrade, uv), say, cache, on_step)
+    """Build the environment on every node that lacks it. See `clusterctl.setup.prepare` and `SetupOptions`."""
+    done = prepare(cluster, requirements, SetupOptions(offline, upgrade, uv), say, cache, on_step)
     return SetUp(requirements, done, _partial_failure(done))
 
 

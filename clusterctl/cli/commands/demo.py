@@ -53,7 +53,7 @@ def demo(invocation: Invocation, nodes: int, passes: int, backend: str, director
         invocation.cluster(invocation.settings_of(conf)) as cluster,
     ):
         scores, view = _train(invocation, cluster, workspace, passes)
-        model = _bring_home(invocation, cluster, target)
+        model = _collect(invocation, cluster, target)
         _prove_stopped(invocation, cluster)
     _show_results(invocation, target, workspace, model, view)
     _close(invocation, target, nodes, backend, scores, time.monotonic() - started, model)
@@ -121,7 +121,7 @@ def _train(
         return scores, launch_and_follow(invocation, cluster, ready.launch, sent.job, follow)
 
 
-def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
+def _collect(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
     collection = collect_run(invocation, cluster, Reference(None), target / "results", document=False)
     if collection.model is None:
         raise JobFailedError("training saved no complete model")

@@ -14,7 +14,7 @@ from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.schedulers.kubernetes.submit import Made
+from clusterctl.schedulers.kubernetes.submit import CreatedObjects
 
 
 def submit(
@@ -89,7 +89,7 @@ def _stop(invocation: Invocation, job: str | None) -> None:
         invocation.console.warn(f"the job could not be stopped, and ends with its pods: {exc}")
 
 
-def _going(made: Made) -> str:
+def _going(made: CreatedObjects) -> str:
     things = [*made.sets, *made.services, plural(len(made.pods), "pod")]
     disks = f" and {plural(len(made.disks), 'disk')} (persistentvolumeclaim)" if made.disks else ""
     return f"deleting {', '.join(things)}{disks}, with all jobs and models on them"

@@ -40,7 +40,7 @@ class Declared:
             self.sum = (self.sum + table_key(name)) % _SUM
 
 
-class Reached(NamedTuple):
+class TrainerProgress(NamedTuple):
     """What a trainer has declared, and how far it is."""
 
     declared: Declared
@@ -76,7 +76,7 @@ class Declarations:
         if len({declared.sum for declared in known.values()}) > 1:
             self._fail(_lacking(known, known), f" before the end of step {step}")
 
-    def check_progress(self, of_all: Mapping[int, Reached], ranks: Collection[int]) -> None:
+    def check_progress(self, of_all: Mapping[int, TrainerProgress], ranks: Collection[int]) -> None:
         """Compare what these `ranks` have declared outside sync with what all others have.
 
         A trainer lacks a table of another one if both have pushed beyond the place where the other one declared it.

@@ -154,7 +154,7 @@ def _ended(terminated: Json) -> str:
     return str(terminated.get("message") or f"its command exited with code {terminated.get('exitCode')}")
 
 
-def told(problems: Mapping[str, PodProblem]) -> list[str]:
+def problem_lines(problems: Mapping[str, PodProblem]) -> list[str]:
     """Return a line for each problem, with the pods that have it: `train-0, train-1: Pending: ... Insufficient cpu`."""
     groups: dict[PodProblem, list[str]] = {}
     for name in sorted(problems, key=_natural):

@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError
 from clusterctl.schedulers.kubernetes.kubectl import Forbidden, Kubectl
 from clusterctl.schedulers.kubernetes.manifest import SUBMISSION, ManifestOptions, manifest
-from clusterctl.schedulers.kubernetes.pods import PodProblem, parse_pod, parse_set, shortened, told
+from clusterctl.schedulers.kubernetes.pods import PodProblem, parse_pod, parse_set, problem_lines, shortened
 
 READY_S = 600.0
 REMOVED_S = 180.0
@@ -24,11 +24,11 @@ CLAIM = "PersistentVolumeClaim"
 #: What every pod is at first: nothing to report.
 USUAL = (PodProblem("Absent"), PodProblem("Pending"))
 #: Takes a line about what keeps pods from being ready.
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedObjects:
     """What a submission has made and is there now, named as kubectl does: `service/train-0a`."""
 
     id: str
@@ -47,7 +47,7 @@ class Made:
 
 
 def make_ready(
-    kubectl: Kubectl, submission: ManifestOptions, tell: Tell, warn: Tell, *, limit_s: float = READY_S
+    kubectl: Kubectl, submission: ManifestOptions, notify: Notify, warn: Notify, *, limit_s: float = READY_S
 ) -> None:
     """Create the objects of a submission and return once all its pods are ready; else remove them and raise why.
 
@@ -57,15 +57,15 @@ def make_ready(
     _refuse_namesakes(kubectl, submission)
     try:
         kubectl.create(manifest(submission))
-        _await_ready(kubectl, submission, tell, limit_s)
+        _await_ready(kubectl, submission, notify, limit_s)
     except BaseException:  # Ctrl-C too
-        _undo(kubectl, submission, tell, warn)
+        _undo(kubectl, submission, notify, warn)
         raise
 
 
-def _undo(kubectl: Kubectl, submission: ManifestOptions, tell: Tell, warn: Tell) -> None:
+def _undo(kubectl: Kubectl, submission: ManifestOptions, notify: Notify, warn: Notify) -> None:
     """Remove what was made. What goes wrong here is a warning: the error that led to it is the one to raise."""
-    tell(f"removing what was made for {submission.name}")
+    notify(f"removing what was made for {submission.name}")
     try:
         remove(kubectl, submission.selector)
     except (ClusterctlError, KeyboardInterrupt) as exc:
@@ -84,7 +84,7 @@ def _refuse_namesakes(kubectl: Kubectl, submission: ManifestOptions) -> None:
             )
 
 
-def _await_ready(kubectl: Kubectl, submission: ManifestOptions, tell: Tell, limit_s: float) -> None:
+def _await_ready(kubectl: Kubectl, submission: ManifestOptions, notify: Notify, limit_s: float) -> None:
     deadline, failures = time.monotonic() + limit_s, 0
     told_before = set(USUAL)
     for poll_s in _polls():
@@ -102,8 +102,8 @@ def _await_ready(kubectl: Kubectl, submission: ManifestOptions, tell: Tell, limi
                 raise _not_ready(submission, problems, None if is_hopeless else limit_s)
             news = {name: problem for name, problem in problems.items() if problem not in told_before}
             told_before.update(news.values())
-            for line in told(news):
-                tell(line)
+            for line in problem_lines(news):
+                notify(line)
         time.sleep(poll_s)
 
 
@@ -151,10 +151,12 @@ def _not_ready(submission: ManifestOptions, problems: dict[str, PodProblem], aft
     message = f"{len(problems)} of {submission.nodes} pods are not ready{when}"
     details = {"pods": {name: str(problem) for name, problem in problems.items()}}
     hint = "correct the reason and submit again; clusterctl submit --to kubernetes --plan prints the manifest"
-    return UnreachableError("\n".join([message, *(f"  {line}" for line in told(problems))]), hint=hint, details=details)
+    return UnreachableError(
+        "\n".join([message, *(f"  {line}" for line in problem_lines(problems))]), hint=hint, details=details
+    )
 
 
-def find(kubectl: Kubectl, selector: str) -> Made | None:
+def find(kubectl: Kubectl, selector: str) -> CreatedObjects | None:
     """Return what `submit` has made among the objects with these labels; None if there is nothing with them.
 
     Raises RefusedError if it has made none of them, or if they are of several submissions.
@@ -175,7 +177,7 @@ def find(kubectl: Kubectl, selector: str) -> Made | None:
     (id_,) = ids
     ours = _objects(kubectl, f"{SUBMISSION}={id_}")
     kinds = ("StatefulSet", "Service", "Pod", CLAIM)
-    return Made(id_, *(tuple(_name(item) for item in ours if item["kind"] == kind) for kind in kinds))
+    return CreatedObjects(id_, *(tuple(_name(item) for item in ours if item["kind"] == kind) for kind in kinds))
 
 
 def remove(kubectl: Kubectl, selector: str, *, limit_s: float = REMOVED_S) -> None:

@@ -32,7 +32,7 @@ def with_hosts(settings: Settings, source: SlurmHosts, environ: Mapping[str, str
     nodes = _nodes(settings, slurm, job)
     record = records.find(job.id)
     if record is not None:
-        record.save_life(job.restarts, nodes)
+        record.save_allocation(job.restarts, nodes)
     return with_nodes(settings, job.id, nodes)
 
 

@@ -88,7 +88,7 @@ def _from_fields(line: str) -> SlurmJob:
 def parse_sacct(text: str) -> list[SlurmJob]:
     """Return the jobs that `sacct -X -n -P -o SACCT_FORMAT` prints. Raises ValueError for other text.
 
-    The last of several lives of a job is the last of them.
+    The last attempt of a requeued job comes last.
     """
     return [_from_accounting(line) for line in text.splitlines() if line.strip()]
 

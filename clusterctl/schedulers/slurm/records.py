@@ -3,7 +3,7 @@
 ROOT_DIR/.clusterctl/slurm/
   20261121-081530-123456789/  one submission, made before Slurm knows it; the job has to see it on all its nodes
     submission.json           what was submitted
-    nodes.json                the nodes of the job's newest life, written there
+    nodes.json                the nodes of the job's newest allocation, written there
     refused                   why the job started nothing
     end.json                  how it ended, written by the first command that learns of it: Slurm forgets
   12                          a link to the submission that became job 12, the newest one of this id
@@ -76,23 +76,23 @@ class SubmissionRecord:
         """Remove the record of what Slurm did not take."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def life(self) -> Allocation | None:
-        """Return the newest life of the job; None if it has not got as far as to ask for its nodes."""
+    def allocation(self) -> Allocation | None:
+        """Return the newest allocation of the job; None if it has not asked for its nodes yet."""
         known = _read(self.directory / "nodes.json")
         with contextlib.suppress(KeyError, TypeError, ValueError):
             nodes = tuple(JobNode(one["name"], one["trainers"], one["address"]) for one in known["nodes"])
             return Allocation(int(known["restarts"]), nodes, int(known["output_from"])) if nodes else None
         return None
 
-    def save_life(self, restarts: int, nodes: tuple[JobNode, ...]) -> None:
-        """Write the nodes of a life unless they are known. Ignores a disk that is full or read-only."""
-        known = self.life()
+    def save_allocation(self, restarts: int, nodes: tuple[JobNode, ...]) -> None:
+        """Write the nodes of an allocation unless they are known. Ignores a disk that is full or read-only."""
+        known = self.allocation()
         if known is not None and (known.restarts, known.nodes) == (restarts, nodes):
             return
         begins = known.output_from if known is not None and known.restarts == restarts else self._output_bytes()
-        life = {"restarts": restarts, "output_from": begins, "nodes": [vars(node) for node in nodes]}
+        allocation = {"restarts": restarts, "output_from": begins, "nodes": [vars(node) for node in nodes]}
         with contextlib.suppress(OSError):
-            write_json(self.directory / "nodes.json", life)
+            write_json(self.directory / "nodes.json", allocation)
 
     def _output_bytes(self) -> int:
         with contextlib.suppress(OSError):
@@ -100,14 +100,14 @@ class SubmissionRecord:
         return 0
 
     def words(self) -> str:
-        """Return the last of what the job has printed in its newest life; "" if that cannot be read."""
-        life, output = self.life(), self.output
+        """Return the end of what the job printed since its last restart; "" if that cannot be read."""
+        allocation, output = self.allocation(), self.output
         if output is None:
             return ""
         try:
             with output.open("rb") as f:
                 end = f.seek(0, os.SEEK_END)
-                f.seek(max(life.output_from if life else 0, end - MOST_WORDS))
+                f.seek(max(allocation.output_from if allocation else 0, end - MOST_WORDS))
                 return f.read(MOST_WORDS).decode(errors="replace")
         except OSError:
             return ""

@@ -43,7 +43,7 @@ def look_at(
     Raises NoRunError if the job has no nodes yet and had none before, or if nothing is known of those it had.
     """
     records = Records(settings.root_dir)
-    job = _meant(settings, source, environ, ref, records)
+    job = _job_id(settings, source, environ, ref, records)
     if job == environ.get(INSIDE):
         return with_hosts(settings, SlurmHosts(job), environ), None
     slurm, record = Slurm(environ), records.find(job)
@@ -56,13 +56,13 @@ def look_at(
             now = watch.again()  # it may have ended meanwhile
             if now.stage == RUNNING:
                 raise
-    life = record.life() if record is not None else None
-    if life is None:
+    allocation = record.allocation() if record is not None else None
+    if allocation is None:
         raise NoRunError(now)
-    return with_nodes(settings, job, life.nodes), watch
+    return with_nodes(settings, job, allocation.nodes), watch
 
 
-def _meant(
+def _job_id(
     settings: Settings, source: SlurmHosts, environ: Mapping[str, str], ref: str | None, records: Records
 ) -> str:
     named = JOB_ID.fullmatch(ref or "")
@@ -152,7 +152,7 @@ def _settled(slurm: Slurm, job: str) -> SlurmJob:
 
 def _refused(job: SlurmJob, end: EndReason, record: SubmissionRecord | None) -> EndReason:
     """Return a better reason for the end of a job that did not see its mark."""
-    if record is None or end.kind != "failed" or record.life() is not None:
+    if record is None or end.kind != "failed" or record.allocation() is not None:
         return end
     told = record.refusal()
     if told is None and job.exit_code == BLIND:

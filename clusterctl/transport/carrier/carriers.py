@@ -12,7 +12,7 @@ from clusterctl.common.process_environment import as_at_login
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.transport.carrier import failures
 from clusterctl.transport.carrier.process import SOON_S, TERM_S, CarrierProcess
-from clusterctl.transport.command import RemoteCommand, login_shell_word, script_of
+from clusterctl.transport.command import RemoteCommand, login_shell_argument, script_of
 from clusterctl.transport.fanout import Cancellation
 from clusterctl.transport.remote_process import SLICE_S, Deadline
 from clusterctl.transport.target import Destination
@@ -79,7 +79,7 @@ class Carriers:
             thread.join(deadline.left())
 
     def _spawn(self, node: Destination, command: RemoteCommand, what: str, stderr_limit: int) -> CarrierProcess:
-        words = carrier_words(node, command)
+        words = carrier_argv(node, command)
         try:
             popen = subprocess.Popen(
                 words,
@@ -135,7 +135,7 @@ def where(node: Destination) -> str:
     return "this machine" if node.via == "local" else f"{node.ssh_host} over {node.carrier}"
 
 
-def carrier_words(node: Destination, command: RemoteCommand) -> list[str]:
+def carrier_argv(node: Destination, command: RemoteCommand) -> list[str]:
     """Return the argv of the carrier with the command: three words at its end, one after `ssh`, which joins its words.
 
     The command begins in the user's home, after a line of ours; over kubectl it waits for a line of input before.
@@ -145,7 +145,7 @@ def carrier_words(node: Destination, command: RemoteCommand) -> list[str]:
     script = script_of(command, shown)
     words = [] if isinstance(node.via, str) else [word.replace("{host}", node.ssh_host) for word in node.via]
     if node.carrier == "ssh":
-        return [*words, f"exec /bin/sh -c {login_shell_word(script)}"]
+        return [*words, f"exec /bin/sh -c {login_shell_argument(script)}"]
     return [*words, "/bin/sh", "-c", script]
 
 

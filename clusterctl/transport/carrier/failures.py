@@ -236,7 +236,7 @@ def before_it_began(ending: CarrierExit, label: str, noise: bytes = b"") -> Unre
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
-    words = _words(ending, noise)
+    words = _output_text(ending, noise)
     carrier = ending.carrier
     if ending.code == 0:  # kubectl may cut its output short and report success
         message = f"lost the connection to {ending.host} over {carrier} before the command began"
@@ -251,7 +251,7 @@ def before_it_began(ending: CarrierExit, label: str, noise: bytes = b"") -> Unre
     )
 
 
-def _words(ending: CarrierExit, noise: bytes) -> str:
+def _output_text(ending: CarrierExit, noise: bytes) -> str:
     """Return what the carrier printed, to follow a message."""
     words = ending.last_words or " ".join(noise.decode(errors="replace").split())[:MOST_NOISE]
     return f": {words}" if words else ""
@@ -307,7 +307,7 @@ def too_slow(ending: CarrierExit, label: str, limit_s: float, noise: bytes) -> U
     if known is not None:
         return known
     return UnreachableError(
-        f"{ending.carrier} did not start a command within {limit_s:g} s{_words(ending, noise)}",
+        f"{ending.carrier} did not start a command within {limit_s:g} s{_output_text(ending, noise)}",
         node=label,
         hint="check that the host answers, that the carrier does not wait for a password or for resources, and that no "
         "start-up file of the account (~/.bashrc, ~/.profile) starts another shell without a terminal",

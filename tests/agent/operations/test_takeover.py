@@ -16,7 +16,7 @@ from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.node.locks import JobLock, LockHolder, starter_of
 from clusterctl.agent.operations import takeover
-from clusterctl.agent.operations.takeover import await_former_life
+from clusterctl.agent.operations.takeover import await_earlier_run
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import write_json
@@ -84,7 +84,7 @@ def silent_for(run: RunPaths, seconds: float) -> None:
 def wait(run: RunPaths, peer: Peer, world: World, **request: Any) -> float:
     """Return the seconds that the new life has waited."""
     world.now = 0.0
-    await_former_life(run.job, peer, **request, clock=world)
+    await_earlier_run(run.job, peer, **request, clock=world)
     return world.now
 
 
@@ -121,7 +121,7 @@ def test_a_job_that_never_ran_or_ran_here_or_has_ended_is_not_waited_for(
     assert wait(run, peer, world, patient=True) == 0
     fresh = JobPaths(tmp_path / "JOB20261121-081531")
     fresh.meta.mkdir(parents=True)
-    await_former_life(fresh, peer, clock=world)
+    await_earlier_run(fresh, peer, clock=world)
     assert world.now == 0
 
 
@@ -237,7 +237,7 @@ def test_nobody_waits_for_a_control_machine_that_has_left(run: RunPaths, world: 
     incoming, ours = os.pipe()
     os.close(ours)
     with Path(os.devnull).open("wb") as nobody, pytest.raises(Gone):
-        await_former_life(run.job, Peer(incoming, nobody.fileno()), clock=world)
+        await_earlier_run(run.job, Peer(incoming, nobody.fileno()), clock=world)
     os.close(incoming)
 
 
