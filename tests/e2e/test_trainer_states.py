@@ -41,7 +41,7 @@ class Mean:
     def __init__(self):
         self.value = np.zeros(4)
     def take(self):
-        return State({"mean": {}}, [entry_of("mean/value", "F64", self.value.copy())])
+        return StateContent({"mean": {}}, [entry_of("mean/value", "F64", self.value.copy())])
     def load(self, saved):
         self.value[:] = saved.tensor("mean/value")[1]
 
