@@ -49,7 +49,7 @@ class PruneAnswer(TypedDict):
     content: list[ContentOnNode]
 
 
-class KeptItem(TypedDict):
+class RetainedItem(TypedDict):
     """Something that a node did not remove, and the reason."""
 
     kind: str
@@ -177,13 +177,13 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
         if outcome.error is not None:
             errors.append(outcome.error)
             continue
-        kept: list[KeptItem] = outcome.get()["kept"]
+        kept: list[RetainedItem] = outcome.get()["kept"]
         if kept:
-            errors.append(RefusedError(f"not removed: {describe_kept(kept)}", node=outcome.node.label))
+            errors.append(RefusedError(f"not removed: {describe_retained(kept)}", node=outcome.node.label))
     return errors
 
 
-def describe_kept(kept: Iterable[KeptItem]) -> str:
+def describe_retained(kept: Iterable[RetainedItem]) -> str:
     """Format items by reason: `JOB1 (it is running), 2 environments, 1 wheel (a setup is running on this node)`."""
     by_reason: dict[str, Counter[str]] = {}
     for item in kept:

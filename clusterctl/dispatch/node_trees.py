@@ -68,16 +68,16 @@ class _NodeTrees:
     def __init__(self, entries: Sequence[Entry], id_: str, shards: Sequence[str], trainers: int) -> None:
         self._whole = _NodeTree(entries, id_)
         self._shards = Shards(entries, shards, trainers)
-        self._names = Names() if self._shards.count else None
+        self._namer = TreeNamer() if self._shards.count else None
 
     def of(self, node: Node) -> _NodeTree:
-        if self._names is None:
+        if self._namer is None:
             return self._whole
         entries = self._shards.of(node)
-        return _NodeTree(entries, self._names.content_of(entries))
+        return _NodeTree(entries, self._namer.content_of(entries))
 
 
-class Names:
+class TreeNamer:
     """Computes the names of many trees that share most entries. Same result as `agent.tree.content_of`."""
 
     def __init__(self) -> None:

@@ -141,7 +141,7 @@ def _without_states(found: FoundSave, launch: LaunchPlan) -> FoundSave:
     return replace(found, manifest=rest)
 
 
-def kept_settings(cluster: Cluster, job: str, given: Collection[str]) -> dict[str, str]:
+def recorded_settings(cluster: Cluster, job: str, given: Collection[str]) -> dict[str, str]:
     """Return the `--set`s of the newest checkpoint that a resume repeats: all but those that the user has `given`.
 
     Nodes are not trusted with settings that decide what runs, or whom this machine trusts. Nodes that fail are ignored.

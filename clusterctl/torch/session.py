@@ -21,7 +21,7 @@ from clusterctl.torch.state import (
     BUFFERS,
     GRADIENTS,
     RATES,
-    Thing,
+    StatefulObject,
     buffers_of,
     entries_of,
     gradients_of,
@@ -94,7 +94,7 @@ class Session(OuterSession):
         self._guard.check("ps.keep")
         if self._open_pass is not None and not self._rejoins:
             raise UseError(f"ps.keep({name!r}, ...) in a loop", remedy="call it before the loop")
-        self._states.add(name, Thing(name, thing))
+        self._states.add(name, StatefulObject(name, thing))
         self._things.append(thing)
 
     def loader(

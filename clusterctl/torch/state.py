@@ -45,7 +45,7 @@ class Value:
             raise UseError(what, remedy=self.remedy) from exc
 
 
-class Thing(Value):
+class StatefulObject(Value):
     """What `ps.keep` was given: anything with `state_dict` and `load_state_dict`, or a torch.Generator."""
 
     remedy = "keep the same thing under this name"

@@ -95,7 +95,7 @@ def sums_of(entries: list[Entry]) -> Sums:
     return Sums(len(sizes), sum(sizes), sum([-(-size // BLOCK) for size in sizes]), directories)
 
 
-class Lists(NamedTuple):
+class PathLists(NamedTuple):
     """The lists of a job's paths: the text of its manifest, the listing of its seal, its entries as JSON with sums."""
 
     manifest: bytes
@@ -104,14 +104,14 @@ class Lists(NamedTuple):
     sums: Sums
 
 
-def lists_of(rows: list[Row], listed: bytes) -> Lists:
+def lists_of(rows: list[Row], listed: bytes) -> PathLists:
     """Return the lists of these rows. `listed` is their entries as JSON."""
     parts = [rows[first : first + MANY] for first in range(0, len(rows), MANY)]
     manifest = b"[%s]" % b",\n".join([dumps([(*row.entry, row.stamp) for row in part])[1:-1] for part in parts])
-    return Lists(manifest, joined([row_line(row) for row in rows]), listed, sums_of([row.entry for row in rows]))
+    return PathLists(manifest, joined([row_line(row) for row in rows]), listed, sums_of([row.entry for row in rows]))
 
 
-def write_lists(job_dir: Path, tree: str, lists: Lists) -> None:
+def write_lists(job_dir: Path, tree: str, lists: PathLists) -> None:
     """Write the lists into a directory that is not visible to other processes yet. Edits need `entries`."""
     for name, data in (("manifest", lists.manifest), ("entries", b"%s\n%s" % (lists.entries, dumps(lists.sums)))):
         with (job_dir / META / name).open("wb") as f:

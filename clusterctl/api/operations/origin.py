@@ -196,7 +196,7 @@ def would_start_from(
     return job, options.find(cluster, job, launch.nodes, launch)
 
 
-def kept_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
+def recorded_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
     """Return the job to resume, and the `--set`s of its run that apply again; those `given` now replace them."""
     job, _ = find(cluster, ref, to_resume=True)
-    return job, launch.kept_settings(cluster, job, given)
+    return job, launch.recorded_settings(cluster, job, given)

@@ -13,7 +13,7 @@ from clusterctl.api.operations.origin import (
     StartTarget,
     begin_or_continue,
     job_to_start,
-    kept_settings,
+    recorded_settings,
     would_start_from,
 )
 from clusterctl.api.operations.references import job_of
@@ -81,7 +81,7 @@ def prepared(
         job = job_to_start(cluster, target, origin, as_given=as_given or (only_plan and not origin))
         if origin.resumes:
             other = job_of(cluster, origin.resume_from)
-            resumed, kept = kept_settings(cluster, other or job, given)
+            resumed, kept = recorded_settings(cluster, other or job, given)
             job = resumed if origin.resume else job
             if kept:
                 stack.close()
