@@ -15,7 +15,7 @@ BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 MOST_NAMED = 3
 
 
-class Unkept:
+class UnpreservedProperties:
     """Collects the files of a workspace that have such properties."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, lea
 from clusterctl.dispatch import digest_cache as caches
 from clusterctl.dispatch.hashing import hash_files
 from clusterctl.dispatch.ignore import IGNORE_FILE, RESERVED_NAME, Ignored, Rules, default_rules
-from clusterctl.dispatch.unkept import Unkept
+from clusterctl.dispatch.unkept import UnpreservedProperties
 from clusterctl.errors import ConfigError, RefusedError
 
 __all__ = ["Ignored", "Workspace", "scan"]
@@ -94,7 +94,7 @@ class _Walk:
         self.entries: list[Entry] = []
         self.ignored: list[Ignored] = []
         self.pending: list[int] = []
-        self.unkept = Unkept()
+        self.unkept = UnpreservedProperties()
 
     def run(self) -> None:
         todo = [("", default_rules())]

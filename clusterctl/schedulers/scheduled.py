@@ -21,7 +21,7 @@ class ScheduledJob:
     """What a scheduler says about a job.
 
     `stage` is queued, running or ended. `kind`, `text` and `hint` are the reason for waiting or ending; of an end the
-    kind is that of `slurm.reasons.Ending`. `state` is the scheduler's own word, "" if it has forgotten the job.
+    kind is that of `slurm.reasons.EndReason`. `state` is the scheduler's own word, "" if it has forgotten the job.
     `run` is the name of the job's run, None if clusterctl did not submit it; `output` the file for what its script
     prints. `ended` is when it ended, in seconds since the epoch.
     """

@@ -19,7 +19,7 @@ from clusterctl.torch.embeddings import Embedding
 from clusterctl.torch.state import ERRORS, GROUPS, INNER, Value
 
 
-class _Placed(NamedTuple):
+class _PlacedParameter(NamedTuple):
     """A parameter, its table, whose value is the base of the round, and room for the delta."""
 
     parameter: Any
@@ -47,12 +47,12 @@ class Replica:
         self._optimizer = optimizer
         self._can_undo = can_undo
         self._before: tuple[Any, dict[str, Any]] | None = None
-        self._placed: list[_Placed] = []
+        self._placed: list[_PlacedParameter] = []
         places = places_in_turn(parameter.numel() for parameter in parameters.values())
         for (name, parameter), place in zip(parameters.items(), places):
             value = parameter.detach().cpu().numpy()
             table = dense(name, value.shape, rule, from_rank0(value), place=place)
-            self._placed.append(_Placed(parameter, table, torch.empty(table.shape, dtype=torch.float32)))
+            self._placed.append(_PlacedParameter(parameter, table, torch.empty(table.shape, dtype=torch.float32)))
         self.refresh()
 
     def state(self) -> list[tuple[str, Value, bool]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, TypeVar
 
 from clusterctl.runtime import connector
-from clusterctl.runtime.checkpoint.safetensors import Entry
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.buffers import BufferSender
 from clusterctl.runtime.state.loops import Batches, Site
@@ -21,13 +21,13 @@ from clusterctl.torch.state import (
     BUFFERS,
     GRADIENTS,
     RATES,
-    Thing,
+    StatefulObject,
     buffers_of,
     entries_of,
     gradients_of,
     rates_of,
     saved_buffers,
-    unkept_scheduler,
+    unsaved_scheduler,
 )
 
 Model = TypeVar("Model")
@@ -94,7 +94,7 @@ class Session(OuterSession):
         self._guard.check("ps.keep")
         if self._open_pass is not None and not self._rejoins:
             raise UseError(f"ps.keep({name!r}, ...) in a loop", remedy="call it before the loop")
-        self._states.add(name, Thing(name, thing))
+        self._states.add(name, StatefulObject(name, thing))
         self._things.append(thing)
 
     def loader(
@@ -174,7 +174,7 @@ class Session(OuterSession):
                 with contextlib.suppress(UseError):  # the program need not pass them
                     self._parameters.prefetch(rows.table, rows.table.id_batch(ids), 1)
 
-    def _buffers_of(self, model: Any) -> list[Entry]:
+    def _buffers_of(self, model: Any) -> list[TensorEntry]:
         entries = entries_of(model)
         self._add_buffers(model)
         return entries
@@ -240,7 +240,7 @@ class Session(OuterSession):
             self._lr = rates
         elif self._lr and self._lr != rates:
             self._lr = {}
-            name = unkept_scheduler(self._optimizer, self._things)
+            name = unsaved_scheduler(self._optimizer, self._things)
             if name is not None:
                 self._progress.warn(
                     f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"

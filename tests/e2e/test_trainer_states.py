@@ -23,7 +23,7 @@ TRAIN = """
 import glob, os, pathlib, signal, sys, time
 import numpy as np
 from clusterctl.runtime import connect, SGD, zeros
-from clusterctl.runtime.state.files import State, entry_of
+from clusterctl.runtime.state.files import StateContent, entry_of
 
 how, at, rank = sys.argv[1:4] if len(sys.argv) > 3 else ("", "99999", "0")
 is_first = os.environ["CLUSTERCTL_ATTEMPT"] == "1" or how in ("fails", "copied")
@@ -41,7 +41,7 @@ class Mean:
     def __init__(self):
         self.value = np.zeros(4)
     def take(self):
-        return State({"mean": {}}, [entry_of("mean/value", "F64", self.value.copy())])
+        return StateContent({"mean": {}}, [entry_of("mean/value", "F64", self.value.copy())])
     def load(self, saved):
         self.value[:] = saved.tensor("mean/value")[1]
 

@@ -15,7 +15,7 @@ from clusterctl.common.files import write_json
 from clusterctl.common.manifest import NAME, piece_name, write_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.errors import RefusedError, UsageError
-from clusterctl.launch import LaunchPlan, choose, kept_settings, plan
+from clusterctl.launch import LaunchPlan, choose, plan, recorded_settings
 from clusterctl.launch.resume import Resume
 
 JOB = "JOB20261121-081530"
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_an_older_version_has_no_arguments_to_keep(nodes: Nodes)
 
 
 def test_settings_of_the_run_are_kept_unless_given_again_or_a_matter_of_trust(nodes: Nodes) -> None:
-    assert kept_settings(nodes, JOB, ()) == {}
+    assert recorded_settings(nodes, JOB, ()) == {}
     nodes.save(100, settings={"KEEP": "9"})
     made = {
         "KEEP": "5",
@@ -153,8 +153,8 @@ def test_settings_of_the_run_are_kept_unless_given_again_or_a_matter_of_trust(no
     }
     nodes.save(200, settings=made)
     nodes.save(300, complete=False)
-    assert kept_settings(nodes, JOB, ()) == {"KEEP": "5", "PORT": "8000"}
-    assert kept_settings(nodes, JOB, ["KEEP", "PADDLE_PORT", "X"]) == {}
+    assert recorded_settings(nodes, JOB, ()) == {"KEEP": "5", "PORT": "8000"}
+    assert recorded_settings(nodes, JOB, ["KEEP", "PADDLE_PORT", "X"]) == {}
     resume = nodes.choose()
     assert resume.settings == {name: text for name, text in made.items() if isinstance(text, str)}
     missed = [line.partition(", which does not apply now")[0] for line in resume.warnings if "--set" in line]
@@ -163,7 +163,7 @@ def test_settings_of_the_run_are_kept_unless_given_again_or_a_matter_of_trust(no
     nodes.settings = replace(nodes.settings, chosen={"KEEP": "5", "PORT": "8001"})
     assert len([line for line in nodes.choose().warnings if "--set" in line]) == 3
     nodes.save(400, settings=["KEEP"])
-    assert kept_settings(nodes, JOB, ()) == {}
+    assert recorded_settings(nodes, JOB, ()) == {}
 
 
 @pytest.mark.parametrize("values", [{"ENGINE": "torch"}, {"PSERVER_COMMAND": "python ps.py"}])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.dispatch.in_place import finish_directory, has_other_bytes, make_writable, place, seal
-from clusterctl.agent.node.content import FEW, Lists, Row, Stamp, encode_row, read_list, row_line, sums_of
+from clusterctl.agent.node.content import FEW, PathLists, Row, Stamp, encode_row, read_list, row_line, sums_of
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.tree import DIRECTORY, FILE, Entry, is_sound
@@ -87,7 +87,7 @@ class Edit:
         for number, row in rows.items():
             manifest = _replaced(manifest, encode_row(self._old[number]), encode_row(row))
             listing = _replaced(listing, _line(self._old[number]), _line(row))
-        seal(JobPaths(tree), record, Lists(manifest, listing[len(GAP) : -len(GAP)], self.listed, self.sums))
+        seal(JobPaths(tree), record, PathLists(manifest, listing[len(GAP) : -len(GAP)], self.listed, self.sums))
 
 
 def _line(row: Row) -> str:

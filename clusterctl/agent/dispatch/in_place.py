@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.content import Lists, Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
+from clusterctl.agent.node.content import PathLists, Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import (
@@ -207,7 +207,7 @@ def finish_directory(path: Path, entry: Entry) -> None:
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def seal(job: JobPaths, record: dict[str, Any], lists: Lists) -> None:
+def seal(job: JobPaths, record: dict[str, Any], lists: PathLists) -> None:
     """Write our own files into a job directory."""
     for ours in (job.log, job.output, job.meta, job.runs):
         ours.mkdir(0o700, exist_ok=True)

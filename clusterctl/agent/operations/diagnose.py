@@ -47,7 +47,7 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
         return {**describe(job, request.get("run")), "events": [], "outputs": []}
     spec = need_spec(run)
     about = describe_run(run, spec, over=over)
-    printed = Printed()
+    printed = PrintedLines()
     events = list(_relevant(EventReader(run.events), printed))
     state = read_state(run)
     return {
@@ -66,7 +66,7 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
     }
 
 
-class Printed:
+class PrintedLines:
     """The lines that clusterctl wrote into the logs of processes, as their events report them."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Printed:
         return [at for at, (_, line) in enumerate(lines) if line in printed or line.startswith(REMARK)]
 
 
-def _relevant(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
+def _relevant(reader: EventReader, printed: PrintedLines) -> Iterator[dict[str, Any]]:
     """Yield the events, but of the frequent kinds only the first and the last one of each attempt."""
     first: set[tuple[Any, ...]] = set()
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -101,7 +101,7 @@ def _relevant(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]
 
 
 def _outputs(
-    run: RunPaths, spec: RunSpec, events: Sequence[dict[str, Any]], about: dict[str, Any], printed: Printed
+    run: RunPaths, spec: RunSpec, events: Sequence[dict[str, Any]], about: dict[str, Any], printed: PrintedLines
 ) -> Iterator[dict[str, Any]]:
     """Yield the last lines of failed attempts, of processes that are stalled or lost, and of those that were stopped
     if there is an exception among them.

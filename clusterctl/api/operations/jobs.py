@@ -16,7 +16,7 @@ from clusterctl.schedulers import ScheduledJob, queued
 
 
 @dataclass(frozen=True)
-class KnownJobs:
+class JobList:
     """The jobs on the nodes that answered, newest first. `problem` is the error to report if others did not."""
 
     jobs: Sequence[JobOverview]
@@ -24,10 +24,10 @@ class KnownJobs:
     problem: ClusterctlError | None
 
 
-def known_jobs(cluster: Cluster, state_of: Callable[[str | None], str] | None = None) -> KnownJobs:
+def known_jobs(cluster: Cluster, state_of: Callable[[str | None], str] | None = None) -> JobList:
     """Ask all nodes for their jobs. `state_of` tells the state of a run where that is not for nodes to say."""
     found, errors = jobs(cluster, state_of)
-    return KnownJobs(found, errors, unheard(errors, len(cluster.nodes)))
+    return JobList(found, errors, unheard(errors, len(cluster.nodes)))
 
 
 def waiting_jobs(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]:

@@ -23,7 +23,7 @@ from clusterctl.observe.why.errno_and_signals import (
     unresolved,
 )
 from clusterctl.observe.why.known_messages import WITHOUT_CUDA, of_format, of_java, of_known, of_status
-from clusterctl.observe.why.tracebacks import Frame, Raised
+from clusterctl.observe.why.tracebacks import Frame, RaisedException
 
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 GENERIC_NOUNS = {"error", "exception", "failure", "warning"}
@@ -80,7 +80,7 @@ HAS_NOT_THE_NAME = (
 )
 
 
-def of_chain(chain: Sequence[Raised]) -> Diagnosis:
+def of_chain(chain: Sequence[RaisedException]) -> Diagnosis:
     """The diagnosis of a chain of exceptions: the first informative one of those that are about the same failure."""
     first = len(chain) - 1
     while first > 0 and chain[first].restates(chain[first - 1]):
@@ -98,13 +98,13 @@ def of_chain(chain: Sequence[Raised]) -> Diagnosis:
     return replace(root, where=own, words=f"{root.words}, which led to {diagnoses[-1].error}")
 
 
-def _with_host(diagnosis: Diagnosis, chain: Sequence[Raised]) -> Diagnosis:
+def _with_host(diagnosis: Diagnosis, chain: Sequence[RaisedException]) -> Diagnosis:
     """Name the host that could not be resolved: only the exceptions that follow the system's own do."""
     host = next((match[1] for one in chain if (match := HOST.search(one.message))), None)
     return replace(diagnosis, words=unresolved(host).words, subject=host) if host else diagnosis
 
 
-def _with_reason(one: Raised) -> Raised:
+def _with_reason(one: RaisedException) -> RaisedException:
     """The exception with the line of its message that has the reason as the first one."""
     if not one.message and one.rest:
         one = replace(one, message=one.rest[0], rest=one.rest[1:])
@@ -113,7 +113,7 @@ def _with_reason(one: Raised) -> Raised:
     return one
 
 
-def of_exception(one: Raised) -> Diagnosis:
+def of_exception(one: RaisedException) -> Diagnosis:
     """The diagnosis of one exception, by its base class, the noun in its name, or the system error in its message."""
     one = _with_reason(one)
     short = one.name.rpartition(".")[2]
@@ -165,7 +165,7 @@ def of_exception(one: Raised) -> Diagnosis:
     return diagnosis
 
 
-def of_child(one: Raised, kind: type[BaseException]) -> Diagnosis | None:
+def of_child(one: RaisedException, kind: type[BaseException]) -> Diagnosis | None:
     """The diagnosis of a lost connection to a process that the program itself started, or of a file that is locked."""
     inner = one.frames[-1] if one.frames else Frame("", "")
     if issubclass(kind, ConnectionError | EOFError) and any(part in inner.file for part in STARTS_PROCESSES):
@@ -176,7 +176,7 @@ def of_child(one: Raised, kind: type[BaseException]) -> Diagnosis | None:
     return None
 
 
-def _of_rest(one: Raised, plain: Diagnosis) -> Diagnosis | None:
+def _of_rest(one: RaisedException, plain: Diagnosis) -> Diagnosis | None:
     """The diagnosis of an exception by the further lines of its message, if they report a system error."""
     errors = [error for line in one.rest if (error := of_known(line) or of_errno(line)) is not None]
     return replace(errors[-1], error=plain.error, where=plain.where) if errors else None
@@ -188,7 +188,7 @@ def _is_of_numbers(kind: type[BaseException], noun: str, message: str) -> bool:
     return numbers or NOT_FINITE.search(unquoted(message)) is not None
 
 
-def _of_program(one: Raised, diagnosis: Diagnosis) -> Diagnosis:
+def _of_program(one: RaisedException, diagnosis: Diagnosis) -> Diagnosis:
     """Blame the program if starting it failed because a file without a directory was missing."""
     starts = bool(one.frames) and one.frames[-1].file.endswith(STARTS_PROGRAMS)
     if not starts or diagnosis.errno != "ENOENT" or "/" in (diagnosis.subject or "/"):

@@ -25,7 +25,14 @@ from clusterctl.observe.why.errno_and_signals import (
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
 from clusterctl.observe.why.known_messages import of_format, of_known, of_status
-from clusterctl.observe.why.tracebacks import COLOUR, Raised, crashed_at, raised, without_ignored, without_stacks
+from clusterctl.observe.why.tracebacks import (
+    COLOUR,
+    RaisedException,
+    crashed_at,
+    raised,
+    without_ignored,
+    without_stacks,
+)
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
@@ -141,7 +148,7 @@ def diagnose(
     return _of_output(exit_code, lines)
 
 
-def _is_handled(last: Raised, uncaught: str | None) -> bool:
+def _is_handled(last: RaisedException, uncaught: str | None) -> bool:
     """Return True if an exception did not end its program although that exited with code 1.
 
     The traceback of one that is caught begins at the `try`, that of an uncaught one at the program's outermost call.
@@ -149,7 +156,7 @@ def _is_handled(last: Raised, uncaught: str | None) -> bool:
     return uncaught is not None or (bool(last.frames) and last.frames[0].function not in OUTERMOST)
 
 
-def _went_on(chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
+def _went_on(chain: Sequence[RaisedException], lines: Sequence[str]) -> list[str]:
     """The output after an exception that the program printed and handled; empty if that was all it said.
 
     What only announces the end of the program, or repeats the exception, does not count. Nor does anything after an
@@ -162,7 +169,7 @@ def _went_on(chain: Sequence[Raised], lines: Sequence[str]) -> list[str]:
     return after if not all(_only_ends(line, chain) for line in said) else []
 
 
-def _only_ends(line: str, chain: Sequence[Raised]) -> bool:
+def _only_ends(line: str, chain: Sequence[RaisedException]) -> bool:
     """Return True if a line says no more than that the program ends, or repeats one of these exceptions."""
     short = [one.name.rpartition(".")[2] for one in chain]
     texts = [*(one.message for one in chain if len(one.message) > 2), *short]
@@ -284,9 +291,9 @@ def _of_line(line: str) -> Diagnosis | None:
     if known:
         return replace(known, error=line.strip())
     if named:
-        return of_exception(Raised(named[1], (named[2] or "").strip()))
+        return of_exception(RaisedException(named[1], (named[2] or "").strip()))
     if module:
-        return of_exception(Raised("ModuleNotFoundError", f"No module named '{module[1]}'"))
+        return of_exception(RaisedException("ModuleNotFoundError", f"No module named '{module[1]}'"))
     error = None if OF_PYTEST.match(line) else of_status(line) or of_errno(line) or of_format(line)
     if error or not panic:
         return replace(error, error=line.strip()) if error else None

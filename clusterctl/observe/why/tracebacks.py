@@ -73,7 +73,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Raised:
+class RaisedException:
     """An exception: its dotted class, the first line of its message, and its frames, innermost last.
 
     `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts, `end` of
@@ -101,7 +101,7 @@ class Raised:
         readable = own or [frame for frame in self.frames if frame.is_readable] or self.frames[-1:]
         return readable[-1].location if readable else None
 
-    def restates(self, former: Raised) -> bool:
+    def restates(self, former: RaisedException) -> bool:
         """Return True if it only rephrases or hides `former`: it was raised by the handler of that one, by a mistake in
         the handler, or during clean-up. Otherwise a fallback of the program failed on its own.
         """
@@ -131,10 +131,10 @@ def crashed_at(lines: Sequence[str]) -> str | None:
     fatal = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error:")), len(lines))
     current = next((at for at in range(fatal, len(lines)) if lines[at].startswith("Current thread ")), len(lines))
     frames = [_frame(match) for match in takewhile(bool, map(FRAME.match, lines[current + 1 :])) if match]
-    return Raised("", "", tuple(reversed(frames))).where
+    return RaisedException("", "", tuple(reversed(frames))).where
 
 
-def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
+def raised(lines: Sequence[str], uncaught: str | None = None) -> list[RaisedException]:
     """Return the last chain of exceptions that may have ended the process, or an empty list.
 
     The exception of a thread or a task counts only if there is no other. `uncaught` is the class of the exception that
@@ -143,8 +143,8 @@ def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
     """
     uncaught = None if (uncaught or "").endswith("Group") else uncaught
     lines = without_ignored(lines)
-    main: list[Raised] = []
-    of_parts: list[Raised] = []
+    main: list[RaisedException] = []
+    of_parts: list[RaisedException] = []
     for chain in _chains(lines):
         announced = lines[max(0, chain[0].begin - ANNOUNCED_WITHIN) : chain[0].begin]
         if any(OF_A_PART.match(line) for line in announced):
@@ -154,7 +154,7 @@ def raised(lines: Sequence[str], uncaught: str | None = None) -> list[Raised]:
     return main or of_parts or _without_header(lines)
 
 
-def _ended_by(chain: Sequence[Raised]) -> str:
+def _ended_by(chain: Sequence[RaisedException]) -> str:
     return chain[-1].name.rpartition(".")[2] if chain else ""
 
 
@@ -185,9 +185,9 @@ def _end_of_ignored(lines: Sequence[str], at: int, announced: re.Match[str]) -> 
     return at + 1 if at + 1 < len(lines) and RAISED.match(lines[at + 1]) else at
 
 
-def _chains(lines: Sequence[str]) -> list[list[Raised]]:
+def _chains(lines: Sequence[str]) -> list[list[RaisedException]]:
     """Return every chain of exceptions in the output."""
-    chains: list[list[Raised]] = []
+    chains: list[list[RaisedException]] = []
     starts = [i for i, line in enumerate(lines) if HEADER in line]
     ends = [*starts[1:], len(lines)][: len(starts)]
     linked = ""
@@ -241,7 +241,7 @@ def _frame(match: re.Match[str]) -> Frame:
     return Frame(match[1], match[2], match[3] or "")
 
 
-def _block(lines: Sequence[str], start: int, end: int) -> tuple[int, Raised | None]:
+def _block(lines: Sequence[str], start: int, end: int) -> tuple[int, RaisedException | None]:
     """(index of the exception's line, the exception) of the traceback that starts at `start`."""
     prefix = lines[start][: lines[start].index(HEADER)]
     frames: list[Frame] = []
@@ -253,7 +253,10 @@ def _block(lines: Sequence[str], start: int, end: int) -> tuple[int, Raised | No
             frames[-1] = replace(frames[-1], source=line.strip())
         elif line and not line[0].isspace():
             error = RAISED.match(line)
-            return at, Raised(error[1], (error[2] or "").strip(), tuple(frames), begin=start, end=at) if error else None
+            if error is None:
+                return at, None
+            message = (error[2] or "").strip()
+            return at, RaisedException(error[1], message, tuple(frames), begin=start, end=at)
     return end, None
 
 
@@ -283,7 +286,7 @@ def _link(after: Sequence[str]) -> str:
     return next((link for link in (DIRECT, DURING) if any(link in line for line in after)), "")
 
 
-def _without_header(lines: Sequence[str]) -> list[Raised]:
+def _without_header(lines: Sequence[str]) -> list[RaisedException]:
     """An error of compilation, which has no traceback header: a file and a line, the source, the error."""
     for at in range(len(lines) - 1, 0, -1):
         error = RAISED.match(lines[at])
@@ -292,5 +295,5 @@ def _without_header(lines: Sequence[str]) -> list[Raised]:
         frames = [(begin, frame) for begin in range(max(0, at - 4), at) if (frame := FRAME.match(lines[begin]))]
         if frames and error[1].endswith("Error"):
             begin, frame = frames[-1]
-            return [Raised(error[1], (error[2] or "").strip(), (_frame(frame),), begin=begin, end=at)]
+            return [RaisedException(error[1], (error[2] or "").strip(), (_frame(frame),), begin=begin, end=at)]
     return []

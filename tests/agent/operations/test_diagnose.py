@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from agent.specs import spec_json
 from clusterctl.agent.node.log_files import EventReader
-from clusterctl.agent.operations.diagnose import FREQUENT, Printed, _relevant, diagnose
+from clusterctl.agent.operations.diagnose import FREQUENT, PrintedLines, _relevant, diagnose
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths
@@ -18,8 +18,8 @@ PASS, SAVED = "pass 0: all well", "pserver 1: stored"
 LINES = [[1.0, "mine"], [2.0, PASS], [3.0, SAVED], [4.0, "clusterctl: a remark"]]
 
 
-def printed(*events: dict[str, Any]) -> Printed:
-    lines = Printed()
+def printed(*events: dict[str, Any]) -> PrintedLines:
+    lines = PrintedLines()
     for event in events:
         lines.take(event)
     return lines
@@ -47,7 +47,7 @@ def test_of_frequent_events_only_the_first_and_the_last_of_each_process_are_sent
         for rank in ranks
     ]
     path.write_text("".join(json.dumps(event) + "\n" for event in [{"event": "phase"}, *frequent, {"event": "ended"}]))
-    sent = list(_relevant(EventReader(path), Printed()))
+    sent = list(_relevant(EventReader(path), PrintedLines()))
     assert [event["event"] for event in sent if "role" not in event] == ["phase", "ended"]
     of_processes = [(event["t"], event["event"], event["rank"]) for event in sent if "role" in event]
     assert of_processes == [(t, kind, rank) for t in (0, 999) for kind in FREQUENT for rank in ranks]

@@ -267,10 +267,11 @@ def test_long_lines_take_linear_time() -> None:
     program = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
         "from clusterctl.observe.why.exceptions import of_exception\n"
-        "from clusterctl.observe.why.tracebacks import Raised\n"
+        "from clusterctl.observe.why.tracebacks import RaisedException\n"
         "for unit in sys.argv[1:]:\n"
         "    text = unit * ((1 << 15) // len(unit))\n"
-        "    of_exception(Raised('OSError', f'cannot identify image file : {text}: No such file or directory'))\n"
+        "    message = f'cannot identify image file : {text}: No such file or directory'\n"
+        "    of_exception(RaisedException('OSError', message))\n"
         "print('done')\n"
     )
     done = subprocess.run([sys.executable, "-c", program, *REPEATED], capture_output=True, text=True, check=False)
