@@ -6,36 +6,31 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from clusterctl.common.safe_json import is_whole, parse
-from clusterctl.common.schema import typed
+from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import NotRequired, reader
 
 MAX_FRAME = 16 << 20
 
 
-class _FrameFields(TypedDict, total=False):
-    s: int
-    m: Mapping[str, Any]
-    i: str
-    gone: bool
-
-
-class Frame(_FrameFields):
+class Frame(TypedDict):
     """One line on a connection: message `m` with number `s`, or a heartbeat.
 
     All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's.
     """
 
     a: int
+    s: NotRequired[int]
+    m: NotRequired[Mapping[str, Any]]
+    i: NotRequired[str]
+    gone: NotRequired[bool]
 
 
 def parse_frame(line: bytes) -> Frame:
     """Return the frame in a line; raises ValueError if it is malformed. Its message is not checked."""
-    frame = parse(line)
-    if not isinstance(frame, dict) or not is_whole(frame.get("a")):
-        raise ValueError("a frame without the number of received messages")
-    if "s" in frame and not (is_whole(frame["s"]) and isinstance(frame.get("m"), dict)):
+    frame: Frame = reader(Frame)(parse(line))
+    if "s" in frame and "m" not in frame:
         raise ValueError("a numbered frame without a message")
-    return typed(Frame, frame)
+    return frame
 
 
 class Channel:

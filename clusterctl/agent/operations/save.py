@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterctl.agent.node.jobs import STARTING, find_job, need_spec, pick_run, read_state, run_state, supervisor_of
 from clusterctl.agent.peer import Peer
+from clusterctl.common.answers import SaveAnswer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.port_claims import uid_of_peer
@@ -26,7 +27,7 @@ UP_S = 2.0  # in which a supervisor that has written its state listens
 MOST_BYTES = 1 << 16
 
 
-def save(root: Path, request: SaveRequest, peer: Peer) -> dict[str, Any]:
+def save(root: Path, request: SaveRequest, peer: Peer) -> SaveAnswer:
     """Return the `tag` and the `step` of a checkpoint that was made after this request.
 
     Raises AgentError if none is complete within `limit_s`, if the run is not running, or if it makes none.

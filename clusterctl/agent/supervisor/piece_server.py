@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge
+from clusterctl.agent.lead.saving.messages import CopiedReport, CopySaveOrder, MergeModelOrder
 from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor.run_context import RunContext
@@ -34,7 +34,7 @@ class PieceServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._buffer = b""
-        self._asked: list[Copy | Merge] = []
+        self._asked: list[CopySaveOrder | MergeModelOrder] = []
         self._await_peer()
 
     @property
@@ -61,7 +61,7 @@ class PieceServerProcess:
         self._context.loop.unwatch(self._listener)
         self._context.loop.after(RETRY_S, self._await_peer)
 
-    def carry_out(self, order: Copy | Merge) -> None:
+    def carry_out(self, order: CopySaveOrder | MergeModelOrder) -> None:
         """Pass on an order of the lead. The report follows when it is done."""
         self._asked.append(order)
         try:
@@ -128,7 +128,12 @@ class PieceServerProcess:
     def _settle(self, answer: Mapping[str, Any]) -> None:
         """Report on the oldest order, which this answer is for."""
         order = self._asked.pop(0)
-        report: Copied = {"do": "copied", "tag": order["tag"], "of": order["do"], "bytes": int(answer.get("bytes", 0))}
+        report: CopiedReport = {
+            "do": "copied",
+            "tag": order["tag"],
+            "of": order["do"],
+            "bytes": int(answer.get("bytes", 0)),
+        }
         if answer["error"] is not None:
             report["message"] = str(answer["error"])
         self._context.send(report)
