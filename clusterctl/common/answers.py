@@ -1,6 +1,6 @@
-"""Answers to requests that agents build and the control machine reads by one declaration.
+"""Answers that have one declaration for the program that builds them and the one that reads them.
 
-`cluster/answers.py` declares the other answers. Nodes may be hostile: the types have bounds.
+`cluster/answers.py` declares the other answers of agents. Nodes may be hostile: the types have bounds.
 """
 
 from __future__ import annotations
@@ -43,3 +43,15 @@ class SaveAnswer(TypedDict):
     run: RunName
     tag: Name
     step: Count
+
+
+class SaveOutcome(TypedDict, total=False):
+    """The lead's answer to an agent that wants a checkpoint.
+
+    Either `tag` and `step` of a complete one, or `why` there is none; `again`: asking again may help.
+    """
+
+    tag: str
+    step: int
+    why: str
+    again: bool

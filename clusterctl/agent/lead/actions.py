@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import NamedTuple, Optional, Union
 
 from clusterctl.agent.lead.messages import Order
-from clusterctl.agent.lead.saving.messages import SavedReport, SaveOutcome
+from clusterctl.agent.lead.saving.messages import SavedReport
+from clusterctl.common.answers import SaveOutcome
 from clusterctl.common.events import Event
 
 

@@ -15,7 +15,7 @@ import socket
 from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.saving.messages import SaveOutcome
+from clusterctl.common.answers import SaveOutcome
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.port_claims import uid_of_peer
 

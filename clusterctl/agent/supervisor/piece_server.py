@@ -7,8 +7,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from clusterctl.agent.lead.saving.messages import CopiedReport, CopySaveOrder, MergeModelOrder
 from clusterctl.agent.node.pieces import remove_unfinished
@@ -16,11 +15,19 @@ from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.paths import ENTRY
 from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import Count, NotRequired, reader
 
 READ_BYTES = 1 << 16
 LONGEST = 1 << 16  # of an answer
 RETRY_S = 1.0
 END_S = 5.0
+
+
+class CarriedOut(TypedDict):
+    """The part of an answer of the piece server that its supervisor reads, see `replication/process.py`."""
+
+    error: str | None
+    bytes: NotRequired[Count]
 
 
 class PieceServerProcess:
@@ -115,7 +122,7 @@ class PieceServerProcess:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         try:
-            answers = [parse(line, LONGEST) for line in lines]
+            answers = [reader(CarriedOut)(parse(line, LONGEST)) for line in lines]
         except ValueError:
             answers = []
         if len(answers) < len(lines) or len(self._buffer) > LONGEST:  # it is not itself: see `poll`
@@ -125,17 +132,17 @@ class PieceServerProcess:
         for answer in answers:
             self._settle(answer)
 
-    def _settle(self, answer: Mapping[str, Any]) -> None:
+    def _settle(self, answer: CarriedOut) -> None:
         """Report on the oldest order, which this answer is for."""
         order = self._asked.pop(0)
         report: CopiedReport = {
             "do": "copied",
             "tag": order["tag"],
             "of": order["do"],
-            "bytes": int(answer.get("bytes", 0)),
+            "bytes": answer.get("bytes", 0),
         }
         if answer["error"] is not None:
-            report["message"] = str(answer["error"])
+            report["message"] = answer["error"]
         self._context.send(report)
 
     def poll(self) -> None:

@@ -15,7 +15,7 @@ from agent.wires import Ends, Keys, in_order, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import connection
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import Connection
+from clusterctl.agent.lead.connection import LeadConnection
 from clusterctl.agent.node.ports import listen
 from clusterctl.transfer.tls import run_context
 
@@ -148,7 +148,7 @@ def test_a_stranger_that_connects_is_disconnected(loop: EventLoop, keys: Keys, n
     closed: list[OSError | None] = []
     opened: list[int] = []
     tls = run_context(keys.of(0), server=True).wrap_socket(ours, server_side=True, do_handshake_on_connect=False)
-    Connection(loop, tls, lambda opened_connection, node: opened.append(node), lambda frame: None, closed.append)
+    LeadConnection(loop, tls, lambda opened_connection, node: opened.append(node), lambda frame: None, closed.append)
     with stranger:
         stranger.sendall(noise)
         stranger.shutdown(socket.SHUT_WR)

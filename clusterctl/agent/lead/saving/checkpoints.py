@@ -22,6 +22,7 @@ from clusterctl.agent.lead.saving.messages import DropModelsOrder, KeepOrder, Ke
 from clusterctl.agent.lead.saving.pending import PendingSave
 from clusterctl.common import events
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
+from clusterctl.common.run_spec import KeepBest
 
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
@@ -153,13 +154,6 @@ class CheckpointTracker:
         return {"tag": newest.tag if newest else None, "step": step}
 
 
-class Best(NamedTuple):
-    """KEEP_BEST: the checkpoint with the highest ("max") or lowest ("min") value that trainers log as `name`."""
-
-    name: str
-    direction: str
-
-
 class LoggedValue(NamedTuple):
     step: int
     value: float
@@ -179,7 +173,7 @@ class CheckpointRetention:
     that stay in addition.
     """
 
-    def __init__(self, keep: int, best: Best | None = None, first: Known | None = None) -> None:
+    def __init__(self, keep: int, best: KeepBest | None = None, first: Known | None = None) -> None:
         self._keep = keep
         self._best = best
         self._known: list[Known] = [first] if first else []

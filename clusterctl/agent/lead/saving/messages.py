@@ -98,18 +98,6 @@ class CutReport(TypedDict):
     waits_for: NotRequired[Sequence[Count]]
 
 
-# Answers to requests of the user, by the lead's supervisor.
-
-
-class SaveOutcome(TypedDict, total=False):
-    """Either `tag` and `step` of a complete checkpoint, or `why` there is none; `again`: asking again may help."""
-
-    tag: str
-    step: int
-    why: str
-    again: bool
-
-
 # Orders.
 
 

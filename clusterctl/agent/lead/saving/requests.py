@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from clusterctl.agent.lead.actions import Action, AnswerSave, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.checkpoints import CheckpointTracker
 from clusterctl.agent.lead.saving.cuts import CHECKPOINT, PURPOSES, CutCoordinator
-from clusterctl.agent.lead.saving.messages import CutOrder, CutReport, SaveOutcome
+from clusterctl.agent.lead.saving.messages import CutOrder, CutReport
+from clusterctl.common.answers import SaveOutcome
 from clusterctl.common.events import CutDroppedEvent
 from clusterctl.common.manifest import checkpoint_tag
 
