@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.wires import Ends, Keys, in_order, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import connection
-from clusterctl.agent.lead.channel import Channel
+from clusterctl.agent.lead.channel import Channel, parse_frame
 from clusterctl.agent.lead.connection import LeadConnection
 from clusterctl.agent.node.ports import listen
 from clusterctl.transfer.tls import run_context
@@ -45,6 +45,13 @@ def test_acknowledged_messages_are_not_repeated() -> None:
     assert len(here.repeat()) == 3
     assert here.accept(there.heartbeat()) is None
     assert here.repeat() == []
+
+
+@pytest.mark.parametrize("line", [b"[]", b'{"s": 1, "m": {}}', b'{"a": 0, "s": 1}', b'{"a": 0, "s": "1", "m": {}}'])
+def test_a_line_that_is_no_frame_is_refused(line: bytes) -> None:
+    assert parse_frame(b'{"a": 0, "s": 1, "m": {}, "later": 1}')["m"] == {}
+    with pytest.raises(ValueError, match=r"must be|is missing|without a message"):
+        parse_frame(line)
 
 
 @settings(max_examples=150)
