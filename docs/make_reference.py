@@ -203,7 +203,14 @@ def exit_codes() -> str:
 
 # Events
 
-JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "None": "null"}
+JSON_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "Count": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "None": "null",
+}
 Classes = dict[str, ast.ClassDef]
 Fields = dict[str, tuple[str, bool]]
 
@@ -262,9 +269,12 @@ def members(node: ast.ClassDef, classes: Classes) -> Fields:
     """Return the type of each field, and True if it is always there."""
     found: Fields = {}
     for one in reversed(lineage(node, classes)):
-        needed = not any(word.arg == "total" for word in one.keywords)
-        own = [field for field in one.body if isinstance(field, ast.AnnAssign)]
-        found |= {ast.unparse(field.target): (ast.unparse(field.annotation), needed) for field in own}
+        total = not any(word.arg == "total" for word in one.keywords)
+        for field in one.body:
+            if isinstance(field, ast.AnnAssign):
+                kind = ast.unparse(field.annotation)
+                optional = re.fullmatch(r"NotRequired\[(.+)\]", kind)
+                found[ast.unparse(field.target)] = (optional[1], False) if optional else (kind, total)
     return found
 
 

@@ -156,6 +156,7 @@ THIRD_PARTY = {
     "tomli": ("setup.locks.lock_file",),
     "tensorboardX": ("export.tensorboard",),
     "prometheus_client": ("export.families", "export.scraped"),
+    "typing_extensions": ("common.schema",),  # of the type checker, which alone imports it
 }
 
 
@@ -274,6 +275,7 @@ def test_common_and_the_agent_need_only_the_standard_library() -> None:
     assert {name.partition(".")[0] for module in shipped for name in imports(module)} <= {
         *sys.stdlib_module_names,
         "clusterctl",
+        "typing_extensions",  # see THIRD_PARTY
     }
 
 

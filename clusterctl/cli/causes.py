@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.cli import style
 from clusterctl.cluster import Cluster
-from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.events import RunWarning
 from clusterctl.errors import ClusterctlError
 from clusterctl.escape import clean
 from clusterctl.inventory import Inventory

@@ -10,14 +10,9 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.cluster.job_choice import JobChoice
-from clusterctl.cluster.run_answers import (
-    DroppedCut,
-    JobsAnswer,
-    Membership,
-    NamedAnswer,
-    RunWarning,
-    State,
-)
+from clusterctl.cluster.run_answers import DroppedCutAnswer, JobsAnswer, Membership, State
+from clusterctl.common.answers import Name, NamedAnswer, SaveAnswer
+from clusterctl.common.events import RunWarning
 from clusterctl.common.requests import MOST_BUCKETS, JobId, RunName
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.schema import (
@@ -25,6 +20,7 @@ from clusterctl.common.schema import (
     Count,
     Finite,
     Moment,
+    NotRequired,
     SchemaError,
     at_most,
     reader,
@@ -37,7 +33,6 @@ MOST_WORDS = 4000  # characters of an error message from a node
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Role = Literal["pserver", "trainer", "scheduler"]
-Name = Annotated[str, at_most(200)]
 RequirementsFile = Annotated[str, Bound("a file of requirements", lambda name: name in (FILE, *LOCKS))]
 Digest = Annotated[str, at_most(64)]
 Line = Annotated[str, at_most(64 << 10)]  # of a log; agents truncate at this length
@@ -48,8 +43,8 @@ def names_process(value: Mapping[str, Any]) -> bool:
     return (value.get("role") is None) == (value.get("rank") is None)
 
 
-class Cause(TypedDict, total=False):
-    """The cause of a failure as the lead of a run sees it."""
+class ReportedCause(TypedDict, total=False):
+    """The cause of a failure as the lead of a run sees it: the part of `events.EndCause` that is shown."""
 
     kind: str | None
     message: str | None
@@ -59,62 +54,48 @@ class Cause(TypedDict, total=False):
     tail: list[str] | None
 
 
-SoundCause = Annotated[Cause, Bound("about a process or none", names_process)]
+SoundCause = Annotated[ReportedCause, Bound("about a process or none", names_process)]
 
 
-class _EndFacts(TypedDict, total=False):
-    cause: SoundCause | None
-    warnings: list[RunWarning] | None
-
-
-class EndEvent(_EndFacts):
-    """The last event of a run's lead."""
+class ReportedEnd(TypedDict):
+    """The last event of a run's lead, with bounds."""
 
     state: State
+    cause: NotRequired[SoundCause | None]
+    warnings: NotRequired[list[RunWarning] | None]
 
 
-class _PhaseFacts(TypedDict, total=False):
-    cause: SoundCause | None
-
-
-class PhaseEvent(_PhaseFacts):
-    """The lead's order to begin a phase of the run."""
+class ReportedPhase(TypedDict):
+    """The lead's order to begin a phase of the run, with bounds."""
 
     phase: str
+    cause: NotRequired[SoundCause | None]
 
 
-class RunEnd(EndEvent):
+class RunEnd(ReportedEnd):
     """The end of a run in the status of its lead."""
 
     t: Moment
 
 
-class Checkpoint(TypedDict):
-    """A checkpoint of a run."""
+class Resumed(TypedDict):
+    """The checkpoint from which a run was resumed: its run, and the job of that if it is another one."""
 
     run: RunName
     step: Count
+    job: NotRequired[JobId | None]
+    tag: NotRequired[str]
 
 
-class Resumed(Checkpoint, total=False):
-    """The checkpoint from which a run was resumed, its tag, and its job if that is another one."""
-
-    job: JobId | None
-    tag: str
-
-
-class _ProcessFacts(TypedDict, total=False):
-    pid: Count | None
-    restarts: Count | None
-    exit_code: int | None
-
-
-class ProcessAnswer(_ProcessFacts):
+class ProcessAnswer(TypedDict):
     """A process in the answer to `status`. It also has the fields of `Figures`, which it reports itself."""
 
     role: Role
     rank: Count
     state: str
+    pid: NotRequired[Count | None]
+    restarts: NotRequired[Count | None]
+    exit_code: NotRequired[int | None]
 
 
 class StatusFacts(Membership, total=False):
@@ -125,7 +106,7 @@ class StatusFacts(Membership, total=False):
     resumed: Resumed | None
     phase: str | None
     waits_for: list[str] | None
-    cut_dropped: DroppedCut | None
+    cut_dropped: DroppedCutAnswer | None
     warnings: list[RunWarning] | None
     ended: RunEnd | None
     last_event: object
@@ -150,48 +131,33 @@ class ProcessOutput(TypedDict):
     ours: list[Count]
 
 
-class _DiagnosisFacts(Membership, total=False):
-    seen: Moment | None
-    booted: Moment | None
-    free_bytes: Count | None
-    free_inodes: Count | None
-    python: str | None
-    requirements: list[str] | None
-    requirements_file: RequirementsFile | None
-    environment: str | None
-    spec: dict[str, Any] | None
-    versions: dict[str, str] | None
-
-
-class DiagnosisAnswer(_DiagnosisFacts):
+class DiagnosisAnswer(Membership):
     """One node's account of a run, for `why`."""
 
     job: JobId
     state: State
     events: list[dict[str, Any]]
     outputs: list[ProcessOutput]
+    seen: NotRequired[Moment | None]
+    booted: NotRequired[Moment | None]
+    free_bytes: NotRequired[Count | None]
+    free_inodes: NotRequired[Count | None]
+    python: NotRequired[str | None]
+    requirements: NotRequired[list[str] | None]
+    requirements_file: NotRequired[RequirementsFile | None]
+    environment: NotRequired[str | None]
+    spec: NotRequired[dict[str, Any] | None]
+    versions: NotRequired[dict[str, str] | None]
 
 
-class SaveAnswer(TypedDict):
-    """The checkpoint that the lead has made on request."""
-
-    job: JobId
-    run: RunName
-    tag: Name
-    step: Count
-
-
-class _ContentsFacts(TypedDict, total=False):
-    run: RunName | None
-
-
-class ContentsAnswer(_ContentsFacts):
+class ContentsAnswer(TypedDict):
     """The files and packages of a job on a node, as hashes."""
 
     job: JobId
     digest: Digest
     changed: Count
     packages: dict[str, Name]
+    run: NotRequired[RunName | None]
 
 
 class EndedBefore(TypedDict):
@@ -215,11 +181,7 @@ class PortHolder(TypedDict):
     name: str | None
 
 
-class _StopFacts(Membership, total=False):
-    ended: EndedBefore | None
-
-
-class StopAnswer(_StopFacts):
+class StopAnswer(Membership):
     """The result of `stop` on a node."""
 
     job: JobId
@@ -231,6 +193,7 @@ class StopAnswer(_StopFacts):
     left: list[LeftProcess]
     ports_busy: list[Count]
     holders: list[PortHolder]
+    ended: NotRequired[EndedBefore | None]
 
 
 #: The answers that all commands check in the same way.
@@ -253,15 +216,12 @@ class LogStream(TypedDict):
     at: Count
 
 
-class _EventFacts(TypedDict, total=False):
-    node: Count | None
-
-
-class EventAnswer(_EventFacts):
+class EventAnswer(TypedDict):
     """An event of events.jsonl; it also has the fields of its kind."""
 
     event: str
     t: Moment
+    node: NotRequired[Count | None]
 
 
 class LogNews(TypedDict, total=False):

@@ -10,7 +10,7 @@ Word = Annotated[str, at_most(500)]
 Devices = Annotated[list[Word], at_most(1024)]
 
 
-class Gpu(TypedDict):
+class GpuAnswer(TypedDict):
     """A GPU: sizes in bytes, `utilization` in percent; None where its driver does not report them."""
 
     index: Count
@@ -32,7 +32,7 @@ class GpuUser(TypedDict):
     job: Word | None
 
 
-Gpus = Annotated[list[Gpu], at_most(1024)]  # or their MIG instances
+Gpus = Annotated[list[GpuAnswer], at_most(1024)]  # or their MIG instances
 GpuUsers = Annotated[list[GpuUser], at_most(256)]
 
 

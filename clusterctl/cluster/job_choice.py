@@ -6,28 +6,18 @@ import statistics
 from collections.abc import Sequence
 from typing import TypedDict
 
+from clusterctl.common.answers import RanJob
 from clusterctl.common.paths import job_key
 from clusterctl.common.requests import JobId
-from clusterctl.common.schema import Moment
+from clusterctl.common.schema import NotRequired
 from clusterctl.errors import UsageError
 
 
-class RanJob(TypedDict):
-    """A job that ran on a node, the time when its newest run began there, and if that run is live."""
-
-    job: JobId
-    t: Moment
-    live: bool
-
-
-class _ChoiceFacts(TypedDict, total=False):
-    ran: list[RanJob] | None
-
-
-class JobChoice(_ChoiceFacts):
+class JobChoice(TypedDict):
     """The part of a node's answer to a request without a job: its own choice, and the jobs that it chose from."""
 
     job: JobId
+    ran: NotRequired[list[RanJob] | None]
 
 
 class SeveralRunningError(UsageError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
+from clusterctl.common.events import DroppedCut, RunWarning
 from clusterctl.common.paths import is_label
 from clusterctl.common.requests import JobId, RunName
-from clusterctl.common.schema import Bound, Count, Moment
+from clusterctl.common.schema import Bound, Count, Moment, NotRequired
 
 State = Literal["unknown", "lost", "failed", "stopped", "running", "starting", "succeeded", "dispatched"]
 #: States of jobs and runs, the worst first.
@@ -30,26 +31,16 @@ class MemberFacts(TypedDict, total=False):
     left_out: list[LeftOutNode] | None
 
 
-class Membership(MemberFacts, total=False):
+class Membership(MemberFacts):
     """A run, or None if a job has none."""
 
-    run: RunName | None
+    run: NotRequired[RunName | None]
 
 
-class RunWarning(TypedDict):
-    """A warning about a run, see `common.events.RunWarning`."""
-
-    kind: str
-    message: str
-
-
-class DroppedCut(TypedDict):
-    """The last checkpoint or model that was not saved at its time, see `common.events.CutDropped`."""
+class DroppedCutAnswer(DroppedCut):
+    """The last checkpoint or model that was not saved at its time."""
 
     t: Moment
-    message: str
-    trainers: list[Count]
-    saves: list[str]
 
 
 class KeepBestAnswer(TypedDict):
@@ -59,20 +50,17 @@ class KeepBestAnswer(TypedDict):
     direction: Literal["max", "min"]
 
 
-class _RunFacts(MemberFacts, total=False):
-    warnings: list[RunWarning] | None
-    arguments: list[str] | None
-    env: dict[str, str] | None
-    seconds: Moment | None
-    keep_best: KeepBestAnswer | None
-    trainers: list[dict[str, Any]] | None
-
-
-class RunAnswer(_RunFacts):
+class RunAnswer(MemberFacts):
     """A run in the answer to `jobs`. `env` has the values to hide, `trainers` what this node's trainers reported."""
 
     run: RunName
     state: State
+    warnings: NotRequired[list[RunWarning] | None]
+    arguments: NotRequired[list[str] | None]
+    env: NotRequired[dict[str, str] | None]
+    seconds: NotRequired[Moment | None]
+    keep_best: NotRequired[KeepBestAnswer | None]
+    trainers: NotRequired[list[dict[str, Any]] | None]
 
 
 class DispatchRecord(TypedDict):
@@ -93,18 +81,3 @@ class JobAnswer(TypedDict):
 
 class JobsAnswer(TypedDict):
     jobs: list[JobAnswer]
-
-
-class NamedRun(TypedDict):
-    """A run of some name, and when it started by the clock of the node."""
-
-    job: JobId
-    run: RunName
-    t: Moment | None
-
-
-class NamedAnswer(TypedDict):
-    """The answer to `find_named`: the job whose id, prefix or directory was asked for, else the runs of this name."""
-
-    job: JobId | None
-    runs: list[NamedRun]

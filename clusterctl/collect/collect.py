@@ -16,11 +16,11 @@ from pathlib import Path
 
 from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
-from clusterctl.cluster.run_answers import RunWarning
 from clusterctl.collect.choice import Choice, ModelSelection, listed_by
 from clusterctl.collect.copies import Pieces, download_merged
 from clusterctl.collect.receive import TOPS, CollectedFile, Left, Received, Report, receive
 from clusterctl.common.errors import first_of
+from clusterctl.common.events import RunWarning
 from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
 from clusterctl.common.requests import CollectRequest
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.cluster import AgentCall
-from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.events import RunWarning
 from clusterctl.common.schema import fits
 from clusterctl.common.tree import ODD_CHARACTERS
 from clusterctl.errors import NodeError

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict, Union
 
+from clusterctl.common.schema import Count, NotRequired
+
 
 class ExitFacts(TypedDict, total=False):
     """Facts about an exit, beside its code. `ours` are the indexes of the lines in `tail` that clusterctl wrote.
@@ -23,11 +25,11 @@ class ExitFacts(TypedDict, total=False):
     """
 
     tail: Sequence[str]
-    ours: Sequence[int]
+    ours: Sequence[Count]
     worked: bool
-    pushes: int | None
+    pushes: Count | None
     pushed: bool | None
-    losses: Sequence[int]
+    losses: Sequence[Count]
     reason: str | None
     limit: str | None
     peers: Sequence[str]
@@ -52,19 +54,7 @@ class FailureFacts(TypedDict, total=False):
     timed_out: bool
 
 
-class _CauseFacts(ExitFacts, FailureFacts, total=False):
-    node: int
-    why: str
-    role: str
-    rank: int
-    attempt: int
-    t: float
-    exit_code: int
-    stopping: bool
-    failures: int
-
-
-class Cause(_CauseFacts):
+class EndCause(ExitFacts, FailureFacts):
     """The reason why a run ends.
 
     `kind` is "exit" (of a process), "node" (a supervisor could not do its part), "node_lost", "stalled", "time_limit"
@@ -74,6 +64,15 @@ class Cause(_CauseFacts):
 
     kind: str
     message: str
+    node: NotRequired[int]
+    why: NotRequired[str]
+    role: NotRequired[str]
+    rank: NotRequired[int]
+    attempt: NotRequired[int]
+    t: NotRequired[float]
+    exit_code: NotRequired[int]
+    stopping: NotRequired[bool]
+    failures: NotRequired[int]
 
 
 class ProcessOnNode(TypedDict):
@@ -85,12 +84,12 @@ class ProcessOnNode(TypedDict):
 # Of a process, recorded by the supervisor of its node.
 
 
-class Spawned(TypedDict):
+class SpawnedEvent(TypedDict):
     event: Literal["spawned"]
     pid: int | None
 
 
-class Ready(TypedDict):
+class ReadyEvent(TypedDict):
     event: Literal["ready"]
     endpoint: str
 
@@ -103,11 +102,11 @@ class Exit(ExitFacts):
     message: str
 
 
-class Exited(Exit):
+class ExitedEvent(Exit):
     event: Literal["exited"]
 
 
-class Usage(TypedDict):
+class UsageEvent(TypedDict):
     """The use of the CPU, in cores, on average since the last such event (1.0 is one core), and resident bytes."""
 
     event: Literal["usage"]
@@ -115,38 +114,32 @@ class Usage(TypedDict):
     memory: int
 
 
-class _StallFacts(TypedDict, total=False):
-    stalled_s: float
-    halted: bool
-    unconnected: bool
-    over: bool
-    state: str
-
-
-class Stalled(_StallFacts):
+class StalledEvent(TypedDict):
     """`halted` by a signal; `unconnected` before `connect()`; `over` when the process responds again, in `state`."""
 
     event: Literal["stalled"]
     message: str
+    stalled_s: NotRequired[float]
+    halted: NotRequired[bool]
+    unconnected: NotRequired[bool]
+    over: NotRequired[bool]
+    state: NotRequired[str]
 
 
 # Of a supervisor.
 
 
-class _LogFacts(TypedDict, total=False):
-    level: str
-    subject: int
-    pids: Sequence[int]
-
-
-class Log(_LogFacts):
+class LogEvent(TypedDict):
     """`level` is "warning" or "error", or missing; `subject` is the node that it is about."""
 
     event: Literal["log"]
     message: str
+    level: NotRequired[str]
+    subject: NotRequired[int]
+    pids: NotRequired[Sequence[int]]
 
 
-class LogFailure(FailureFacts):
+class FailureLogEvent(FailureFacts):
     """Something that a supervisor could not do, which ends the run."""
 
     event: Literal["log"]
@@ -154,13 +147,13 @@ class LogFailure(FailureFacts):
     message: str
 
 
-class Paused(TypedDict):
+class PausedEvent(TypedDict):
     event: Literal["paused"]
     paused_s: float
     message: str
 
 
-class TookOver(TypedDict):
+class TookOverEvent(TypedDict):
     """`seen` is when the supervisor before this one last wrote its state."""
 
     event: Literal["took_over"]
@@ -172,36 +165,20 @@ class TookOver(TypedDict):
 # Of the run, recorded by the lead.
 
 
-class _PhaseFacts(TypedDict, total=False):
-    cause: Cause
-
-
-class Phase(_PhaseFacts):
+class PhaseEvent(TypedDict):
     event: Literal["phase"]
     phase: str
+    cause: NotRequired[EndCause]
 
 
-class _SuspectFacts(TypedDict, total=False):
-    silent_s: float
-    message: str
-
-
-class Suspect(_SuspectFacts):
+class SuspectEvent(TypedDict):
     event: Literal["suspect"]
     node: int | None
+    silent_s: NotRequired[float]
+    message: NotRequired[str]
 
 
-class _LossFacts(TypedDict, total=False):
-    why: str
-    silent_s: float | None
-    closed_s: float | None
-    waits: bool
-    lost_node: int | None
-    role: str
-    rank: int
-
-
-class Lost(_LossFacts):
+class LostEvent(TypedDict):
     """A node, or a trainer that the others continue without. `waits` if the run waits for the node.
 
     The node had been silent for `silent_s`, or its connection had been closed for `closed_s`.
@@ -212,21 +189,25 @@ class Lost(_LossFacts):
     event: Literal["lost"]
     node: int
     message: str
+    why: NotRequired[str]
+    silent_s: NotRequired[float | None]
+    closed_s: NotRequired[float | None]
+    waits: NotRequired[bool]
+    lost_node: NotRequired[int | None]
+    role: NotRequired[str]
+    rank: NotRequired[int]
 
 
-class _RejoinFacts(TypedDict, total=False):
-    role: str
-    rank: int
-
-
-class Rejoined(_RejoinFacts):
+class RejoinedEvent(TypedDict):
     """A node that was silent, or a process that was held."""
 
     event: Literal["rejoined"]
     node: int
+    role: NotRequired[str]
+    rank: NotRequired[int]
 
 
-class Restarting(ProcessOnNode):
+class RestartingEvent(ProcessOnNode):
     """`count` such as "restart 1 of 3"."""
 
     event: Literal["restarting"]
@@ -237,33 +218,36 @@ class Restarting(ProcessOnNode):
     count: str
 
 
-class Held(ProcessOnNode):
+class HeldEvent(ProcessOnNode):
     """A trainer that exceeded RESTARTS, and waits for `start --rejoin`."""
 
     event: Literal["held"]
     message: str
 
 
-class StateLost(ProcessOnNode):
+class StateLostEvent(ProcessOnNode):
     """A trainer has no state that fits the servers' values; a roll back follows."""
 
     event: Literal["state_lost"]
     message: str
 
 
-class CutDropped(TypedDict):
+class DroppedCut(TypedDict):
     """Nothing was saved at its time, because pushes or the states of these `trainers`, if any, did not come.
 
     `saves` is what is missing: "checkpoint", "model" or both.
     """
 
-    event: Literal["cut_dropped"]
     message: str
-    trainers: Sequence[int]
+    trainers: Sequence[Count]
     saves: Sequence[str]
 
 
-class RolledBack(TypedDict):
+class CutDroppedEvent(DroppedCut):
+    event: Literal["cut_dropped"]
+
+
+class RolledBackEvent(TypedDict):
     """`processes` restart from checkpoint `tag`, or from the beginning; `whole` if these are all processes."""
 
     event: Literal["rolled_back"]
@@ -274,43 +258,34 @@ class RolledBack(TypedDict):
     processes: Sequence[str]
 
 
-class _StandstillFacts(TypedDict, total=False):
-    stalled_s: float
-    over: bool
-
-
-class Standstill(_StandstillFacts):
+class StandstillEvent(TypedDict):
     event: Literal["standstill"]
     message: str
+    stalled_s: NotRequired[float]
+    over: NotRequired[bool]
 
 
-class _SaveFacts(TypedDict, total=False):
-    checkpoint: bool
-
-
-class Saved(_SaveFacts):
+class SavedEvent(TypedDict):
     """All pservers have written their pieces."""
 
     event: Literal["saved"]
     tag: str
     step: int | None
     complete: bool
+    checkpoint: NotRequired[bool]
 
 
-class _CopyFacts(TypedDict, total=False):
-    checkpoint: bool
-
-
-class Copied(_CopyFacts):
+class CopiedEvent(TypedDict):
     """The pieces of a complete save, with these `bytes` in all, are on a second node, or on as many as COPIES says."""
 
     event: Literal["copied"]
     tag: str
     bytes: int
     in_s: float
+    checkpoint: NotRequired[bool]
 
 
-class Copying(TypedDict):
+class CopyingEvent(TypedDict):
     """All processes have ended; the end of the run waits for the copies of its last save, at most for `limit_s`."""
 
     event: Literal["copying"]
@@ -325,24 +300,14 @@ class RunWarning(TypedDict):
     message: str
 
 
-class _WarningFacts(TypedDict, total=False):
-    subject: int
-
-
-class Warned(_WarningFacts):
+class WarnedEvent(RunWarning):
     """A warning of the run, recorded once for each kind and message; `subject` is the node that it is about."""
 
     event: Literal["warned"]
-    kind: str
-    message: str
+    subject: NotRequired[int]
 
 
-class _EndFacts(TypedDict, total=False):
-    not_heard_of: Sequence[int]
-    warnings: Sequence[RunWarning]
-
-
-class Ended(_EndFacts):
+class EndedEvent(TypedDict):
     """`not_heard_of` are the nodes that did not report that their processes have ended.
 
     `warnings` are all of the run.
@@ -350,32 +315,34 @@ class Ended(_EndFacts):
 
     event: Literal["ended"]
     state: str
-    cause: Cause | None
+    cause: EndCause | None
+    not_heard_of: NotRequired[Sequence[int]]
+    warnings: NotRequired[Sequence[RunWarning]]
 
 
 Event = Union[
-    Copied,
-    Copying,
-    CutDropped,
-    Ended,
-    Exited,
-    Held,
-    Log,
-    LogFailure,
-    Lost,
-    Paused,
-    Phase,
-    Ready,
-    Rejoined,
-    Restarting,
-    RolledBack,
-    Saved,
-    Spawned,
-    Stalled,
-    Standstill,
-    StateLost,
-    Suspect,
-    TookOver,
-    Usage,
-    Warned,
+    CopiedEvent,
+    CopyingEvent,
+    CutDroppedEvent,
+    EndedEvent,
+    ExitedEvent,
+    FailureLogEvent,
+    HeldEvent,
+    LogEvent,
+    LostEvent,
+    PausedEvent,
+    PhaseEvent,
+    ReadyEvent,
+    RejoinedEvent,
+    RestartingEvent,
+    RolledBackEvent,
+    SavedEvent,
+    SpawnedEvent,
+    StalledEvent,
+    StandstillEvent,
+    StateLostEvent,
+    SuspectEvent,
+    TookOverEvent,
+    UsageEvent,
+    WarnedEvent,
 ]

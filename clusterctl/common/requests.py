@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict, Union
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import is_job_name
-from clusterctl.common.schema import Bound, Count, Finite, SchemaError, at_most, reader
+from clusterctl.common.schema import Bound, Count, Finite, NotRequired, SchemaError, at_most, reader
 
 MOST_DIGITS = 9
 MOST_PATH_CHARS = 4096
@@ -56,10 +56,10 @@ class JobRequest(Envelope):
     ref: JobReference
 
 
-class RunRequest(JobRequest, total=False):
+class RunRequest(JobRequest):
     """A request about a run of a job; None or no `run`: the newest."""
 
-    run: RunName | None
+    run: NotRequired[RunName | None]
 
 
 # Dispatch.
@@ -117,14 +117,11 @@ class PruneChoice(TypedDict):
     content: Sequence[tuple[str, str]]
 
 
-class _Pruning(Envelope, total=False):
-    remove: PruneChoice
-
-
-class PruneRequest(_Pruning):
+class PruneRequest(Envelope):
     """List all jobs and content; or, with `remove`, remove that."""
 
     op: Literal["prune"]
+    remove: NotRequired[PruneChoice]
 
 
 class SetupRequest(Envelope):
@@ -156,11 +153,7 @@ class CheckRequest(Envelope):
     gpus: Count | None
 
 
-class _Patience(Envelope, total=False):
-    patient: bool
-
-
-class StartTemplate(_Patience):
+class StartTemplate(Envelope):
     """The fields of a start that are the same for all nodes.
 
     ref: None: the job that ran last. nodes: the number of nodes in conf.py. python, runtime, nic, port: as for
@@ -177,6 +170,7 @@ class StartTemplate(_Patience):
     port: Port
     pserver_port: bool
     host_name: bool
+    patient: NotRequired[bool]
 
 
 class StartRequest(StartTemplate):
@@ -202,14 +196,11 @@ class RejoinRequest(JobRequest):
     nic: Text | None
 
 
-class _Stopping(JobRequest, total=False):
-    because: str
-
-
-class StopRequest(_Stopping):
+class StopRequest(JobRequest):
     """End everything that belongs to a job. because: the reason that its record gets, if it is not the user's wish."""
 
     op: Literal["stop"]
+    because: NotRequired[str]
 
 
 class SaveRequest(JobRequest):
@@ -219,30 +210,24 @@ class SaveRequest(JobRequest):
     limit_s: Seconds
 
 
-class _Execution(Envelope, total=False):
-    umask: Count
-
-
-class ExecRequest(_Execution):
+class ExecRequest(Envelope):
     """Run a script of /bin/sh. Bytes of it that are not UTF-8 are surrogates. umask: the agent sets the account's."""
 
     op: Literal["exec"]
     script: Text
+    umask: NotRequired[Count]
 
 
 # Status and history.
 
 
-class _OfAnyJob(Envelope, total=False):
-    run: RunName | None
-    gpus: bool
-
-
-class StatusRequest(_OfAnyJob):
+class StatusRequest(Envelope):
     """Report on a run, None: the newest, of a job, None: the one that is meant. gpus: also on what uses the GPUs."""
 
     op: Literal["status"]
     ref: JobReference | None
+    run: NotRequired[RunName | None]
+    gpus: NotRequired[bool]
 
 
 class JobsRequest(Envelope):
@@ -257,14 +242,11 @@ class FindNamedRequest(JobRequest):
     op: Literal["find_named"]
 
 
-class _DiagnosisOptions(RunRequest, total=False):
-    spec: bool
-
-
-class DiagnoseRequest(_DiagnosisOptions):
+class DiagnoseRequest(RunRequest):
     """Report how a run ended. spec: with its spec, and the versions of its packages."""
 
     op: Literal["diagnose"]
+    spec: NotRequired[bool]
 
 
 class CurvesRequest(RunRequest):
@@ -281,14 +263,11 @@ class EventsRequest(RunRequest):
     kinds: Sequence[str]
 
 
-class _ContentsOptions(RunRequest, total=False):
-    list: bool
-
-
-class ContentsRequest(_ContentsOptions):
+class ContentsRequest(RunRequest):
     """Describe the files and packages of a run. list: name every file."""
 
     op: Literal["contents"]
+    list: NotRequired[bool]
 
 
 # Logs.
@@ -308,14 +287,11 @@ class LogSelection(TypedDict, total=False):
     grep: str | None
 
 
-class _Logs(RunRequest, LogSelection, total=False):
-    id: Count
-
-
-class LogsRequest(_Logs):
+class LogsRequest(RunRequest, LogSelection):
     """Send the present lines of the logs. id: of the `ShownProcess` whose lines they are, not used by agents."""
 
     op: Literal["logs"]
+    id: NotRequired[Count]
 
 
 class Speaker(TypedDict):
@@ -334,15 +310,12 @@ class FollowSelection(LogSelection, total=False):
     events: bool
 
 
-class _Follow(RunRequest, FollowSelection, total=False):
-    at: Count
-    offsets: Mapping[str, Count]
-
-
-class FollowRequest(_Follow):
+class FollowRequest(RunRequest, FollowSelection):
     """Send events and log lines as they arrive. at, offsets: where to continue, in events and by process in logs."""
 
     op: Literal["follow"]
+    at: NotRequired[Count]
+    offsets: NotRequired[Mapping[str, Count]]
 
 
 class ShownProcess(TypedDict):
@@ -357,20 +330,18 @@ class ShownProcess(TypedDict):
 # Checkpoints and models.
 
 
-class _FindingOptions(JobRequest, total=False):
-    copies: bool
-
-
-class FindCheckpointsRequest(_FindingOptions):
+class FindCheckpointsRequest(JobRequest):
     """Find the checkpoints of a job. copies: also those that are known from copies of other nodes' pieces."""
 
     op: Literal["find_checkpoints"]
+    copies: NotRequired[bool]
 
 
-class FindModelsRequest(_FindingOptions):
+class FindModelsRequest(JobRequest):
     """Find the models of a job, as for `FindCheckpointsRequest`."""
 
     op: Literal["find_models"]
+    copies: NotRequired[bool]
 
 
 class SavedFile(TypedDict):
@@ -397,12 +368,7 @@ class MergedModel(TypedDict):
     step: int
 
 
-class _Copies(TypedDict, total=False):
-    originals: bool
-    merged: MergedModel
-
-
-class CopiesWanted(_Copies):
+class CopiesWanted(TypedDict):
     """The copies of pieces of the model `tag`, except the files that the control machine has.
 
     originals: also the pieces that the node has written. merged: only the merged model, if it is this one.
@@ -410,16 +376,15 @@ class CopiesWanted(_Copies):
 
     tag: FileName
     have: Sequence[str]
+    originals: NotRequired[bool]
+    merged: NotRequired[MergedModel]
 
 
-class _CollectionOptions(RunRequest, total=False):
-    copies: CopiesWanted
-
-
-class CollectRequest(_CollectionOptions):
+class CollectRequest(RunRequest):
     """Send the logs and outputs of a run, or only `copies`."""
 
     op: Literal["collect"]
+    copies: NotRequired[CopiesWanted]
 
 
 AgentRequest = Union[

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, TypeVar
 
-from clusterctl.common.events import Cause, RunWarning
+from clusterctl.common.events import EndCause, RunWarning
 
 #: An event of a run: `event`, `t`, `node`, and the fields of its kind, see `common.events`.
 Event = Mapping[str, Any]
@@ -52,7 +52,7 @@ class RunState(Generic[P]):
         self._lead = lead
         self.processes: dict[Key, P] = {}
         self.phase: str | None = None
-        self.cause: Cause | None = None
+        self.cause: EndCause | None = None
         self.waits_for: list[str] = []
         self.cut_dropped: Event | None = None
         self.warnings: Sequence[RunWarning] = []

@@ -3,8 +3,8 @@
 A declaration is a TypedDict, whose values stay JSON objects, or a `Record`. The annotations of its fields are types of
 JSON values: str, int, float, bool, `Literal`, `list[T]`, `tuple[T, ...]`, `tuple[A, B]`, `dict[str, T]` (or `Sequence`,
 `Mapping`), other declarations, each also as `T | None`, and `Any` or `object`, which are not checked. An `Annotated`
-type adds bounds. A reader returns the value, with tuples where arrays are declared as such, and with Records. Unknown
-keys of an object are kept.
+type adds bounds. An object may lack a key that is `NotRequired`. A reader returns the value, with tuples where arrays
+are declared as such, and with Records. Unknown keys of an object are kept.
 
 It runs on nodes from Python 3.9, where `typing.get_type_hints` does not know `X | None`.
 """
@@ -20,13 +20,34 @@ import sys
 import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Annotated, Any, Callable, ClassVar, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Callable,
+    ClassVar,
+    ForwardRef,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from clusterctl.common.safe_json import is_whole
 
 Reader = Callable[[Any], Any]
 R = TypeVar("R", bound="Record")
 T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired as NotRequired  # noqa: PLC0414 - the type checker has it, and nodes need no package
+else:
+
+    class NotRequired(Generic[T]):
+        """The type of a key that a TypedDict may lack; `typing` has it from Python 3.11."""
+
+
 SHOWN_CHARS = 60
 END_OF_TIME = 1e11  # seconds since the epoch; calendars do not reach further
 
@@ -117,6 +138,19 @@ def typed(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
 @functools.cache
 def types_of(kind: Any) -> Mapping[str, Any]:
     """Return the type of each field of a declaration, those of its bases first."""
+    return {
+        name: get_args(one)[0] if get_origin(one) is NotRequired else one for name, one in _annotations(kind).items()
+    }
+
+
+def required_keys(kind: Any) -> frozenset[str]:
+    """Return the keys that a TypedDict must have."""
+    keys: frozenset[str] = kind.__required_keys__  # of classes with `total`; it does not know what is in strings
+    return keys - {name for name, one in _annotations(kind).items() if get_origin(one) is NotRequired}
+
+
+@functools.cache
+def _annotations(kind: Any) -> Mapping[str, Any]:
     found = {
         name: _resolved(declared, cls.__module__)
         for cls in reversed(kind.__mro__)
@@ -165,12 +199,6 @@ def fits(kind: Any, value: object) -> bool:
     except SchemaError:
         return False
     return True
-
-
-def required_keys(kind: Any) -> frozenset[str]:
-    """Return the keys that a TypedDict must have."""
-    keys: frozenset[str] = kind.__required_keys__
-    return keys
 
 
 @functools.cache

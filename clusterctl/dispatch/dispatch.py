@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combined, who_asks
+from clusterctl.cluster.answers import read
 from clusterctl.common.requests import DispatchRequest, DispatchTemplate
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan, room
 from clusterctl.dispatch.blobs import BlobCache, Blobs
-from clusterctl.dispatch.decision import DesiredTrees, DispatchAnswer, Instruction, NewestJob, decide
+from clusterctl.dispatch.decision import DesiredTrees, DiskSpace, DispatchAnswer, Instruction, NewestJob, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace
@@ -255,8 +256,8 @@ class _Dispatch:
                 call.send({"manifest_bytes": len(whole)})
                 call.write(whole)
             first.update(call.receive(SILENCE_S))
+        read(DiskSpace, first["room"], "dispatch")
         answer: DispatchAnswer = first
-        room.check_shape(answer["room"])
         return answer
 
     def _as_expected(self, node: Node, directory: str) -> DispatchAnswer:

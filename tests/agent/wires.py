@@ -13,7 +13,7 @@ from agent.specs import make_spec
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.lead.client import LeadClient
-from clusterctl.agent.lead.connection import Connection
+from clusterctl.agent.lead.connection import LeadConnection
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.ports import listen
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -77,12 +77,12 @@ class Ends:
             "client": self._connection(loop, "client", theirs, client),
         }
 
-    def _connection(self, loop: EventLoop, name: str, sock: socket.socket, run: RunPaths) -> Connection:
+    def _connection(self, loop: EventLoop, name: str, sock: socket.socket, run: RunPaths) -> LeadConnection:
         sock.setblocking(False)
         is_server = name == "server"
         context = run_context(run, server=is_server)
         tls = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
-        return Connection(
+        return LeadConnection(
             loop,
             tls,
             lambda connection, node: self.opened.__setitem__(name, node),

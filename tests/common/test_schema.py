@@ -11,17 +11,29 @@ import pytest
 
 from clusterctl.agent.lead.messages import ORDERS
 from clusterctl.common import events
-from clusterctl.common.schema import Count, FieldGroup, Finite, Moment, Record, SchemaError, at_most, reader
+from clusterctl.common.schema import (
+    Count,
+    FieldGroup,
+    Finite,
+    Moment,
+    NotRequired,
+    Record,
+    SchemaError,
+    at_most,
+    reader,
+    required_keys,
+    types_of,
+)
 
 Short = Annotated[str, at_most(3)]
 
 
-class Optional(TypedDict, total=False):
+class Counted(TypedDict, total=False):
     count: Count | None
-    word: Literal["on", "off"]
 
 
-class Declared(Optional):
+class Declared(Counted):
+    word: NotRequired[Literal["on", "off"]]
     rows: list[tuple[Moment, Finite, str]]
     names: Mapping[str, Short]
     anything: Any
@@ -80,6 +92,8 @@ def test_a_wrong_value_is_refused_with_its_place(changes: dict[str, Any], messag
 
 def test_a_missing_key_is_refused_only_if_it_is_required() -> None:
     assert reader(Declared)(GOOD)["rows"]
+    assert required_keys(Outer) | required_keys(Declared) == {"inner", "rows", "names", "anything"}
+    assert types_of(Declared)["word"] == Literal["on", "off"]
     with pytest.raises(SchemaError, match="`anything` is missing"):
         reader(Declared)({key: value for key, value in GOOD.items() if key != "anything"})
     with pytest.raises(SchemaError, match="it must be an object, not 3"):

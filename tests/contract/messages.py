@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from clusterctl.agent.lead.channel import Frame
+from clusterctl.agent.lead.channel import LeadFrame
 from clusterctl.agent.lead.message_schema import REPORTS
 from clusterctl.agent.lead.messages import ORDERS
 from clusterctl.common.schema import required_keys, types_of
@@ -19,10 +19,10 @@ from contract.shapes import merged, structure
 #: What is added to the modules that all messages of a kind pass through: it appends each to a file, as one line.
 TAPS = {
     "clusterctl/agent/lead/connection.py": """
-def _tapped(self, frame, send=Connection.send):
+def _tapped(self, frame, send=LeadConnection.send):
     _write(json.dumps(frame))
     send(self, frame)
-Connection.send = _tapped
+LeadConnection.send = _tapped
 """,
     "clusterctl/runtime/wire/messages.py": """
 def _tapped(message, encode=encode):
@@ -111,7 +111,7 @@ def declared() -> dict[str, Any]:
 
     Those between supervisors are as the package declares them.
     """
-    frame = _declared(Frame)
+    frame = _declared(LeadFrame)
     del frame["keys"]["m?"]  # the message
     reports = {f"lead report {do}": _declared(kind) for do, kind in REPORTS.items()}
     orders = {f"lead order {do}": _declared(kind) for do, kind in ORDERS.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import BUNDLE, PipeCluster
+from clusterctl.cluster.answers import read
 from clusterctl.dispatch import Dispatched, Progress, dispatch, room, scan
 from clusterctl.dispatch.decision import DispatchAnswer, Instruction
 from clusterctl.errors import NodeError
@@ -59,8 +60,8 @@ def test_nodes_that_share_a_disk_need_room_together() -> None:
 
 @pytest.mark.parametrize("wrong", [{"new": "7"}, {"free": 0.5}, {"in_place": []}, {"path": None}])
 def test_a_malformed_report_is_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="malformed"):
-        room.check_shape({**answer()["room"], **wrong})  # type: ignore[typeddict-item]
+    with pytest.raises(ValueError, match=f"dispatch: `{min(wrong)}` must be"):
+        read(DiskSpace, {**answer()["room"], **wrong}, "dispatch")
 
 
 class Place:

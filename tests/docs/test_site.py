@@ -75,7 +75,10 @@ def test_the_generated_reference_has_every_setting_event_and_public_name() -> No
     ]
     names = {ast.literal_eval(node.annotation.slice) for node in marked if isinstance(node.annotation, ast.Subscript)}
     assert len(names) > 20
-    assert names <= set(re.findall(r"^## (\w+)$", events, re.MULTILINE))
+    headings = re.findall(r"^## (\w+)$", events, re.MULTILINE)
+    assert names <= set(headings)
+    assert set(re.findall(r"\]\(#(.*?)\)", events)) <= {heading.lower() for heading in headings}
+    assert "| *`cause`* | [EndCause](#endcause) |" in events
     for package in make_python_reference.PACKAGES:
         page = make_python_reference.page(package)
         assert [name for name in make_python_reference.exported(package) if f"## {name}\n" not in page] == []

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import NamedTuple, Optional, Union
 
 from clusterctl.agent.lead.messages import Order
-from clusterctl.agent.lead.saving.messages import SaveAnswer, Saved
+from clusterctl.agent.lead.saving.messages import SavedReport
+from clusterctl.common.answers import SaveOutcome
 from clusterctl.common.events import Event
 
 
@@ -48,9 +49,9 @@ class WriteManifest(NamedTuple):
     """
 
     tag: str
-    receipts: Sequence[Saved]
+    receipts: Sequence[SavedReport]
     checkpoint: bool = False
-    states: Sequence[Saved] = ()
+    states: Sequence[SavedReport] = ()
 
 
 class DropManifests(NamedTuple):
@@ -70,7 +71,7 @@ class AnswerSave(NamedTuple):
     """Answer a request of the user for a checkpoint."""
 
     request: int
-    answer: SaveAnswer
+    answer: SaveOutcome
 
 
 class Finish(NamedTuple):

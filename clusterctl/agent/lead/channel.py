@@ -6,36 +6,31 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from clusterctl.common.safe_json import is_whole, parse
-from clusterctl.common.schema import typed
+from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import NotRequired, reader
 
 MAX_FRAME = 16 << 20
 
 
-class _FrameFields(TypedDict, total=False):
-    s: int
-    m: Mapping[str, Any]
-    i: str
-    gone: bool
-
-
-class Frame(_FrameFields):
+class LeadFrame(TypedDict):
     """One line on a connection: message `m` with number `s`, or a heartbeat.
 
     All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's.
     """
 
     a: int
+    s: NotRequired[int]
+    m: NotRequired[Mapping[str, Any]]
+    i: NotRequired[str]
+    gone: NotRequired[bool]
 
 
-def parse_frame(line: bytes) -> Frame:
+def parse_frame(line: bytes) -> LeadFrame:
     """Return the frame in a line; raises ValueError if it is malformed. Its message is not checked."""
-    frame = parse(line)
-    if not isinstance(frame, dict) or not is_whole(frame.get("a")):
-        raise ValueError("a frame without the number of received messages")
-    if "s" in frame and not (is_whole(frame["s"]) and isinstance(frame.get("m"), dict)):
+    frame: LeadFrame = reader(LeadFrame)(parse(line))
+    if "s" in frame and "m" not in frame:
         raise ValueError("a numbered frame without a message")
-    return typed(Frame, frame)
+    return frame
 
 
 class Channel:
@@ -48,24 +43,24 @@ class Channel:
         self._name = name
         self._sent = 0
         self._received = 0
-        self._unacknowledged: deque[Frame] = deque()
+        self._unacknowledged: deque[LeadFrame] = deque()
 
-    def wrap(self, message: Mapping[str, Any]) -> Frame:
+    def wrap(self, message: Mapping[str, Any]) -> LeadFrame:
         """Number a message and keep it until it is acknowledged."""
         self._sent += 1
         frame = self._signed({"s": self._sent, "a": self._received, "m": message})
         self._unacknowledged.append(frame)
         return frame
 
-    def heartbeat(self) -> Frame:
+    def heartbeat(self) -> LeadFrame:
         return self._signed({"a": self._received})
 
-    def _signed(self, frame: Frame) -> Frame:
+    def _signed(self, frame: LeadFrame) -> LeadFrame:
         if self._name is not None:
             frame["i"] = self._name
         return frame
 
-    def accept(self, frame: Frame) -> Mapping[str, Any] | None:
+    def accept(self, frame: LeadFrame) -> Mapping[str, Any] | None:
         """The message of a frame, or None for a heartbeat or a repeated message."""
         while self._unacknowledged and self._unacknowledged[0]["s"] <= frame["a"]:
             self._unacknowledged.popleft()
@@ -74,6 +69,6 @@ class Channel:
         self._received += 1
         return frame["m"]
 
-    def repeat(self) -> list[Frame]:
+    def repeat(self) -> list[LeadFrame]:
         """The frames that a new connection must carry first."""
         return list(self._unacknowledged)

@@ -9,8 +9,8 @@ import ssl
 from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.channel import Channel, Frame
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
+from clusterctl.agent.lead.channel import Channel, LeadFrame
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, LeadConnection
 from clusterctl.agent.lead.failure_detector import suspect_s
 from clusterctl.agent.lead.messages import Order, Report, order_of
 from clusterctl.common.paths import RunPaths
@@ -51,7 +51,7 @@ class LeadClient:
         self._channel = Channel(os.urandom(8).hex())
         self._patient = spec.failures.on_trainer_loss == "wait"
         self._away = False
-        self._connection: Connection | None = None
+        self._connection: LeadConnection | None = None
         self._seeking = False
         self._heard = loop.now()
         self._closed_at: float | None = None  # the time at which the connection to the lead ended
@@ -108,7 +108,7 @@ class LeadClient:
         except OSError:
             tls = None
         if tls is not None and tls.fileno() >= 0:
-            connection = Connection(self._loop, tls, self._opened, self._frame)
+            connection = LeadConnection(self._loop, tls, self._opened, self._frame)
             connection.on_closed = lambda error: self._closed(connection, error)
             return
         sock.close()
@@ -121,7 +121,7 @@ class LeadClient:
             self._lose(f"its supervisor is gone ({refusal})")
         self._loop.after(RETRY_S, self._dial)
 
-    def _opened(self, connection: Connection, node: int) -> None:
+    def _opened(self, connection: LeadConnection, node: int) -> None:
         if node != self._node:
             connection.close(OSError(f"node{node} answered instead of the lead"))
             return
@@ -135,14 +135,14 @@ class LeadClient:
         for frame in self._channel.repeat():
             connection.send(frame)
 
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, frame: LeadFrame) -> None:
         self._heard = self._loop.now()
         message = self._channel.accept(frame)
         order = order_of(message) if message is not None else None
         if order is not None:
             self._on_order(order)
 
-    def _closed(self, connection: Connection, error: OSError | None) -> None:
+    def _closed(self, connection: LeadConnection, error: OSError | None) -> None:
         if connection is self._connection:
             self._connection, self._closed_at = None, self._loop.now()
             if self._seeking:

@@ -1,6 +1,6 @@
 """Connections between supervisors and the lead: JSON lines over mutually authenticated TLS.
 
-A `Connection` is one TLS connection. A `Channel` outlives it: it numbers messages, keeps them until the other side
+A `LeadConnection` is one TLS connection. A `Channel` outlives it: it numbers messages, keeps them until the other side
 acknowledges them, and repeats them over the next connection. Frames are `{"s": number, "a": acknowledged, "m": ...}`;
 heartbeats have no `s`.
 """
@@ -12,7 +12,7 @@ import ssl
 from typing import Callable
 
 from clusterctl.agent.event_loop import READ, WRITE, EventLoop
-from clusterctl.agent.lead.channel import MAX_FRAME, Frame, parse_frame
+from clusterctl.agent.lead.channel import MAX_FRAME, LeadFrame, parse_frame
 from clusterctl.agent.tls import shake_hands
 from clusterctl.transfer.tls import peer_node
 
@@ -20,18 +20,18 @@ RETRY_S = 0.5
 DIAL_S = 2.0  # better to retry than to wait longer: the kernel backs off
 HANDSHAKE_S = 10.0
 #: The frame with which a node's guardian reports that its supervisor is dead.
-GONE: Frame = {"a": 0, "gone": True}
+GONE: LeadFrame = {"a": 0, "gone": True}
 
 
-class Connection:
+class LeadConnection:
     """One non-blocking TLS connection. `on_open(node)` comes first, `on_closed(error)` last and once."""
 
     def __init__(
         self,
         loop: EventLoop,
         sock: ssl.SSLSocket,
-        on_open: Callable[[Connection, int], None],
-        on_frame: Callable[[Frame], None],
+        on_open: Callable[[LeadConnection, int], None],
+        on_frame: Callable[[LeadFrame], None],
         on_closed: Callable[[OSError | None], None] = lambda error: None,
     ) -> None:
         self._loop = loop
@@ -47,7 +47,7 @@ class Connection:
         self._outgoing = bytearray()
         shake_hands(loop, sock, HANDSHAKE_S, self._greet)
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: LeadFrame) -> None:
         if not self._closed:
             self._outgoing += json.dumps(frame, separators=(",", ":")).encode() + b"\n"
             if self._is_open and not self._pumping:  # else it is written afterwards

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
-from clusterctl.agent.lead.messages import Awaited, Pace
+from clusterctl.agent.lead.messages import AwaitedOrder, PaceReport
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.errors import first_of
-from clusterctl.common.events import Cause, Standstill
+from clusterctl.common.events import EndCause, StandstillEvent
 
 SURE_S = 3.0  # a suspended machine reports long waits when it wakes; by then, a process that moves has reported it
 STACKS_S = 1.0  # to write them, before any process is ended
@@ -25,13 +25,13 @@ class DeadlockDetector:
     """Supervisors report the pace of a process when it changes, see `messages.Pace`."""
 
     def __init__(self) -> None:
-        self._paces: dict[Key, Pace] = {}
+        self._paces: dict[Key, PaceReport] = {}
         self._since: float | None = None
         self._reported_at: float | None = None
         self._words = ""
         self._watched: dict[Key, int] = {}  # trainers that others wait for, with the attempt that is watched
 
-    def receive(self, key: Key, message: Pace) -> None:
+    def receive(self, key: Key, message: PaceReport) -> None:
         self._paces[key] = message
 
     def look(self, attempts: Mapping[Key, int], now: float, node_of: Mapping[Key, int]) -> list[Action]:
@@ -49,7 +49,7 @@ class DeadlockDetector:
         for key, attempt in sorted(attempts.items()):
             if key[0] == "trainer" and name_of(key) in named and self._watched.get(key) != attempt:
                 self._watched[key] = attempt
-                order: Awaited = {"do": "awaited", "role": key[0], "rank": key[1], "attempt": attempt}
+                order: AwaitedOrder = {"do": "awaited", "role": key[0], "rank": key[1], "attempt": attempt}
                 orders.append(SendOrder(order, node_of[key]))
         return orders
 
@@ -64,14 +64,14 @@ class DeadlockDetector:
         self._reported_at = now
         stalled_s = min(message["for_s"] for message in waiting.values()) + now - self._since
         self._words = _words(waiting, stalled_s)
-        event: Standstill = {
+        event: StandstillEvent = {
             "event": "standstill",
             "stalled_s": round(stalled_s, 1),
             "message": f"{self._words}; the stacks of all are in their logs",
         }
         return [RecordEvent(event), SendOrder({"do": "stacks", "message": self._words})]
 
-    def _waiting(self, attempts: Mapping[Key, int]) -> dict[Key, Pace]:
+    def _waiting(self, attempts: Mapping[Key, int]) -> dict[Key, PaceReport]:
         """The waits of all trainers; empty as long as they may be waiting for a process that is busy or stalled."""
         paces = {key: self._pace(key, attempt) for key, attempt in sorted(attempts.items())}
         if any(pace != ("waits" if key[0] == "trainer" else "moves") for key, pace in paces.items()):
@@ -82,14 +82,14 @@ class DeadlockDetector:
         message = self._paces.get(key)
         return message["pace"] if message and message["attempt"] == attempt else "moves"
 
-    def cause(self, now: float) -> Cause | None:
+    def cause(self, now: float) -> EndCause | None:
         """The reason to end the run, once the stacks are written; None while there is no deadlock."""
         if self._reported_at is None or now - self._reported_at < STACKS_S:
             return None
         return {"kind": "stalled", "message": self._words}
 
 
-def _words(waiting: Mapping[Key, Pace], stalled_s: float) -> str:
+def _words(waiting: Mapping[Key, PaceReport], stalled_s: float) -> str:
     waits = [f"{name_of(key)} for {message['message']}" for key, message in waiting.items()]
     waited = f"all trainers have been waiting for {stalled_s:.0f} s, and every process responds"
     return f"the run is stalled: {waited} ({first_of(waits, MOST_NAMED, '; ')})"

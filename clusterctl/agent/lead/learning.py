@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from clusterctl.agent.lead.messages import Exited
+from clusterctl.agent.lead.messages import ExitReport
 from clusterctl.common.errors import first_of
 from clusterctl.common.events import RunWarning
 
 MOST_TABLES = 3  # that are named
 
 
-def find_doubts(trainers: Collection[Exited], not_finite: Mapping[str, str]) -> list[RunWarning]:
+def find_doubts(trainers: Collection[ExitReport], not_finite: Mapping[str, str]) -> list[RunWarning]:
     """Return the warnings about a run, given how its trainers exited.
 
     `not_finite` are the tables of which a value was saved that is not finite, each with the first tag of such a save.

@@ -10,43 +10,43 @@ from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
 from clusterctl.agent.lead.messages import (
-    Exited,
-    Failed,
-    Hello,
-    Idle,
-    Pace,
-    Ready,
-    Rejoin,
+    ExitReport,
+    FailureReport,
+    HelloReport,
+    IdleReport,
+    PaceReport,
+    ReadyReport,
+    RejoinReport,
     Report,
-    Running,
-    StateLost,
-    StopWanted,
-    Warned,
+    RunningReport,
+    StateLostReport,
+    StopWantedReport,
+    WarningReport,
 )
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
-from clusterctl.agent.lead.saving.messages import Copied, CutReport, Logged, Saved
+from clusterctl.agent.lead.saving.messages import CopiedReport, CutReport, LoggedReport, SavedReport
 from clusterctl.common.engines import MEETING_HOST, RENDEZVOUS
 from clusterctl.common.manifest import check_receipt, check_state_receipt
 from clusterctl.common.schema import Reader, SchemaError, readers, required_keys
 
 #: All reports that a node may send. Only the lead's own supervisor sends `kept`, `written` and `save_wanted`.
 REPORTS: Mapping[str, Callable[..., Report]] = {
-    "hello": Hello,
-    "ready": Ready,
-    "running": Running,
-    "exited": Exited,
-    "failed": Failed,
-    "stop_wanted": StopWanted,
-    "rejoin": Rejoin,
-    "idle": Idle,
-    "saved": Saved,
-    "copied": Copied,
-    "logged": Logged,
+    "hello": HelloReport,
+    "ready": ReadyReport,
+    "running": RunningReport,
+    "exited": ExitReport,
+    "failed": FailureReport,
+    "stop_wanted": StopWantedReport,
+    "rejoin": RejoinReport,
+    "idle": IdleReport,
+    "saved": SavedReport,
+    "copied": CopiedReport,
+    "logged": LoggedReport,
     "cut": CutReport,
-    "pace": Pace,
-    "state_lost": StateLost,
-    "warning": Warned,
+    "pace": PaceReport,
+    "state_lost": StateLostReport,
+    "warning": WarningReport,
 }
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
 READERS = {do: readers(kind) for do, kind in REPORTS.items()}

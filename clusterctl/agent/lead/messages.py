@@ -12,21 +12,21 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Callable, Literal, TypedDict, Union
 
 from clusterctl.agent.lead.saving.messages import (
-    Copied,
-    Copy,
+    CopiedReport,
+    CopySaveOrder,
     CutOrder,
     CutReport,
-    DropModels,
-    Keep,
-    Kept,
-    Logged,
-    Merge,
-    Saved,
-    SaveWanted,
-    Written,
+    DropModelsOrder,
+    KeepOrder,
+    KeptReport,
+    LoggedReport,
+    MergeModelOrder,
+    SavedReport,
+    SaveWantedReport,
+    WrittenReport,
 )
-from clusterctl.common.events import Cause
-from clusterctl.common.schema import Bound, Count, typed
+from clusterctl.common.events import EndCause, ExitFacts, FailureFacts, RunWarning
+from clusterctl.common.schema import Bound, Count, NotRequired, typed
 
 #: Other nodes put it into the environment of their processes.
 Place = Annotated[str, Bound("HOST:PORT", re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII).fullmatch)]
@@ -49,187 +49,133 @@ class LastLines(TypedDict):
     ours: Sequence[Count]
 
 
-class _HelloFacts(TypedDict, total=False):
-    epoch: Count
-    endpoints: Mapping[str, Place]
-    pieces: Place
-    new: bool
-
-
-class _IdleFacts(TypedDict, total=False):
-    epoch: Count
-    attempts: Mapping[str, Count]
-    stopping: bool
-
-
-class _OfProcess(TypedDict, total=False):
-    attempt: Count
-
-
-class _ExitFacts(_OfProcess, total=False):
-    """See `events.ExitFacts`."""
-
-    t: float
-    message: str
-    tail: Sequence[str]
-    ours: Sequence[Count]
-    worked: bool
-    pushes: Count | None
-    pushed: bool | None
-    losses: Sequence[Count]
-    reason: str | None
-    limit: str | None
-    peers: Sequence[str]
-    oom: bool
-    stalled: bool
-    hopeless: bool
-    port_taken: bool
-    unfinished: str | None
-    uncaught: str
-    unsaid: bool
-
-
-class _FailureFacts(_OfProcess, total=False):
-    """See `events.FailureFacts`; of a process if it has a name."""
-
-    t: float
-    errno: str | None
-    command: str
-    path: str
-    timed_out: bool
-    role: str
-    rank: Count
-    tail: Sequence[str]
-    ours: Sequence[Count]
-
-
-class _PaceFacts(TypedDict, total=False):
-    for_s: float
-    message: str
-    awaits: Sequence[str]
-
-
 # Reports.
 
 
-class Hello(_HelloFacts):
+class HelloReport(TypedDict):
     """A supervisor joins an epoch; `new` if it replaces one that is gone. `pieces` is its piece server."""
 
     do: Literal["hello"]
+    epoch: NotRequired[Count]
+    endpoints: NotRequired[Mapping[str, Place]]
+    pieces: NotRequired[Place]
+    new: NotRequired[bool]
 
 
-class Ready(_OfProcess):
+class ReadyReport(TypedDict):
     do: Literal["ready"]
     role: str
     rank: Count
+    attempt: NotRequired[Count]
     endpoint: Place
 
 
-class Running(_OfProcess):
+class RunningReport(TypedDict):
     do: Literal["running"]
     role: str
     rank: Count
+    attempt: NotRequired[Count]
 
 
-class Exited(_ExitFacts):
+class ExitReport(ExitFacts):
     do: Literal["exited"]
     role: str
     rank: Count
+    attempt: NotRequired[Count]
+    t: NotRequired[float]
     exit_code: int
     stopping: bool
+    message: NotRequired[str]
 
 
-class Failed(_FailureFacts):
-    """Something other than the exit of a process ends the run."""
+class FailureReport(FailureFacts):
+    """Something other than the exit of a process ends the run; it is about a process if it has the name of one."""
 
     do: Literal["failed"]
     message: str
+    t: NotRequired[float]
+    role: NotRequired[str]
+    rank: NotRequired[Count]
+    attempt: NotRequired[Count]
+    tail: NotRequired[Sequence[str]]
+    ours: NotRequired[Sequence[Count]]
 
 
-class _Why(TypedDict, total=False):
-    message: str
-    signal: str
-
-
-class StopWanted(_Why):
+class StopWantedReport(TypedDict):
     """The run is to stop. `message` is the reason, or `signal` what ended the supervisor, unless the user asked."""
 
     do: Literal["stop_wanted"]
+    message: NotRequired[str]
+    signal: NotRequired[str]
 
 
-class Rejoin(TypedDict):
+class RejoinReport(TypedDict):
     """The user has fixed this node; its trainers that were given up may restart."""
 
     do: Literal["rejoin"]
 
 
-class Idle(_IdleFacts):
+class IdleReport(TypedDict):
     """Nothing of the run is left on a node."""
 
     do: Literal["idle"]
+    epoch: NotRequired[Count]
+    attempts: NotRequired[Mapping[str, Count]]
+    stopping: NotRequired[bool]
 
 
-class Pace(_PaceFacts):
+class PaceReport(ProcessName):
     """`pace` is "moves", "busy" (a pserver that writes or reads a save), "waits" or "stalled". If it waits, it has done
     so for `for_s`; `message` gives the reason, and `awaits` has the names of the processes that it waits for, as far
     as it knows them.
     """
 
     do: Literal["pace"]
-    role: str
-    rank: Count
-    attempt: Count
     pace: str
+    for_s: NotRequired[float]
+    message: NotRequired[str]
+    awaits: NotRequired[Sequence[str]]
 
 
-class StateLost(TypedDict):
+class StateLostReport(ProcessName):
     """A trainer cannot go on: the servers are at a push of which it has no state."""
 
     do: Literal["state_lost"]
-    role: str
-    rank: Count
-    attempt: Count
     message: str
 
 
-class Warned(TypedDict):
+class WarningReport(RunWarning):
     """A warning of the run that a supervisor, or a process on its node, has. Leads of older versions do not know it."""
 
     do: Literal["warning"]
-    kind: str
-    message: str
 
 
 Report = Union[
-    Hello,
-    Ready,
-    Running,
-    Exited,
-    Failed,
-    StopWanted,
-    Rejoin,
-    Idle,
-    Saved,
-    Kept,
-    Written,
-    Copied,
-    Logged,
+    HelloReport,
+    ReadyReport,
+    RunningReport,
+    ExitReport,
+    FailureReport,
+    StopWantedReport,
+    RejoinReport,
+    IdleReport,
+    SavedReport,
+    KeptReport,
+    WrittenReport,
+    CopiedReport,
+    LoggedReport,
     CutReport,
-    SaveWanted,
-    Pace,
-    StateLost,
-    Warned,
+    SaveWantedReport,
+    PaceReport,
+    StateLostReport,
+    WarningReport,
 ]
 
 
 # Orders.
 
 
-class _Pieces(TypedDict, total=False):
-    pieces: Mapping[str, str]
-
-
-class Whereabouts(_Pieces):
+class Whereabouts(TypedDict):
     """The endpoints of the pservers by rank, and of all programs that listen, by the name of the process.
 
     When pservers start, also those of the piece servers by node.
@@ -237,36 +183,34 @@ class Whereabouts(_Pieces):
 
     pservers: Sequence[str]
     endpoints: Mapping[str, str]
+    pieces: NotRequired[Mapping[str, str]]
 
 
-class Spawn(Whereabouts):
+class SpawnOrder(Whereabouts):
     do: Literal["spawn"]
     epoch: int
     role: str
 
 
-class _Recovery(TypedDict, total=False):
-    left: Mapping[str, int]
-
-
-class Recovery(_Recovery):
+class RecoveryPoint(TypedDict):
     """JSON of `run_spec.Recovery`."""
 
     tag: str | None
     step: int
+    left: NotRequired[Mapping[str, int]]
 
 
-class Again(TypedDict):
+class AgainOrder(TypedDict):
     """A new epoch: processes of these attempts restart."""
 
     do: Literal["again"]
     epoch: int
     attempts: Mapping[str, int]
     in_s: float
-    recover: Recovery
+    recover: RecoveryPoint
 
 
-class Respawn(Whereabouts):
+class RespawnOrder(Whereabouts):
     do: Literal["respawn"]
     role: str
     rank: int
@@ -274,81 +218,78 @@ class Respawn(Whereabouts):
     in_s: float
 
 
-class Shrink(TypedDict):
+class ShrinkOrder(TypedDict):
     do: Literal["shrink"]
     ranks: Sequence[int]
 
 
-class Left(TypedDict):
+class LeftOrder(TypedDict):
     """These trainers have left the run, which the pservers do not know yet."""
 
     do: Literal["left"]
     ranks: Sequence[int]
 
 
-class FinishPservers(TypedDict):
+class FinishOrder(TypedDict):
     do: Literal["finish"]
     epoch: int
 
 
-class Stacks(TypedDict):
+class StacksOrder(TypedDict):
     do: Literal["stacks"]
     message: str
 
 
-class Awaited(TypedDict):
+class AwaitedOrder(ProcessName):
     """Others have been waiting for this trainer for too long: watch it, even if it has never sent a message."""
 
     do: Literal["awaited"]
-    role: str
-    rank: int
-    attempt: int
 
 
-class Stop(TypedDict):
+class StopOrder(TypedDict):
     do: Literal["stop"]
-    cause: Cause | None
+    cause: EndCause | None
 
 
-class End(TypedDict):
+class EndOrder(TypedDict):
     do: Literal["end"]
     state: str
-    cause: Cause | None
+    cause: EndCause | None
 
 
 Order = Union[
-    Spawn,
-    Again,
-    Respawn,
-    Shrink,
-    Left,
-    FinishPservers,
-    Keep,
-    DropModels,
-    Copy,
-    Merge,
+    SpawnOrder,
+    AgainOrder,
+    RespawnOrder,
+    ShrinkOrder,
+    LeftOrder,
+    FinishOrder,
+    KeepOrder,
+    DropModelsOrder,
+    CopySaveOrder,
+    MergeModelOrder,
     CutOrder,
-    Stacks,
-    Awaited,
-    Stop,
-    End,
+    StacksOrder,
+    AwaitedOrder,
+    StopOrder,
+    EndOrder,
 ]
 ORDERS: Mapping[str, Callable[..., Order]] = {
-    "spawn": Spawn,
-    "again": Again,
-    "respawn": Respawn,
-    "shrink": Shrink,
-    "left": Left,
-    "finish": FinishPservers,
-    "keep": Keep,
-    "drop_models": DropModels,
-    "copy": Copy,
-    "merge": Merge,
+    "spawn": SpawnOrder,
+    "again": AgainOrder,
+    "respawn": RespawnOrder,
+    "shrink": ShrinkOrder,
+    "left": LeftOrder,
+    "finish": FinishOrder,
+    "keep": KeepOrder,
+    "drop_models": DropModelsOrder,
+    "copy": CopySaveOrder,
+    "merge": MergeModelOrder,
     "cut": CutOrder,
-    "stacks": Stacks,
-    "awaited": Awaited,
-    "stop": Stop,
-    "end": End,
+    "stacks": StacksOrder,
+    "awaited": AwaitedOrder,
+    "stop": StopOrder,
+    "end": EndOrder,
 }
 
 
@@ -358,19 +299,19 @@ def order_of(message: Mapping[str, Any]) -> Order | None:
     return kind(message) if kind else None
 
 
-def cause_of(report: Exited | Failed | StateLost, kind: str, node: int) -> Cause:
+def cause_of(report: ExitReport | FailureReport | StateLostReport, kind: str, node: int) -> EndCause:
     """The cause of the end of a run, made from a report: its fields, but not its name."""
     fields = {key: value for key, value in report.items() if key != "do"}
-    return typed(Cause, {"message": "failed", **fields, "kind": kind, "node": node})
+    return typed(EndCause, {"message": "failed", **fields, "kind": kind, "node": node})
 
 
-def stop_wanted(reason: str | None, signal: str | None = None) -> StopWanted:
+def stop_wanted(reason: str | None, signal: str | None = None) -> StopWantedReport:
     if reason:
         return {"do": "stop_wanted", "message": reason}
     return {"do": "stop_wanted", "signal": signal} if signal else {"do": "stop_wanted"}
 
 
-def cause_of_stop(message: StopWanted, node: int) -> Cause:
+def cause_of_stop(message: StopWantedReport, node: int) -> EndCause:
     if "message" in message:
         return {"kind": "stopped", "reason": "start_failed", "message": message["message"]}
     if "signal" in message:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from clusterctl.agent.lead.messages import Exited, Recovery, Respawn, Whereabouts
+from clusterctl.agent.lead.messages import ExitReport, RecoveryPoint, RespawnOrder, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
-from clusterctl.common.events import Cause, Lost, ProcessOnNode, Restarting, RolledBack
+from clusterctl.common.events import EndCause, LostEvent, ProcessOnNode, RestartingEvent, RolledBackEvent
 
 
 class ProcessTable:
@@ -24,7 +24,7 @@ class ProcessTable:
         self.gone: set[int] = set()
         self.held: set[Key] = set()
         self.ended_well: dict[int, int] = {}  # trainers, with the number of their pushes
-        self.last_words: dict[int, Exited] = {}  # theirs
+        self.last_words: dict[int, ExitReport] = {}  # theirs
         self.endpoints: dict[str, str] = {}
 
     def of_role(self, role: str) -> set[Key]:
@@ -37,7 +37,7 @@ class ProcessTable:
         self.waiting.discard(key)
         self.fresh.discard(key)
 
-    def end_well(self, message: Exited) -> None:
+    def end_well(self, message: ExitReport) -> None:
         """Record that a trainer has finished."""
         self.ended_well[message["rank"]] = int(message.get("pushes") or 0)
         self.last_words[message["rank"]] = message
@@ -64,7 +64,7 @@ class ProcessTable:
         self.attempts[key] += 1
         return self.attempts[key]
 
-    def respawn(self, key: Key, in_s: float) -> Respawn:
+    def respawn(self, key: Key, in_s: float) -> RespawnOrder:
         """The order to restart one process, in its next attempt."""
         attempt = self.again(key)
         about = self.whereabouts()
@@ -73,10 +73,10 @@ class ProcessTable:
     def on_node(self, key: Key) -> ProcessOnNode:
         return {"role": key[0], "rank": key[1], "node": self.node_of[key]}
 
-    def lost(self, key: Key, message: str) -> Lost:
+    def lost(self, key: Key, message: str) -> LostEvent:
         return {"event": "lost", "message": message, "role": key[0], "rank": key[1], "node": self.node_of[key]}
 
-    def restarting(self, key: Key, cause: Cause, in_s: float, count: str) -> Restarting:
+    def restarting(self, key: Key, cause: EndCause, in_s: float, count: str) -> RestartingEvent:
         """The event of a restart; `count` such as "restart 1 of 3"."""
         return {
             "event": "restarting",
@@ -100,7 +100,7 @@ class ProcessTable:
         self.began = dict(self.attempts)
         self.held.clear()
 
-    def rolled_back(self, epoch: int, to: Recovery) -> RolledBack:
+    def rolled_back(self, epoch: int, to: RecoveryPoint) -> RolledBackEvent:
         """The event of a roll back."""
         return {
             "event": "rolled_back",

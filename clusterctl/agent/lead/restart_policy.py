@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusterctl.common.events import Cause
+from clusterctl.common.events import EndCause
 
 FORGIVEN_AFTER_S = 3600.0
 FIRST_DELAY_S = 1.0
@@ -42,7 +42,7 @@ class RestartPolicy:
         """Forgive all failures of a process: the user has fixed it."""
         self._failures.pop(key, None)
 
-    def explain(self, cause: Cause, key: Key, now: float) -> None:
+    def explain(self, cause: EndCause, key: Key, now: float) -> None:
         """Add to a cause how often the process was restarted before the limit was reached."""
         failures = self.failures(key, now)
         if failures > 1:

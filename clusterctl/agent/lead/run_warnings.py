@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from clusterctl.agent.lead.actions import Action, RecordEvent
-from clusterctl.common.events import Ended, RunWarning, Warned
+from clusterctl.common.events import EndedEvent, RunWarning, WarnedEvent
 
 MOST_WARNINGS = 20
 MOST_CHARACTERS = 500
@@ -14,7 +14,7 @@ MOST_OF_KIND = 40  # characters
 
 def run_warning(kind: str, message: str, node: int | None = None) -> RecordEvent:
     """A warning of the run, about `node` if it is about one. `RunWarnings` drops one that is known already."""
-    event: Warned = {"event": "warned", "kind": kind[:MOST_OF_KIND], "message": message[:MOST_CHARACTERS]}
+    event: WarnedEvent = {"event": "warned", "kind": kind[:MOST_OF_KIND], "message": message[:MOST_CHARACTERS]}
     if node is not None:
         event["subject"] = node
     return RecordEvent(event)
@@ -44,7 +44,7 @@ class RunWarnings:
         self._known.append(warning)
         return True
 
-    def _with_all(self, ended: Ended) -> Ended:
+    def _with_all(self, ended: EndedEvent) -> EndedEvent:
         own = ended.get("warnings", ())
         if not own and not self._known:
             return ended

@@ -15,7 +15,7 @@ import socket
 from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.saving.messages import SaveAnswer
+from clusterctl.common.answers import SaveOutcome
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.port_claims import uid_of_peer
 
@@ -37,7 +37,7 @@ class SaveDoor:
             self._listener.listen(MOST_WAITING)
             loop.watch(self._listener, self._accept)
 
-    def answer(self, number: int, answer: SaveAnswer) -> None:
+    def answer(self, number: int, answer: SaveOutcome) -> None:
         """Answer a request if the client is still connected."""
         sock = self._waiting.get(number)
         if sock is not None:

@@ -13,12 +13,12 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, AnswerSave, Finish, ManifestAction, Policy, RecordEvent, SendOrder
-from clusterctl.agent.lead.channel import Channel, Frame
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
+from clusterctl.agent.lead.channel import Channel, LeadFrame
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, LeadConnection
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
 from clusterctl.agent.lead.save_door import SaveDoor
-from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, Known, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
@@ -33,9 +33,9 @@ COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node
 
 def retention_of(spec: RunSpec) -> CheckpointRetention:
     """The checkpoint retention set by a spec."""
-    best, resume = spec.saving.keep_best, spec.saving.resume
+    resume = spec.saving.resume
     first = Known(resume.tag, resume.step) if resume else None
-    return CheckpointRetention(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
+    return CheckpointRetention(spec.saving.keep, spec.saving.keep_best, first)
 
 
 def copies_of(spec: RunSpec) -> CopyPolicy:
@@ -83,9 +83,9 @@ class LeadServer:
         self._node = spec.node
         self._channels = {node: Channel() for node in spec.members if node != self._node}
         self._names: dict[int, str] = {}  # of the supervisors that have connected
-        self._connections: dict[int, Connection] = {}
-        self._strangers: deque[Connection] = deque()  # whose handshake is not complete
-        self._missed: dict[int, Connection] = {}  # the last connection of each disconnected node
+        self._connections: dict[int, LeadConnection] = {}
+        self._strangers: deque[LeadConnection] = deque()  # whose handshake is not complete
+        self._missed: dict[int, LeadConnection] = {}  # the last connection of each disconnected node
         self._closed_at: dict[int, float] = {}  # the time at which it closed, until the node is back
         self._port = spec.ports.port
         self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
@@ -165,11 +165,11 @@ class LeadServer:
             return
         most = SPARE_CONNECTIONS + 2 * len(self._channels)  # more would use up all descriptors
         opened = lambda connection, node: self._opened(connection, node, address[0])  # noqa: E731
-        self._strangers.append(Connection(self._loop, tls, opened, lambda frame: None))
+        self._strangers.append(LeadConnection(self._loop, tls, opened, lambda frame: None))
         if len(self._strangers) > most:
             self._strangers.popleft().close()
 
-    def _opened(self, connection: Connection, node: int, host: str) -> None:
+    def _opened(self, connection: LeadConnection, node: int, host: str) -> None:
         with contextlib.suppress(ValueError):
             self._strangers.remove(connection)
         if node not in self._channels:
@@ -183,7 +183,7 @@ class LeadServer:
         connection.on_frame = lambda frame: self._first_frame(node, connection, frame)
         connection.on_closed = lambda error: self._closed(node, connection, host)
 
-    def _first_frame(self, node: int, connection: Connection, frame: Frame) -> None:
+    def _first_frame(self, node: int, connection: LeadConnection, frame: LeadFrame) -> None:
         """Handle the first frame of a connection: it shows if a new supervisor has replaced the last one."""
         if frame.get("gone"):  # from the guardian
             connection.close()
@@ -201,7 +201,7 @@ class LeadServer:
             connection.send(waiting)
         self._frame(node, frame)
 
-    def _frame(self, node: int, frame: Frame) -> None:
+    def _frame(self, node: int, frame: LeadFrame) -> None:
         now = self._loop.now()
         self._do(self._lead.alive(node, now))
         message = self._channels[node].accept(frame)
@@ -214,14 +214,14 @@ class LeadServer:
         except ValueError as exc:
             return {"do": "failed", "message": f"its supervisor sent a malformed message: {exc}", "errno": None}
 
-    def _closed(self, node: int, connection: Connection, host: str) -> None:
+    def _closed(self, node: int, connection: LeadConnection, host: str) -> None:
         if self._connections.get(node) is connection:
             del self._connections[node]
             self._missed[node] = connection
             self._closed_at.setdefault(node, self._loop.now())
             self._probe(node, connection, host)
 
-    def _probe(self, node: int, connection: Connection, host: str) -> None:
+    def _probe(self, node: int, connection: LeadConnection, host: str) -> None:
         """Find out if the supervisor or the network is gone. If the node's kernel answers, even with a refusal, the
         node is reachable, and a live supervisor would reconnect at once. Silence proves nothing.
         """

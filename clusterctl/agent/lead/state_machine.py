@@ -23,7 +23,7 @@ from clusterctl.agent.lead.run_warnings import RunWarnings, run_warning
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker
-from clusterctl.common.events import Cause, Ended, Lost, RunWarning
+from clusterctl.common.events import EndCause, EndedEvent, LostEvent, RunWarning
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
@@ -63,9 +63,9 @@ class Lead:
         self._deadlocks = DeadlockDetector()
         serving = [self._table.node_of[key] for key in self._table.of_role("pserver")]
         self._saves = SaveTracker(serving, members[0], retention, models, copies, together=self._policy.together)
-        self._recover: messages.Recovery = {"tag": None, "step": 0}
+        self._recover: messages.RecoveryPoint = {"tag": None, "step": 0}
         self._warnings = RunWarnings(warnings)
-        self._cause: Cause | None = None
+        self._cause: EndCause | None = None
         self._outcome = "succeeded"
         self._stop_limit_s = grace_s + STOP_MARGIN_S
         self._stop_deadline: float | None = None
@@ -136,10 +136,10 @@ class Lead:
             return []
         if node in self._detector.idle:
             return [*self._saves.copies.leave(node, now), *self._end_if_idle(now)]
-        event: Lost = {"event": "lost", "node": node, "message": why, "why": why}
+        event: LostEvent = {"event": "lost", "node": node, "message": why, "why": why}
         event["silent_s"], event["closed_s"] = silent_s, closed_s
         notes: list[Action] = [RecordEvent(event), *self._saves.copies.leave(node, now)]
-        cause: Cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
+        cause: EndCause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:
             keys = self._table.on(node)
             serves = any(role != "trainer" for role, _ in keys)
@@ -154,7 +154,7 @@ class Lead:
 
     # Reports of supervisors.
 
-    def _on_hello(self, node: int, message: messages.Hello, now: float) -> list[Action]:
+    def _on_hello(self, node: int, message: messages.HelloReport, now: float) -> list[Action]:
         self._detector.here.add(node)
         actions = self._saves.copies.come(node, message.get("pieces"), now)
         if message.get("new"):
@@ -174,7 +174,7 @@ class Lead:
         if not self._table.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
-        order: messages.Spawn = {"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}
+        order: messages.SpawnOrder = {"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}
         if role == "pserver" and (places := self._saves.copies.places):
             order["pieces"] = places
         return [self._phase_note(), SendOrder(order)]
@@ -182,14 +182,14 @@ class Lead:
     def _phase_note(self) -> RecordEvent:
         return RecordEvent({"event": "phase", "phase": self.phase})
 
-    def _on_ready(self, node: int, message: messages.Ready, now: float) -> list[Action]:
+    def _on_ready(self, node: int, message: messages.ReadyReport, now: float) -> list[Action]:
         self._table.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
         self._table.is_up(("pserver", message["rank"]))
         if self.phase != "pservers" or self._table.waiting:
             return []
         return self._spawn("trainer")
 
-    def _on_running(self, node: int, message: messages.Running, now: float) -> list[Action]:
+    def _on_running(self, node: int, message: messages.RunningReport, now: float) -> list[Action]:
         self._table.is_up((message["role"], message["rank"]))
         return self._run_if_all_do()
 
@@ -201,7 +201,7 @@ class Lead:
         self._table.fresh.clear()
         return [self._phase_note(), *self._finish_if_trained()]
 
-    def _on_exited(self, node: int, message: messages.Exited, now: float) -> list[Action]:
+    def _on_exited(self, node: int, message: messages.ExitReport, now: float) -> list[Action]:
         key = (message["role"], message["rank"])
         if self.phase in ("stopping", "ended") or message["stopping"]:
             return []
@@ -224,15 +224,15 @@ class Lead:
         self.phase = "finishing"
         return [self._phase_note(), *self._saves.finish(), SendOrder({"do": "finish", "epoch": self.epoch})]
 
-    def _on_failed(self, node: int, message: messages.Failed, now: float) -> list[Action]:
+    def _on_failed(self, node: int, message: messages.FailureReport, now: float) -> list[Action]:
         return self._fail(messages.cause_of(message, "node", node), now)
 
-    def _on_stop_wanted(self, node: int, message: messages.StopWanted, now: float) -> list[Action]:
+    def _on_stop_wanted(self, node: int, message: messages.StopWantedReport, now: float) -> list[Action]:
         if self.phase == "stopping":
             return []
         return self._stop("stopped", messages.cause_of_stop(message, node), now)
 
-    def _on_rejoin(self, node: int, message: messages.Rejoin, now: float) -> list[Action]:
+    def _on_rejoin(self, node: int, message: messages.RejoinReport, now: float) -> list[Action]:
         """Restart the trainers of a node that were given up: the user has fixed it."""
         keys = {key for key in self._table.held if self._table.node_of[key] == node}
         self._table.held -= keys
@@ -241,11 +241,11 @@ class Lead:
         back = {key: RecordEvent({"event": "rejoined", **self._table.on_node(key)}) for key in sorted(keys)}
         return [action for key, note in back.items() for action in (note, self._respawn(key, 0.0))]
 
-    def _on_pace(self, node: int, message: messages.Pace, now: float) -> list[Action]:
+    def _on_pace(self, node: int, message: messages.PaceReport, now: float) -> list[Action]:
         self._deadlocks.receive((message["role"], message["rank"]), message)
         return []
 
-    def _on_idle(self, node: int, message: messages.Idle, now: float) -> list[Action]:
+    def _on_idle(self, node: int, message: messages.IdleReport, now: float) -> list[Action]:
         """Handle a node without processes. If it stopped without an order, it had lost contact with the lead."""
         astray = message.get("stopping") and self.phase != "stopping"
         actions = self._lose(node, "it had lost contact with the lead", now) if astray else []
@@ -255,7 +255,7 @@ class Lead:
 
     # Failures that a restart may fix.
 
-    def _forgive(self, key: Key, cause: Cause, now: float) -> list[Action]:
+    def _forgive(self, key: Key, cause: EndCause, now: float) -> list[Action]:
         """Restart a failed process if RESTARTS allows it and the program has ever worked."""
         if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
             return self._distrust(key, cause, now)
@@ -269,12 +269,12 @@ class Lead:
             return [note, self._respawn(key, delay_s)]
         return [note, *self._roll_back(self._with_others({key}), delay_s)]
 
-    def _is_hopeless(self, key: Key, cause: Cause) -> bool:
+    def _is_hopeless(self, key: Key, cause: EndCause) -> bool:
         """True if a program exited on its first attempt before it did anything."""
         began = self._table.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
         return not began and (cause["exit_code"] > 0 or cause.get("unfinished") == "not_connected")
 
-    def _distrust(self, key: Key, cause: Cause, now: float) -> list[Action]:
+    def _distrust(self, key: Key, cause: EndCause, now: float) -> list[Action]:
         """Discard a checkpoint that a pserver cannot load, and restart from the one before. A resumed run needs one."""
         tag = self._recover["tag"]
         if tag is not None and not self._saves.checkpoints.discard(tag):
@@ -283,10 +283,10 @@ class Lead:
         note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._roll_back(self._table.node_of)]
 
-    def _on_warning(self, node: int, message: messages.Warned, now: float) -> list[Action]:
+    def _on_warning(self, node: int, message: messages.WarningReport, now: float) -> list[Action]:
         return [run_warning(message["kind"], message["message"], node)]
 
-    def _on_state_lost(self, node: int, message: messages.StateLost, now: float) -> list[Action]:
+    def _on_state_lost(self, node: int, message: messages.StateLostReport, now: float) -> list[Action]:
         """Roll back for a trainer that has lost its state. If it began from a checkpoint, that one is unusable."""
         key = (message["role"], message["rank"])
         lost = RecordEvent({"event": "state_lost", **self._table.on_node(key), "message": message["message"]})
@@ -296,7 +296,7 @@ class Lead:
             return [lost, *self._fail(messages.cause_of(message, "node", node), now)]
         return [lost, *self._roll_back(self._with_others({key}))]
 
-    def _give_up(self, key: Key, cause: Cause, now: float) -> list[Action]:
+    def _give_up(self, key: Key, cause: EndCause, now: float) -> list[Action]:
         self._restart_policy.explain(cause, key, now)
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             if self._policy.on_trainer_loss == "shrink":
@@ -308,7 +308,7 @@ class Lead:
                 return [held, *self._saves.leave([key[1]])]
         return self._fail(cause, now)
 
-    def _shrink(self, keys: Collection[Key], cause: Cause, now: float) -> list[Action]:
+    def _shrink(self, keys: Collection[Key], cause: EndCause, now: float) -> list[Action]:
         """Continue without these trainers."""
         self._table.give_up(keys)
         if not self._table.of_role("trainer"):
@@ -355,7 +355,7 @@ class Lead:
         event = self._table.rolled_back(self.epoch, self._recover)
         return [self._phase_note(), RecordEvent(event), SendOrder(self._again(delay_s))]
 
-    def _again(self, delay_s: float) -> messages.Again:
+    def _again(self, delay_s: float) -> messages.AgainOrder:
         attempts = {name_of(key): self._table.attempts[key] for key in sorted(self._table.fresh)}
         return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
 
@@ -369,12 +369,12 @@ class Lead:
 
     # Endings.
 
-    def _fail(self, cause: Cause, now: float) -> list[Action]:
+    def _fail(self, cause: EndCause, now: float) -> list[Action]:
         if self.phase in ("stopping", "ended"):
             return []
         return self._stop("failed", cause, now)
 
-    def _stop(self, outcome: str, cause: Cause, now: float) -> list[Action]:
+    def _stop(self, outcome: str, cause: EndCause, now: float) -> list[Action]:
         if self.phase == "finishing" and self._detector.all_idle():  # only copies are missing
             return self._end()
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
@@ -393,7 +393,7 @@ class Lead:
     def _end(self) -> list[Action]:
         self.phase, self._stop_deadline = "ended", None
         missing = sorted(self._detector.nodes - self._detector.idle)
-        ended: Ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
+        ended: EndedEvent = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         if self._outcome == "succeeded":
             ended["warnings"] = self._saves.doubts(self._table.last_words.values())
         return [

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypedDict
 
 from clusterctl.agent.node.jobs import LIVE, check_own, find_job, is_free, read_state, run_state
+from clusterctl.common.answers import RanJob
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths, find_jobs, job_directories
-
-
-class RanJob(TypedDict):
-    """A job that ran, the time when its newest run began, and if that run is live."""
-
-    job: str
-    t: float
-    live: bool
-
 
 MOST_ENDED = 5  # the control machine needs more than one only if the nodes disagree
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from clusterctl.agent.node.jobs import find_job, read_summary
 from clusterctl.agent.peer import Peer
+from clusterctl.common.answers import NamedAnswer, NamedRun
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, find_jobs
 from clusterctl.common.requests import FindNamedRequest
 
 
-def find_named(root: Path, request: FindNamedRequest, peer: Peer) -> dict[str, Any]:
+def find_named(root: Path, request: FindNamedRequest, peer: Peer) -> NamedAnswer:
     """Return the `job` that the requested `ref` is an id, a prefix or a directory of, else the `runs` of this name."""
     ref = request["ref"]
     try:
@@ -24,7 +24,7 @@ def find_named(root: Path, request: FindNamedRequest, peer: Peer) -> dict[str, A
     return {"job": None, "runs": list(_runs_named(root, ref))}
 
 
-def _runs_named(root: Path, name: str) -> Iterator[dict[str, Any]]:
+def _runs_named(root: Path, name: str) -> Iterator[NamedRun]:
     for job in find_jobs(root):
         for run in map(job.run, job.run_names()):
             spec = read_summary(run) if _may_be_named(run, name) else None

@@ -8,10 +8,10 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from clusterctl.agent.node.jobs import STARTING, find_job, need_spec, pick_run, read_state, run_state, supervisor_of
 from clusterctl.agent.peer import Peer
+from clusterctl.common.answers import SaveAnswer, SaveOutcome
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.port_claims import uid_of_peer
@@ -19,6 +19,7 @@ from clusterctl.common.procfs import is_alive
 from clusterctl.common.requests import SaveRequest
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import reader
 
 AGAIN_S = 1.0  # after an answer that another request may change
 LOOK_S = 0.5
@@ -26,7 +27,7 @@ UP_S = 2.0  # in which a supervisor that has written its state listens
 MOST_BYTES = 1 << 16
 
 
-def save(root: Path, request: SaveRequest, peer: Peer) -> dict[str, Any]:
+def save(root: Path, request: SaveRequest, peer: Peer) -> SaveAnswer:
     """Return the `tag` and the `step` of a checkpoint that was made after this request.
 
     Raises AgentError if none is complete within `limit_s`, if the run is not running, or if it makes none.
@@ -40,8 +41,8 @@ def save(root: Path, request: SaveRequest, peer: Peer) -> dict[str, Any]:
     why = "it is still being made"
     for answer in _answers(run, peer, time.monotonic() + limit_s):
         if "tag" in answer:
-            return {"job": job.dir.name, "run": run.run, "tag": str(answer["tag"]), "step": int(answer["step"])}
-        why = str(answer.get("why"))
+            return {"job": job.dir.name, "run": run.run, "tag": answer["tag"], "step": answer["step"]}
+        why = answer["why"]
         if not answer.get("again"):
             raise _not_running(job.dir.name, why)
     raise AgentError(
@@ -63,7 +64,7 @@ def _check_checkpoints(run: RunPaths, spec: RunSpec) -> None:
         raise AgentError(f"node{spec.node} does not lead the run; node{spec.lead_node} does")
 
 
-def _answers(run: RunPaths, peer: Peer, deadline: float) -> Iterator[dict[str, Any]]:
+def _answers(run: RunPaths, peer: Peer, deadline: float) -> Iterator[SaveOutcome]:
     """Ask the lead until the deadline, and yield its answers. Raises AgentError if it is gone or does not answer."""
     alone_since: float | None = None
     while (left_s := deadline - time.monotonic()) > 0:
@@ -96,7 +97,7 @@ def _not_running(name: str, why: str) -> AgentError:
     return AgentError(f"nothing to save: {name} is not training: {why}", kind="refused", hint=hint)
 
 
-def _ask(run: RunPaths, peer: Peer, deadline: float) -> dict[str, Any] | None:
+def _ask(run: RunPaths, peer: Peer, deadline: float) -> SaveOutcome | None:
     """Return the lead's answer to a request; None if no lead listens, it ends before answering, or time runs out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
@@ -113,10 +114,10 @@ def _ask(run: RunPaths, peer: Peer, deadline: float) -> dict[str, Any] | None:
     return None
 
 
-def _parsed(sock: socket.socket) -> dict[str, Any] | None:
+def _parsed(sock: socket.socket) -> SaveOutcome | None:
     with contextlib.suppress(OSError, ValueError):
-        answer = parse(sock.recv(MOST_BYTES))
-        return answer if isinstance(answer, dict) else None
+        answer: SaveOutcome = reader(SaveOutcome)(parse(sock.recv(MOST_BYTES)))
+        return answer
     return None
 
 

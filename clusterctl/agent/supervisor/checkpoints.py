@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.agent.lead.actions import DropManifests, ManifestAction, WriteManifest
 from clusterctl.agent.lead.message_schema import check
-from clusterctl.agent.lead.saving.messages import DropModels, Keep, Logged, Written
+from clusterctl.agent.lead.saving.messages import DropModelsOrder, KeepOrder, LoggedReport, WrittenReport
 from clusterctl.agent.node.checkpoint_files import (
     drop_manifests,
     drop_model_manifests,
@@ -76,7 +76,7 @@ class CheckpointKeeper:
             if not whole.checkpoint and is_merged_by_us(directory / MERGED_NAME):
                 (directory / MERGED_NAME).unlink()  # of the pieces that these have replaced
             path = write_manifest(directory, {**manifest, **(self._invocation() if whole.checkpoint else {})})
-            about: Written = {
+            about: WrittenReport = {
                 "do": "written",
                 "tag": tag,
                 "checkpoint": whole.checkpoint,
@@ -91,14 +91,14 @@ class CheckpointKeeper:
         name = {"name": self._spec.name} if self._spec.name else {}
         return {"arguments": list(self._spec.arguments), **settings, **name}
 
-    def carry_out(self, order: Keep | DropModels) -> None:
+    def carry_out(self, order: KeepOrder | DropModelsOrder) -> None:
         """Remove what is no longer kept."""
         if order["do"] == "keep":
             self._keep(order)
         else:
             self._drop_models(order["tags"])
 
-    def _keep(self, order: Keep) -> None:
+    def _keep(self, order: KeepOrder) -> None:
         saving = self._spec.saving
         served = saving.resume.tag if saving.resume and saving.sources else None
         with self._warn_on_error():
@@ -135,7 +135,7 @@ class CheckpointKeeper:
         """Report the metric of KEEP_BEST to the lead if a trainer logged it. Raises ValueError if it is malformed."""
         best = self._spec.saving.keep_best
         if best and best.name in event["values"] and child.role == "trainer":
-            report: Logged = {
+            report: LoggedReport = {
                 "do": "logged",
                 "rank": child.rank,
                 "value": float(event["values"][best.name]),

@@ -17,7 +17,7 @@ from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.messages import LastLines, ProcessName
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.agent.supervisor.cpu_meter import CpuMeter
-from clusterctl.common.events import Usage
+from clusterctl.common.events import UsageEvent
 from clusterctl.common.paths import expand_program, log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.common.run_spec import ProcessSpec
@@ -280,7 +280,7 @@ class Child:
         self._shown_cpu.read(used[0], now)
         return {"cpu": self._shown_cpu.cores, "memory": used[1]}
 
-    def usage_event(self, now: float) -> Usage | None:
+    def usage_event(self, now: float) -> UsageEvent | None:
         """Return the event that is due every USAGE_EVERY_S from its start on while it is alive, else None."""
         used = self._used()
         if used is None or not self._recorded_cpu.read(used[0], now):

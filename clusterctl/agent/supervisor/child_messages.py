@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from clusterctl.agent.lead.saving.messages import Saved
+from clusterctl.agent.lead.saving.messages import SavedReport
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import (
@@ -114,7 +114,7 @@ class ChildMessages:
         elif kind == "saved":
             checked = check_state_receipt if child.role == "trainer" else check_receipt
             about = {"do": "saved", **process_of(child), "node": self._context.spec.node}
-            self._context.send(typed(Saved, {**checked(event, child.rank), **about}))
+            self._context.send(typed(SavedReport, {**checked(event, child.rank), **about}))
         self._context.forward(event, child)
 
     def _warn(self, child: Child, kind: str, message: str) -> None:

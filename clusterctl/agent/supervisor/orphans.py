@@ -10,7 +10,7 @@ from typing import Callable
 from clusterctl.agent.node.job_processes import descendants
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
-from clusterctl.common.events import Log
+from clusterctl.common.events import LogEvent
 from clusterctl.common.procfs import Identity, find_by_environments, run_environment, send_signal
 
 POLL_S = 0.05
@@ -68,7 +68,7 @@ class OrphanCleaner:
         else:
             self._context.loop.after(POLL_S, lambda: self._look(find, signalled | set(left), kill_at, then))
 
-    def _record(self, event: Log, left: list[Identity]) -> None:
+    def _record(self, event: LogEvent, left: list[Identity]) -> None:
         event["pids"] = [process.pid for process in left]
         self._context.record(event)
 

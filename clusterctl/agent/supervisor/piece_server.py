@@ -7,20 +7,27 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
-from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge
+from clusterctl.agent.lead.saving.messages import CopiedReport, CopySaveOrder, MergeModelOrder
 from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.paths import ENTRY
 from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import Count, NotRequired, reader
 
 READ_BYTES = 1 << 16
 LONGEST = 1 << 16  # of an answer
 RETRY_S = 1.0
 END_S = 5.0
+
+
+class CarriedOut(TypedDict):
+    """The part of an answer of the piece server that its supervisor reads, see `replication/process.py`."""
+
+    error: str | None
+    bytes: NotRequired[Count]
 
 
 class PieceServerProcess:
@@ -34,7 +41,7 @@ class PieceServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._buffer = b""
-        self._asked: list[Copy | Merge] = []
+        self._asked: list[CopySaveOrder | MergeModelOrder] = []
         self._await_peer()
 
     @property
@@ -61,7 +68,7 @@ class PieceServerProcess:
         self._context.loop.unwatch(self._listener)
         self._context.loop.after(RETRY_S, self._await_peer)
 
-    def carry_out(self, order: Copy | Merge) -> None:
+    def carry_out(self, order: CopySaveOrder | MergeModelOrder) -> None:
         """Pass on an order of the lead. The report follows when it is done."""
         self._asked.append(order)
         try:
@@ -115,7 +122,7 @@ class PieceServerProcess:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         try:
-            answers = [parse(line, LONGEST) for line in lines]
+            answers = [reader(CarriedOut)(parse(line, LONGEST)) for line in lines]
         except ValueError:
             answers = []
         if len(answers) < len(lines) or len(self._buffer) > LONGEST:  # it is not itself: see `poll`
@@ -125,12 +132,17 @@ class PieceServerProcess:
         for answer in answers:
             self._settle(answer)
 
-    def _settle(self, answer: Mapping[str, Any]) -> None:
+    def _settle(self, answer: CarriedOut) -> None:
         """Report on the oldest order, which this answer is for."""
         order = self._asked.pop(0)
-        report: Copied = {"do": "copied", "tag": order["tag"], "of": order["do"], "bytes": int(answer.get("bytes", 0))}
+        report: CopiedReport = {
+            "do": "copied",
+            "tag": order["tag"],
+            "of": order["do"],
+            "bytes": answer.get("bytes", 0),
+        }
         if answer["error"] is not None:
-            report["message"] = str(answer["error"])
+            report["message"] = answer["error"]
         self._context.send(report)
 
     def poll(self) -> None:

@@ -18,7 +18,16 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
-from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn, stop_wanted
+from clusterctl.agent.lead.messages import (
+    AgainOrder,
+    EndOrder,
+    FailureReport,
+    HelloReport,
+    Order,
+    Report,
+    RespawnOrder,
+    stop_wanted,
+)
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.checkpoint_files import remove_half_written
@@ -38,7 +47,7 @@ from clusterctl.agent.supervisor.piece_server import PieceServerProcess
 from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
-from clusterctl.common.events import Cause, FailureFacts, Lost
+from clusterctl.common.events import EndCause, FailureFacts, LostEvent
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
@@ -120,7 +129,7 @@ class Supervisor:
         self.lead.send(report)
 
     def _send_hello(self) -> None:
-        hello: Hello = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
+        hello: HelloReport = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
         if self._pieces.port is not None:
             hello["pieces"] = self._launcher.endpoint(self._pieces.port)
         if self._new:
@@ -200,7 +209,7 @@ class Supervisor:
 
     # Restarts.
 
-    def _roll_back(self, order: Again) -> None:
+    def _roll_back(self, order: AgainOrder) -> None:
         """Enter a new epoch: some processes end here, and restart when every node is ready.
 
         A new supervisor may get the order twice: with all others, and as the answer to its hello.
@@ -228,7 +237,7 @@ class Supervisor:
             return
         self._send_hello()
 
-    def _respawn(self, order: Respawn) -> None:
+    def _respawn(self, order: RespawnOrder) -> None:
         """Restart one process; the others do not notice."""
         self._launcher.update_endpoints(order)
         name = name_of((order["role"], order["rank"]))
@@ -271,7 +280,7 @@ class Supervisor:
         facts = facts or system_error(None)
         self._record({"event": "log", "level": "error", "message": message, **facts}, child)
         process = {**process_of(child), **child.last_lines()} if child else {}
-        self.lead.send(typed(Failed, {"do": "failed", "message": message, "t": time.time(), **facts, **process}))
+        self.lead.send(typed(FailureReport, {"do": "failed", "message": message, "t": time.time(), **facts, **process}))
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -320,8 +329,8 @@ class Supervisor:
     def _on_lead_lost(self, why: str, silent_s: float | None, closed_s: float | None) -> None:
         lead = self.spec.lead_node
         message = f"the lead on node{lead} is lost: {why}"
-        cause: Cause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
-        event: Lost = {"event": "lost", "node": self.spec.node, "message": message, "why": why, "lost_node": lead}
+        cause: EndCause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
+        event: LostEvent = {"event": "lost", "node": self.spec.node, "message": message, "why": why, "lost_node": lead}
         event["silent_s"], event["closed_s"] = silent_s, closed_s
         self._record(event)
         self.stop()
@@ -336,13 +345,13 @@ class Supervisor:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
 
-    def _end_when_idle(self, message: End) -> None:
+    def _end_when_idle(self, message: EndOrder) -> None:
         if self._cleared:
             self._end(message)
         else:
             self.loop.after(END_POLL_S, lambda: self._end_when_idle(message))
 
-    def _end(self, message: End) -> None:
+    def _end(self, message: EndOrder) -> None:
         self.lead.let_go()
         if self.spec.leads:  # the lead has recorded the end itself, and waits until all nodes have received it
             self._leave_when_quiet(self.loop.now() + 3.0)

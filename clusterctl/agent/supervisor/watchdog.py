@@ -17,11 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from clusterctl.agent.lead.messages import Awaited, Pace, Stacks
+from clusterctl.agent.lead.messages import AwaitedOrder, PaceReport, StacksOrder
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
-from clusterctl.common.events import Stalled
+from clusterctl.common.events import StalledEvent
 from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
 from clusterctl.common.safe_json import is_whole
 
@@ -107,7 +107,7 @@ class Watchdog:
         """Report the pace of a process to the lead if it has changed."""
         if pace != watch.pace:
             watch.pace = pace
-            report: Pace = {
+            report: PaceReport = {
                 "do": "pace",
                 "pace": pace,
                 "role": child.role,
@@ -119,7 +119,7 @@ class Watchdog:
                 report["for_s"], report["message"], report["awaits"] = message["for_s"], _words_of(awaited), awaited
             self._context.send(report)
 
-    def carry_out(self, order: Stacks | Awaited) -> None:
+    def carry_out(self, order: StacksOrder | AwaitedOrder) -> None:
         """Carry out an order of the lead."""
         if order["do"] == "stacks":
             self.show_stacks(order["message"])
@@ -182,7 +182,7 @@ class Watchdog:
         how = HOW_IT_IS.get(state, "")
         awaited = "" if watch.connected else ", and others wait for it"
         words = f"{lack} for {limit_s:g} s{awaited}: stalled{how}"
-        event: Stalled = {
+        event: StalledEvent = {
             "event": "stalled",
             "stalled_s": round(silent_s, 1),
             "halted": state == STOPPED,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome
-from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.events import RunWarning
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.run_state import Key
 from clusterctl.common.schema import SchemaError

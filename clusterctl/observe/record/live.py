@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
-from clusterctl.cluster.answers import EndEvent, PhaseEvent
-from clusterctl.cluster.run_answers import DroppedCut, RunWarning
+from clusterctl.cluster.answers import ReportedEnd, ReportedPhase
+from clusterctl.cluster.run_answers import DroppedCutAnswer
+from clusterctl.common.events import RunWarning
 from clusterctl.common.run_state import Event, RunState
 from clusterctl.common.schema import reader
 from clusterctl.inventory import Node
@@ -23,7 +24,7 @@ CURVE_POINTS = 4000
 MOST_MARKS = 1000
 RATE_EVERY_S = 1.0
 #: The events whose values are shown as they are; the schema checks them.
-CHECKED = {"ended": EndEvent, "phase": PhaseEvent, "cut_dropped": DroppedCut, "warned": RunWarning}
+CHECKED = {"ended": ReportedEnd, "phase": ReportedPhase, "cut_dropped": DroppedCutAnswer, "warned": RunWarning}
 MOST_PASSES = 1000  # kept until every trainer has logged its numbers
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 
 from clusterctl.cluster.answers import Resumed
 from clusterctl.cluster.gpu_answers import Devices
-from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.events import RunWarning
 from clusterctl.common.run_state import ProcessState
 from clusterctl.common.safe_json import is_whole
 from clusterctl.common.schema import Bound, Count, Moment, SchemaError, at_most, readers

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 
 from clusterctl.cluster import Cluster, NodeOutcome, raise_failures
-from clusterctl.cluster.run_answers import NamedAnswer
+from clusterctl.common.answers import NamedAnswer
 from clusterctl.common.paths import is_job_id, is_label, job_key
 from clusterctl.errors import UsageError
 from clusterctl.observe.record.status import find, no_such_run

@@ -8,7 +8,8 @@ from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
 from clusterctl.cluster.answers import StatusAnswer, StatusFacts
-from clusterctl.cluster.run_answers import STATES, DroppedCut, RunWarning
+from clusterctl.cluster.run_answers import STATES, DroppedCutAnswer
+from clusterctl.common.events import RunWarning
 from clusterctl.common.requests import StatusRequest
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
@@ -40,7 +41,7 @@ class JobStatus:
         return self.members.run
 
     @property
-    def cut_dropped(self) -> DroppedCut | None:
+    def cut_dropped(self) -> DroppedCutAnswer | None:
         """The last checkpoint or model that a live run did not save at its time."""
         return (self.lead or {}).get("cut_dropped") if self.state in LIVE else None
 

@@ -23,7 +23,7 @@ from clusterctl.observe.why.errno_and_signals import (
     unresolved,
 )
 from clusterctl.observe.why.known_messages import WITHOUT_CUDA, of_format, of_java, of_known, of_status
-from clusterctl.observe.why.tracebacks import Frame, RaisedException
+from clusterctl.observe.why.tracebacks import RaisedException, TracebackFrame
 
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 GENERIC_NOUNS = {"error", "exception", "failure", "warning"}
@@ -167,7 +167,7 @@ def of_exception(one: RaisedException) -> Diagnosis:
 
 def of_child(one: RaisedException, kind: type[BaseException]) -> Diagnosis | None:
     """The diagnosis of a lost connection to a process that the program itself started, or of a file that is locked."""
-    inner = one.frames[-1] if one.frames else Frame("", "")
+    inner = one.frames[-1] if one.frames else TracebackFrame("", "")
     if issubclass(kind, ConnectionError | EOFError) and any(part in inner.file for part in STARTS_PROCESSES):
         words = "a process that the program had started ended, and with it the connection to it"
         return Diagnosis("exit", words, "see its last lines, and dmesg on {node}, for why that process ended")
@@ -225,7 +225,7 @@ def of_import(plain: Diagnosis, message: str) -> Diagnosis:
 def _of_own_module(plain: Diagnosis, message: str) -> Diagnosis | None:
     """The diagnosis of an import from a file of the job itself: no package is missing."""
     name, package = OWN_MODULE.search(message), NO_PACKAGE.search(message)
-    if name and (Frame(name[3], "").is_own or name[3] == "unknown location"):
+    if name and (TracebackFrame(name[3], "").is_own or name[3] == "unknown location"):
         file = name[3].rpartition("/")[2] if name[3] != "unknown location" else name[2]
         circular = "circular import" in message
         advice = HAS_NOT_THE_NAME.format(file=file, name=name[1])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
-from clusterctl.cluster.run_answers import RunWarning
+from clusterctl.common.events import RunWarning
 from clusterctl.common.schema import Moment, fits
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node

@@ -48,7 +48,7 @@ MISTAKES = (
 
 
 @dataclass(frozen=True)
-class Frame:
+class TracebackFrame:
     """A call: its file, line and function, and its line of source if the traceback shows it."""
 
     file: str
@@ -83,7 +83,7 @@ class RaisedException:
 
     name: str
     message: str
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[TracebackFrame, ...] = ()
     direct: bool = False
     begin: int = 0
     end: int = 0
@@ -237,14 +237,14 @@ def fold(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     return kept
 
 
-def _frame(match: re.Match[str]) -> Frame:
-    return Frame(match[1], match[2], match[3] or "")
+def _frame(match: re.Match[str]) -> TracebackFrame:
+    return TracebackFrame(match[1], match[2], match[3] or "")
 
 
 def _block(lines: Sequence[str], start: int, end: int) -> tuple[int, RaisedException | None]:
     """(index of the exception's line, the exception) of the traceback that starts at `start`."""
     prefix = lines[start][: lines[start].index(HEADER)]
-    frames: list[Frame] = []
+    frames: list[TracebackFrame] = []
     for at, line in _plain(lines, start + 1, end, prefix):
         frame = FRAME.match(line)
         if frame:

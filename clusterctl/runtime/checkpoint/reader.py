@@ -42,11 +42,11 @@ class OpenPiece(NamedTuple):
     expected: tuple[int, str] | None
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
+def open_checkpoint(directory: Path) -> SavedCheckpoint:
     """Open the checkpoint whose pieces are in `directory`. Raises ModelError."""
     files = [TensorFile(path) for path in sorted(directory.glob(PIECES))]
     sums = checksums(directory)
-    return Checkpoint(directory, [OpenPiece(file, sums.get(file.path.name)) for file in files])
+    return SavedCheckpoint(directory, [OpenPiece(file, sums.get(file.path.name)) for file in files])
 
 
 def checksums(directory: Path) -> dict[str, tuple[int, str]]:
@@ -58,7 +58,7 @@ def checksums(directory: Path) -> dict[str, tuple[int, str]]:
         raise ModelError(f"the manifest in {directory} cannot be read ({exc})") from exc
 
 
-class Checkpoint:
+class SavedCheckpoint:
     """A checkpoint: `step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`, per trainer a dict as in `writer`.
 
     Thread-safe. `path` is its name in messages.

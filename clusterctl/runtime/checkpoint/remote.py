@@ -18,7 +18,7 @@ from clusterctl.common.paths import JobPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.common.safe_json import parse
 from clusterctl.runtime.checkpoint.model import PIECES, ModelView, PieceSet, checksum, open_model
-from clusterctl.runtime.checkpoint.reader import Checkpoint, OpenPiece, checksums, open_checkpoint
+from clusterctl.runtime.checkpoint.reader import OpenPiece, SavedCheckpoint, checksums, open_checkpoint
 from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
@@ -236,14 +236,14 @@ def _sources(manifest: Mapping[str, Any], place: Path) -> PieceSources:
         raise ModelError(f"{place / NAME} does not say which nodes have the pieces ({exc})") from exc
 
 
-def open_saved_checkpoint(env: Environment, peers: Peers) -> Checkpoint | None:
+def open_saved_checkpoint(env: Environment, peers: Peers) -> SavedCheckpoint | None:
     """Open the checkpoint that a pserver continues from; None if it starts with initial values. Raises ModelError."""
     tag, sources = _checkpoint(env)
     if tag is None:
         return None
     if sources is None:
         return open_checkpoint(env.checkpoint_dir / tag)
-    return Checkpoint(Path(sources.name), open_pieces(env, sources, peers))
+    return SavedCheckpoint(Path(sources.name), open_pieces(env, sources, peers))
 
 
 def open_saved_state(env: Environment, peers: Peers) -> TensorFile | None:

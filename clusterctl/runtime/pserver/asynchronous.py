@@ -11,7 +11,7 @@ from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS
 from clusterctl.runtime.pserver.lane_cut import LaneCut, Moment
-from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output
+from clusterctl.runtime.pserver.lane_state import CopiedCut, DueCut, HeldCut, LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.updates import HandleAgain, UpdatePolicy
@@ -98,13 +98,13 @@ class AsyncUpdates(UpdatePolicy):
         if self.lane.step <= self._due_at.get(purpose, 0):
             return []
         self._due_at[purpose] = self.lane.step
-        return [Due(purpose)]
+        return [DueCut(purpose)]
 
     def hold_cut(self, number: int) -> list[Output]:
         out = self.drop_cut()
         self.cut = LaneCut(number, self.lane.trainers)
         begun = sum(trainer.push is not None for trainer in self.lane.trainers.by_rank.values())
-        return [*out, Held(number, self.cut.counts, self.lane.step + begun, self.lane.trainers.passes)]
+        return [*out, HeldCut(number, self.cut.counts, self.lane.step + begun, self.lane.trainers.passes)]
 
     def make_cut(self, number: int, moment: Moment) -> list[Output]:
         if self.cut is None or self.cut.number != number:
@@ -138,7 +138,7 @@ class AsyncUpdates(UpdatePolicy):
         self.copied_cut = cut.number
         if cut.moment.purpose & CHECKPOINT:  # replies tell trainers with state of their own
             self.cuts = self.lane.cut_schedule.encode(cut.moment.step, CHECKPOINT)
-        copied = Copied(cut.number, tuple(saves), sum(self.lane.set_tables()) % 2**63)
+        copied = CopiedCut(cut.number, tuple(saves), sum(self.lane.set_tables()) % 2**63)
         return [copied, *self.drop_cut()]
 
     def check_declarations(self, rank: int | None = None) -> bool:
@@ -164,7 +164,7 @@ class AsyncUpdates(UpdatePolicy):
                 self._due_pass[purpose] = passes
             if is_due:
                 self._due_at[purpose] = self.lane.step
-                out.append(Due(purpose))
+                out.append(DueCut(purpose))
         return out
 
     # Pushes

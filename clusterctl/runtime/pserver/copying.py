@@ -22,7 +22,7 @@ _MOST_KEPT = 65_536
 _HARMLESS = (wire.HELLO, wire.PROBE)
 
 
-class Copying:
+class LaneCopies:
     """The copies that a lane is making. Not thread-safe.
 
     Unless it is `in_slices`, copies are made at once. While `is_paused` the disk is behind, and tables stay

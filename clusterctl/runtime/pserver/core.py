@@ -19,7 +19,7 @@ from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.declarations import DeclarationPoint, Declared
-from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
+from clusterctl.runtime.pserver.lane_state import CopiedCut, LaneState, Output, Reply, Unset
 from clusterctl.runtime.pserver.reading import ReadJob
 from clusterctl.runtime.pserver.requests import assigned_values
 from clusterctl.runtime.pserver.saves import Saver
@@ -450,7 +450,7 @@ class ServerCore:
 def _after_a_pause(output: Output, pause_s: float) -> Output:
     if isinstance(output, Save):
         return output._replace(pause_s=pause_s)
-    if isinstance(output, Copied):
+    if isinstance(output, CopiedCut):
         return output._replace(saves=tuple(save._replace(pause_s=pause_s) for save in output.saves))
     return output
 

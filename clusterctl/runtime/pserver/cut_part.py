@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
-from clusterctl.runtime.pserver.lane_state import Copied, CutOutput, Due, Held, Output
+from clusterctl.runtime.pserver.lane_state import CopiedCut, CutOutput, DueCut, HeldCut, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
 
 PATIENCE_S = 5.0  # for the next push of a cut
@@ -18,8 +18,8 @@ PATIENCE_S = 5.0  # for the next push of a cut
 @dataclass
 class _PendingCut:
     number: int
-    held: dict[int, Held] = field(default_factory=dict)
-    copied: dict[int, Copied] = field(default_factory=dict)
+    held: dict[int, HeldCut] = field(default_factory=dict)
+    copied: dict[int, CopiedCut] = field(default_factory=dict)
 
 
 class CutPart:
@@ -84,13 +84,13 @@ class CutPart:
     def take(self, lane: Lane, output: CutOutput) -> None:
         """Take what a lane has to say about a cut; called in its thread."""
         with self._lock:
-            if isinstance(output, Due):
+            if isinstance(output, DueCut):
                 self._send("due", {"purpose": output.purpose})
                 return
             now, number = self._now, lane.core.state.lane
             if now is None or now.number != output.cut:
                 return
-            if isinstance(output, Held):
+            if isinstance(output, HeldCut):
                 now.held[number] = output
                 if len(now.held) == len(self._server.lanes):
                     self._send("held", {"cut": now.number, **_progress(list(now.held.values()))})
@@ -149,7 +149,7 @@ class CutPart:
             self._server.write(saves)
 
 
-def _progress(lanes: Sequence[Held]) -> dict[str, Any]:
+def _progress(lanes: Sequence[HeldCut]) -> dict[str, Any]:
     """Return the pushes of each trainer that any lane has, and the step and passes of one that has them all."""
     counts = [max(of_one) for of_one in zip(*(lane.counts for lane in lanes))]
     step = max(lane.step + sum(counts) - sum(lane.counts) for lane in lanes)

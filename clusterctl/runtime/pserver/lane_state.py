@@ -15,7 +15,7 @@ from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import EACH_PASS
 from clusterctl.runtime.pserver.buffers import BufferBook
-from clusterctl.runtime.pserver.copying import Copying
+from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.declarations import Declarations
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
@@ -35,13 +35,13 @@ class Reply(NamedTuple):
     message: wire.Message
 
 
-class Due(NamedTuple):
+class DueCut(NamedTuple):
     """A cut is due for a purpose (see `cuts`). Only the first lane of the run says so, and not in sync."""
 
     purpose: int
 
 
-class Held(NamedTuple):
+class HeldCut(NamedTuple):
     """The lane holds pushes back for a cut. `counts` are those it has of each trainer, by rank, begun ones included;
     `step` is its own step once it has applied them, and `passes` are those that all trainers have ended."""
 
@@ -51,7 +51,7 @@ class Held(NamedTuple):
     passes: int
 
 
-class Copied(NamedTuple):
+class CopiedCut(NamedTuple):
     """The copies of a lane for a cut. `table_sum` says which tables it has."""
 
     cut: int
@@ -59,7 +59,7 @@ class Copied(NamedTuple):
     table_sum: int
 
 
-CutOutput = Union[Due, Held, Copied]
+CutOutput = Union[DueCut, HeldCut, CopiedCut]
 Output = Union[Reply, Save, CutOutput]
 
 
@@ -99,7 +99,7 @@ class LaneState:
     unset: dict[int, Unset] = field(default_factory=dict)
     has_assigned: bool = False
     buffers: BufferBook = field(default_factory=BufferBook)
-    copying: Copying = field(default_factory=Copying)
+    copying: LaneCopies = field(default_factory=LaneCopies)
     declarations: Declarations = field(default_factory=Declarations)
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import TableError
 from clusterctl.runtime.modes import EACH_PASS, parse_mode
-from clusterctl.runtime.pserver.copying import Copying
+from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.cut_part import CutPart
 from clusterctl.runtime.pserver.lane_state import CutOutput, LaneState, Output
@@ -241,7 +241,7 @@ class PServer:
             key_cache=spec.training.key_cache,
             lender=self._shm,
             epoch=spec.epoch,
-            copying=Copying(in_slices=True),
+            copying=LaneCopies(in_slices=True),
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)

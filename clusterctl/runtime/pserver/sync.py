@@ -20,7 +20,7 @@ _LONG_S = 3.0  # a wait that is reported
 _MOST_NAMED = 4
 
 
-class Step:
+class SyncStep:
     """The step being applied: `pushes` of all trainers, by rank, and the parts still to apply.
 
     By dense table, `concerned` has the pushes with a gradient of it, and `left_over` the numbers of its parts that are
@@ -60,7 +60,7 @@ class SyncUpdates(UpdatePolicy):
         self._schedule = lane.cut_schedule.by_purpose()
         self._missing: TrainerState | None = None
         self._expect_all()
-        self._now: Step | None = None  # once all trainers' pushes have opened
+        self._now: SyncStep | None = None  # once all trainers' pushes have opened
         self._opened_s = time.monotonic()  # when the last push did
 
     def push(self, message: wire.Message) -> list[Output]:
@@ -181,7 +181,7 @@ class SyncUpdates(UpdatePolicy):
         opening = None if self.lane.sparse or self.lane.has_assigned else pushes[0].opening
         if opening is not None and all(push.opening is opening for push in pushes):
             return out + self._apply_alike(pushes, opening)
-        now = self._now = Step(pushes, self.lane.dense, has_assigned=self.lane.has_assigned)
+        now = self._now = SyncStep(pushes, self.lane.dense, has_assigned=self.lane.has_assigned)
         for key, table in self.lane.sparse.items():
             grads = [push.sparse[key] for push in now.weighty if key in push.sparse]
             if grads or table.spec.retention is not None:
@@ -212,7 +212,7 @@ class SyncUpdates(UpdatePolicy):
         return trainer.pushed > 0 and trainer.cursor[1] == 0
 
     def _apply_alike(self, pushes: list[Push], opening: Opening) -> list[Output]:
-        """Make the step of pushes that have the same short tables and nothing else: what `Step` would come to."""
+        """Make the step of pushes that have the same short tables and nothing else: what `SyncStep` would come to."""
         began = time.perf_counter()
         total = sum([push.message.samples for push in pushes])
         weighty = [push for push in pushes if push.message.samples]
@@ -238,7 +238,7 @@ class SyncUpdates(UpdatePolicy):
     def _pushes(self) -> list[Push]:
         return [m.push for m in self.lane.trainers.by_rank.values() if m.push is not None]
 
-    def _apply(self, now: Step, key: int, number: int) -> list[Output]:
+    def _apply(self, now: SyncStep, key: int, number: int) -> list[Output]:
         """Apply a part if all its gradients have arrived; answer the pieces that brought them."""
         concerned = now.concerned[key]
         grads: list[Weighted] = []
@@ -264,7 +264,7 @@ class SyncUpdates(UpdatePolicy):
                 out.append(self._reply(request, [fresh]))
         return out
 
-    def _finish_if_done(self, now: Step) -> list[Output]:
+    def _finish_if_done(self, now: SyncStep) -> list[Output]:
         if any(now.left_over.values()):
             return []
         self._now = None

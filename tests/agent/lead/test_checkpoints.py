@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import DropManifests, DropModelManifests, SendOrder
-from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, Known, LoggedValue, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known, LoggedValue, ModelRetention
+from clusterctl.common.run_spec import KeepBest
 
-AUC = Best("auc", "max")
+AUC = KeepBest("auc", "max")
 
 
 def tag(step: int) -> str:
@@ -58,7 +59,7 @@ def test_the_best_one_is_kept_too_and_the_newest_of_equals() -> None:
 
 
 def test_only_values_logged_at_or_before_the_cut_count_and_by_weight() -> None:
-    retention = CheckpointRetention(1, Best("loss", "min"))
+    retention = CheckpointRetention(1, KeepBest("loss", "min"))
     retention.log(0, LoggedValue(9, 1.0, 3.0))
     retention.log(1, LoggedValue(10, 2.0, 1.0))  # the mean is 1.25
     retention.log(1, LoggedValue(11, 0.0, 1.0))
@@ -92,7 +93,7 @@ def test_without_sync_each_trainer_has_its_own_step() -> None:
 @settings(max_examples=200)
 @given(st.integers(1, 4), st.sampled_from(["max", "min"]), st.lists(st.integers(0, 5), max_size=12))
 def test_the_kept_ones_are_those_that_an_exhaustive_search_finds(keep: int, direction: str, values: list[int]) -> None:
-    retention = CheckpointRetention(keep, Best("auc", direction))
+    retention = CheckpointRetention(keep, KeepBest("auc", direction))
     scores: dict[int, int] = {}
     kept: list[int] = []
     for step, value in enumerate(values):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from agent.wires import Ends, Keys, in_order, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import connection
-from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import Connection
+from clusterctl.agent.lead.channel import Channel, parse_frame
+from clusterctl.agent.lead.connection import LeadConnection
 from clusterctl.agent.node.ports import listen
 from clusterctl.transfer.tls import run_context
 
@@ -45,6 +45,13 @@ def test_acknowledged_messages_are_not_repeated() -> None:
     assert len(here.repeat()) == 3
     assert here.accept(there.heartbeat()) is None
     assert here.repeat() == []
+
+
+@pytest.mark.parametrize("line", [b"[]", b'{"s": 1, "m": {}}', b'{"a": 0, "s": 1}', b'{"a": 0, "s": "1", "m": {}}'])
+def test_a_line_that_is_no_frame_is_refused(line: bytes) -> None:
+    assert parse_frame(b'{"a": 0, "s": 1, "m": {}, "later": 1}')["m"] == {}
+    with pytest.raises(ValueError, match=r"must be|is missing|without a message"):
+        parse_frame(line)
 
 
 @settings(max_examples=150)
@@ -148,7 +155,7 @@ def test_a_stranger_that_connects_is_disconnected(loop: EventLoop, keys: Keys, n
     closed: list[OSError | None] = []
     opened: list[int] = []
     tls = run_context(keys.of(0), server=True).wrap_socket(ours, server_side=True, do_handshake_on_connect=False)
-    Connection(loop, tls, lambda opened_connection, node: opened.append(node), lambda frame: None, closed.append)
+    LeadConnection(loop, tls, lambda opened_connection, node: opened.append(node), lambda frame: None, closed.append)
     with stranger:
         stranger.sendall(noise)
         stranger.shutdown(socket.SHUT_WR)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.lead.saving.checkpoints import Best, CheckpointRetention, Known, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known, ModelRetention
 from clusterctl.agent.lead.saving.copies import BEHIND_S, CopyPolicy
 from clusterctl.agent.lead.saving.saves import SaveTracker
 from clusterctl.common.manifest import checkpoint_tag, step_tag
+from clusterctl.common.run_spec import KeepBest
 
 NODES = 3
 RINGS = {2: {1: (0,), 2: (1,), 0: (2,)}, 3: {1: (0, 2), 2: (1, 0), 0: (2, 1)}}
@@ -23,7 +24,7 @@ class Cluster:
     those to copy: `report` decides how they end.
     """
 
-    def __init__(self, keep: int, copies: int = 2, *, resumed: bool = False, best: Best | None = None) -> None:
+    def __init__(self, keep: int, copies: int = 2, *, resumed: bool = False, best: KeepBest | None = None) -> None:
         first = Known(checkpoint_tag(OLD), OLD) if resumed else None
         models = ModelRetention(keep, {step_tag(OLD): OLD} if resumed else {})
         retention = CheckpointRetention(keep, best, first)
@@ -139,7 +140,7 @@ ONE_LEAVES = [("save", False), ("report", 0), ("report", 0), ("leave", 1), ("rep
 def test_a_copied_save_is_there_at_every_moment_after_the_first(
     moves: list[tuple[str, Any]], keep: int, copies: int, resumed: bool, best: bool
 ) -> None:
-    cluster = Cluster(keep, copies, resumed=resumed, best=Best("auc", "max") if best else None)
+    cluster = Cluster(keep, copies, resumed=resumed, best=KeepBest("auc", "max") if best else None)
     for move, what in moves:
         if move == "save":
             cluster.save(checkpoint=what)

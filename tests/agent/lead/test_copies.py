@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.agent.lead.saving.copies import END_LIMIT_S, LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
-from clusterctl.agent.lead.saving.messages import Written
+from clusterctl.agent.lead.saving.messages import WrittenReport
 from clusterctl.launch.copies import copy_plan
 
 RING = {1: (0,), 2: (1,), 0: (2,)}
@@ -18,7 +18,7 @@ def tracker(*, merges: bool = False, sources: dict[int, tuple[int, ...]] | None 
     return made
 
 
-def save(tag: str, *, checkpoint: bool = False) -> Written:
+def save(tag: str, *, checkpoint: bool = False) -> WrittenReport:
     return {"do": "written", "tag": tag, "checkpoint": checkpoint, "bytes": 9, "sha256": "ab"}
 
 

@@ -16,7 +16,7 @@ from agent.specs import spec_json
 from agent.wires import Follower, Keys, Lead, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import client, failure_detector, server
-from clusterctl.agent.lead.connection import Connection
+from clusterctl.agent.lead.connection import LeadConnection
 from clusterctl.agent.node.ports import listen
 from clusterctl.agent.supervisor import guardian
 from clusterctl.common.files import write_json
@@ -289,7 +289,7 @@ def test_a_node_that_is_not_part_of_the_run_is_turned_away(
     turned_away: list[OSError | None] = []
     closed = stranger.lead._closed
 
-    def count(connection: Connection, error: OSError | None) -> None:
+    def count(connection: LeadConnection, error: OSError | None) -> None:
         turned_away.append(error)
         closed(connection, error)
 
@@ -311,7 +311,9 @@ def test_another_node_in_place_of_the_lead_is_not_obeyed(loop: EventLoop, keys: 
             tls = run_context(keys.of(2), server=True).wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
-            connection = Connection(loop, tls, lambda connection, node: None, lambda frame: None, lambda error: None)
+            connection = LeadConnection(
+                loop, tls, lambda connection, node: None, lambda frame: None, lambda error: None
+            )
             connection.send({"s": 1, "a": 0, "m": {"do": "stop"}})
 
         loop.watch(listener, impostor)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from clusterctl.common.manifest import build_manifest, piece_name, write_manifest
 from clusterctl.runtime import Adagrad, Adam, load_model, torch_state_dict, uniform, zeros
 from clusterctl.runtime.checkpoint import reader
-from clusterctl.runtime.checkpoint.reader import Checkpoint, open_checkpoint
+from clusterctl.runtime.checkpoint.reader import SavedCheckpoint, open_checkpoint
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
@@ -119,14 +119,14 @@ class World:
             receipts.append(write_piece(directory, cut, reversed(tables), cursors=CURSORS, lanes=lanes))
         return receipts
 
-    def assert_dense(self, checkpoint: Checkpoint, spec: TableSpec, start: int, stop: int) -> None:
+    def assert_dense(self, checkpoint: SavedCheckpoint, spec: TableSpec, start: int, stop: int) -> None:
         loaded = checkpoint.dense(spec, start, stop)
         assert loaded is not None
         values, state = loaded
         for got, expected in zip([values, *state], self.dense[spec.name], strict=True):
             np.testing.assert_array_equal(got.view(np.uint32), expected[start:stop].view(np.uint32))
 
-    def assert_rows(self, checkpoint: Checkpoint, name: str, lane: int, lanes: int) -> int:
+    def assert_rows(self, checkpoint: SavedCheckpoint, name: str, lane: int, lanes: int) -> int:
         saved = self.rows[name]
         loaded = checkpoint.sparse(saved.spec, lane, lanes)
         assert loaded is not None
@@ -345,7 +345,7 @@ def test_without_torch_the_export_says_what_to_install(saved: Path, monkeypatch:
         torch_state_dict(saved)
 
 
-def restored(checkpoint: Checkpoint, spec: TableSpec, lane: int, lanes: int) -> SparseTable:
+def restored(checkpoint: SavedCheckpoint, spec: TableSpec, lane: int, lanes: int) -> SparseTable:
     table = SparseTable(spec, 7, lane, lanes)
     loaded = checkpoint.sparse(spec, lane, lanes)
     assert loaded is not None

@@ -21,7 +21,7 @@ from clusterctl.common.run_spec import PieceSource, PieceSources, Recovery, Resu
 from clusterctl.runtime import SGD, uniform
 from clusterctl.runtime.checkpoint import remote
 from clusterctl.runtime.checkpoint.model import checksum
-from clusterctl.runtime.checkpoint.reader import Checkpoint
+from clusterctl.runtime.checkpoint.reader import SavedCheckpoint
 from clusterctl.runtime.checkpoint.remote import (
     READ_BYTES,
     Peers,
@@ -131,7 +131,7 @@ def test_a_pserver_asks_for_headers_and_for_its_own_blocks_and_slots_only(
     headers = sum(header_bytes(nodes.place(p) / piece_name(p)) for p in range(3))
     for place in range(places):
         nodes.asked.clear()
-        checkpoint = Checkpoint(Path("x"), open_pieces(nodes.env(9, place), sources(nodes), nodes.peers()))
+        checkpoint = SavedCheckpoint(Path("x"), open_pieces(nodes.env(9, place), sources(nodes), nodes.peers()))
         assert nodes.asked.total() == headers
         nodes.asked.clear()
         own = 0
@@ -151,7 +151,7 @@ def test_a_pserver_asks_for_headers_and_for_its_own_blocks_and_slots_only(
 
 
 def test_each_table_is_read_when_it_is_declared(nodes: Nodes) -> None:
-    checkpoint = Checkpoint(Path("x"), open_pieces(nodes.env(9), sources(nodes), nodes.peers()))
+    checkpoint = SavedCheckpoint(Path("x"), open_pieces(nodes.env(9), sources(nodes), nodes.peers()))
     nodes.ranges.clear()
     checkpoint.dense(SMALL, 0, 3)
     assert [stop - start for _, start, stop in nodes.ranges] == [12, 12]
@@ -181,14 +181,14 @@ def test_a_model_is_read_in_the_same_way_and_rebuilt_where_ids_have_other_slots(
 
 
 def test_pieces_of_this_node_are_read_from_its_disk_and_verified(world: World, nodes: Nodes) -> None:
-    checkpoint = Checkpoint(Path("x"), open_pieces(nodes.env(1), sources(nodes), nodes.peers()))
+    checkpoint = SavedCheckpoint(Path("x"), open_pieces(nodes.env(1), sources(nodes), nodes.peers()))
     world.assert_dense(checkpoint, DENSE, 0, DENSE.elements)
     assert nodes.asked[1] == 0
     assert nodes.asked[0] > 0
     path = nodes.place(1) / piece_name(1)
     known = sources(nodes)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    damaged = Checkpoint(Path("x"), open_pieces(nodes.env(1), known, nodes.peers()))
+    damaged = SavedCheckpoint(Path("x"), open_pieces(nodes.env(1), known, nodes.peers()))
     with pytest.raises(ModelError, match=r"pserver-00001\.safetensors is damaged"):
         damaged.sparse(WORDS, 0, 1)
     with pytest.raises(ModelError, match=r"pserver-00001\.safetensors is damaged"):
@@ -204,7 +204,7 @@ def test_pservers_ask_different_holders_first_and_the_next_one_if_it_fails(world
         nodes.asked.clear()
         open_pieces(nodes.env(9, rank), three, nodes.peers())
         assert nodes.asked[node] == header_bytes(nodes.place(2) / piece_name(2))
-    checkpoint = Checkpoint(Path("x"), open_pieces(nodes.env(9), three, nodes.peers()))
+    checkpoint = SavedCheckpoint(Path("x"), open_pieces(nodes.env(9), three, nodes.peers()))
     nodes.down = {2, 3}
     world.assert_rows(checkpoint, "word", 4, 6)
     nodes.down = {2, 3, 4}

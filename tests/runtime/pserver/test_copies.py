@@ -13,10 +13,10 @@ import zmq
 
 from clusterctl.runtime import SGD, Adagrad, load_model
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.pserver.copying import Copying
+from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
-from clusterctl.runtime.pserver.lane_state import Copied, Output
+from clusterctl.runtime.pserver.lane_state import CopiedCut, Output
 from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.store import slices
 from clusterctl.runtime.store.dense import DenseTable
@@ -66,7 +66,9 @@ class SavingLane(LaneOfTwo):
 
 
 def value_in(outputs: list[Output]) -> float:
-    [save] = [one.saves[0] if isinstance(one, Copied) else one for one in outputs if isinstance(one, Save | Copied)]
+    [save] = [
+        one.saves[0] if isinstance(one, CopiedCut) else one for one in outputs if isinstance(one, Save | CopiedCut)
+    ]
     return float(save.tables[0].current[0])
 
 
@@ -175,9 +177,9 @@ def test_a_trainer_learns_that_a_lane_is_saving_however_long_that_takes(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copying of each save goes on only once a trainer has heard of it."""
-    told, advance, probe = threading.Event(), Copying.advance, ServerCore._probe
+    told, advance, probe = threading.Event(), LaneCopies.advance, ServerCore._probe
 
-    def advance_late(copying: Copying) -> bool:
+    def advance_late(copying: LaneCopies) -> bool:
         return advance(copying) if told.is_set() or not copying.is_under_way else False
 
     def note(core: ServerCore, message: wire.Message) -> list[Output]:
@@ -186,7 +188,7 @@ def test_a_trainer_learns_that_a_lane_is_saving_however_long_that_takes(
             told.set()
         return out
 
-    monkeypatch.setattr(Copying, "advance", advance_late)
+    monkeypatch.setattr(LaneCopies, "advance", advance_late)
     monkeypatch.setattr(ServerCore, "_probe", note)
 
     def program(ps: Session) -> Any:

@@ -15,10 +15,10 @@ import pytest
 from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD
 from clusterctl.runtime.cuts import CHECKPOINT, MODEL
-from clusterctl.runtime.pserver.copying import Copying
+from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
-from clusterctl.runtime.pserver.lane_state import Copied, Due, Held, LaneState, Output, Reply
+from clusterctl.runtime.pserver.lane_state import CopiedCut, DueCut, HeldCut, LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
@@ -36,7 +36,7 @@ class LaneOfTwo:
     """One lane and two trainers, which have made `w` there unless it is new."""
 
     def __init__(self, mode: str = "async", *, new: bool = False, number: int = 0, slices: bool = False) -> None:
-        copying = Copying(in_slices=slices)
+        copying = LaneCopies(in_slices=slices)
         self.core = ServerCore(LaneState(number, Layout(1 + number), 2, mode=Mode.parse(mode), copying=copying))
         self.attempts = [0, 0]
         for rank in range(2):
@@ -85,7 +85,7 @@ def answered(outputs: Sequence[Output]) -> list[tuple[int, int]]:
 
 def copied(outputs: Sequence[Output]) -> tuple[int, list[int], float]:
     """Return the step of the only copy in `outputs`, the pushes of each trainer in it, and a value of `w`."""
-    [copy] = [output for output in outputs if isinstance(output, Copied)]
+    [copy] = [output for output in outputs if isinstance(output, CopiedCut)]
     [save] = copy.saves
     return save.step, [cursor["step"] for cursor in save.cursors], float(save.tables[0].current[0])
 
@@ -93,7 +93,7 @@ def copied(outputs: Sequence[Output]) -> tuple[int, list[int], float]:
 def test_the_highest_counts_are_those_of_the_cut() -> None:
     lane = LaneOfTwo()
     assert answered(lane.push(0, 0)) == [(0, 100)]
-    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1, 0)]
+    assert lane.core.policy.hold_cut(1) == [HeldCut(1, (1, 0), 1, 0)]
     assert lane.push(0, 1) == lane.push(0, 2) == lane.push(1, 0) == []
     before = lane.core.policy.make_cut(1, Moment((2, 1), 3, 0, 1))
     assert answered(before) == [(0, 110), (1, 100), (0, 120)], "it goes on at once, and answers each push"
@@ -107,7 +107,9 @@ def test_replies_announce_a_checkpoint_to_trainers_and_not_a_model() -> None:
         lane = LaneOfTwo()
         lane.push(0, 0)
         lane.core.policy.hold_cut(1)
-        assert any(isinstance(output, Copied) for output in lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, purpose)))
+        assert any(
+            isinstance(output, CopiedCut) for output in lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, purpose))
+        )
         [reply] = lane.push(0, 1)
         assert isinstance(reply, Reply)
         assert reply.message.cut == announced
@@ -153,7 +155,7 @@ def test_a_trainer_whose_next_attempt_makes_a_table_late_goes_on_there() -> None
 def test_a_push_that_has_begun_is_part_of_the_cut() -> None:
     lane = LaneOfTwo()
     lane.push(0, 0, pieces=2)
-    assert lane.core.policy.hold_cut(1) == [Held(1, (1, 0), 1, 0)]
+    assert lane.core.policy.hold_cut(1) == [HeldCut(1, (1, 0), 1, 0)]
     assert lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, 1)) == []
     assert copied(lane.push(0, 0, pieces=2, piece=1)) == (1, [1, 0], 1.0)
 
@@ -183,7 +185,7 @@ def test_a_new_table_waits_for_the_end_of_the_cut() -> None:
     assert lane.create(0) == []
     assert lane.held(0) == [2]
     out = lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1))
-    assert [type(output) for output in out] == [Copied, Reply]
+    assert [type(output) for output in out] == [CopiedCut, Reply]
     assert out[0].table_sum == 0  # type: ignore[union-attr]
 
 
@@ -191,11 +193,11 @@ def test_a_trainer_without_a_table_here_and_one_that_has_left_are_not_waited_for
     lane = LaneOfTwo(new=True, number=1)
     lane.create(0)
     lane.core.policy.hold_cut(1)
-    assert any(isinstance(output, Copied) for output in lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)))
+    assert any(isinstance(output, CopiedCut) for output in lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)))
     lane = LaneOfTwo()
     lane.core.policy.hold_cut(1)
     assert lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)) == []
-    assert [type(output) for output in lane.core.leave([1])] == [Copied]
+    assert [type(output) for output in lane.core.leave([1])] == [CopiedCut]
 
 
 def test_a_new_attempt_replaces_what_the_old_one_had_sent() -> None:
@@ -237,9 +239,9 @@ def test_a_cut_by_the_clock_is_due_when_there_is_something_new() -> None:
     lane = LaneOfTwo()
     assert lane.core.request_cut(1) == []
     lane.push(0, 0)
-    assert lane.core.request_cut(1) == [Due(1)]
+    assert lane.core.request_cut(1) == [DueCut(1)]
     assert lane.core.request_cut(1) == []
-    assert lane.core.request_cut(2) == [Due(2)]
+    assert lane.core.request_cut(2) == [DueCut(2)]
 
 
 def test_a_probe_of_a_new_attempt_is_answered_before_its_hello_in_any_epoch() -> None:

@@ -12,7 +12,7 @@ from clusterctl.runtime import SGD, from_rank0
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
-from clusterctl.runtime.pserver.lane_state import Copied, LaneState
+from clusterctl.runtime.pserver.lane_state import CopiedCut, LaneState
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
@@ -153,7 +153,7 @@ def test_a_cut_has_no_table_without_values_and_none_gets_them_during_it() -> Non
     [state] = replies(core.handle(0, wire.Message(wire.PROBE, 0, 8)))
     assert state.json()["held"] == [7], "it is not sent again"
     outputs = core.policy.make_cut(1, Moment((0, 0), 0, 0, 1))
-    [copied] = [output for output in outputs if isinstance(output, Copied)]
+    [copied] = [output for output in outputs if isinstance(output, CopiedCut)]
     assert [table.spec.name for table in copied.saves[0].tables] == ["o"]
     assert copied.table_sum == OTHER.key % 2**63
     assert kinds(outputs) == [wire.OK]

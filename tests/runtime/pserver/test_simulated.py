@@ -17,7 +17,7 @@ from clusterctl.common.manifest import pass_of
 from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import EACH_PASS
-from clusterctl.runtime.pserver.copying import Copying
+from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.sharding import Layout
@@ -111,7 +111,7 @@ class SimulatedRun:
         setting, mode = self._setting, Mode.parse(self._setting.mode)
         trainers = len(setting.batches)
         every = (setting.save_every, setting.save_model_every)
-        copying = Copying(in_slices=setting.slices)
+        copying = LaneCopies(in_slices=setting.slices)
         state = LaneState(lane, self._layout, trainers, 7, mode, *every, epoch=self._epoch, copying=copying)
         left = {rank: trainer.pushes for rank, trainer in self._trainers.items() if trainer.pushes is not None}
         core = ServerCore(state, None, self._checkpoint, {**self._dropped, **left})

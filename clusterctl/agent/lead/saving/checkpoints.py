@@ -15,13 +15,14 @@ from clusterctl.agent.lead.actions import (
     SendOrder,
     WriteManifest,
 )
-from clusterctl.agent.lead.messages import Recovery
+from clusterctl.agent.lead.messages import RecoveryPoint
 from clusterctl.agent.lead.saving.copies import CopyTracker
 from clusterctl.agent.lead.saving.cuts import CHECKPOINT, cut_dropped, names_of
-from clusterctl.agent.lead.saving.messages import DropModels, Keep, Kept, Logged, Saved
+from clusterctl.agent.lead.saving.messages import DropModelsOrder, KeepOrder, KeptReport, LoggedReport, SavedReport
 from clusterctl.agent.lead.saving.pending import PendingSave
 from clusterctl.common import events
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
+from clusterctl.common.run_spec import KeepBest
 
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
@@ -45,7 +46,7 @@ class CheckpointTracker:
         self.void: str | None = None
         self.not_finite: dict[str, str] = {}  # tables with such values, with the first tag that has them
 
-    def take(self, message: Saved, pservers: int) -> list[Action]:
+    def take(self, message: SavedReport, pservers: int) -> list[Action]:
         """Handle a receipt: a pserver has written its piece, or a trainer its state."""
         key = (bool(message.get("checkpoint")), message["tag"])
         self._pending.setdefault(key, PendingSave()).add(message)
@@ -82,14 +83,14 @@ class CheckpointTracker:
 
     def _drop_models(self) -> list[Action]:
         tags = self._models.drop(self._retention.best, self._held(checkpoint=False))
-        order: DropModels = {"do": "drop_models", "tags": tags}
+        order: DropModelsOrder = {"do": "drop_models", "tags": tags}
         return [DropModelManifests(tags), SendOrder(order)] if tags else []
 
-    def keep(self, message: Kept) -> list[Action]:
+    def keep(self, message: KeptReport) -> list[Action]:
         """Handle a complete checkpoint, whose manifest is in place: older ones may go."""
         tag = message["tag"]
         stay = self._retention.add(Known(tag, message["step"], message["steps"]), self._held(checkpoint=True))
-        event: events.Saved = {
+        event: events.SavedEvent = {
             "event": "saved",
             "tag": tag,
             "step": message["step"],
@@ -100,7 +101,7 @@ class CheckpointTracker:
 
     def _keep(self, stay: Sequence[str]) -> list[Action]:
         """Remove all checkpoints before the newest but those that stay."""
-        order: Keep = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._are_enough}
+        order: KeepOrder = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._are_enough}
         return [DropManifests(stay, stay[-1]), SendOrder(order)]
 
     @property
@@ -124,7 +125,7 @@ class CheckpointTracker:
         """The newest complete checkpoint, perhaps the one from which the run was resumed."""
         return self._retention.newest
 
-    def log(self, message: Logged) -> None:
+    def log(self, message: LoggedReport) -> None:
         """Record a value of the KEEP_BEST metric that a trainer logged."""
         self._retention.log(message["rank"], LoggedValue(message["step"], message["value"], message["weight"]))
 
@@ -139,7 +140,7 @@ class CheckpointTracker:
         newest = self._retention.newest
         return newest is not None and self.discard(newest.tag)
 
-    def go_back(self, *, forget_logs: bool) -> Recovery:
+    def go_back(self, *, forget_logs: bool) -> RecoveryPoint:
         """Roll back to the newest checkpoint (`tag`, `step`) or the beginning. Pieces of incomplete ones are void, and
         with `forget_logs` the values logged since.
         """
@@ -151,13 +152,6 @@ class CheckpointTracker:
         if forget_logs:
             self._retention.forget_after(step)
         return {"tag": newest.tag if newest else None, "step": step}
-
-
-class Best(NamedTuple):
-    """KEEP_BEST: the checkpoint with the highest ("max") or lowest ("min") value that trainers log as `name`."""
-
-    name: str
-    direction: str
 
 
 class LoggedValue(NamedTuple):
@@ -179,7 +173,7 @@ class CheckpointRetention:
     that stay in addition.
     """
 
-    def __init__(self, keep: int, best: Best | None = None, first: Known | None = None) -> None:
+    def __init__(self, keep: int, best: KeepBest | None = None, first: Known | None = None) -> None:
         self._keep = keep
         self._best = best
         self._known: list[Known] = [first] if first else []

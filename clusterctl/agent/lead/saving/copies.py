@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder, warning
 from clusterctl.agent.lead.run_warnings import run_warning
-from clusterctl.agent.lead.saving.messages import Copied, Copy, Merge, Written
+from clusterctl.agent.lead.saving.messages import CopiedReport, CopySaveOrder, MergeModelOrder, WrittenReport
 from clusterctl.common import events
 from clusterctl.common.errors import first_of
 
@@ -51,8 +51,8 @@ class CopyTracker:
         self._places: dict[int, str] = {}
         self._away: dict[int, str] = {}
         self._expected = 0
-        self._waiting: dict[bool, Written] = {}
-        self._save: Written | None = None
+        self._waiting: dict[bool, WrittenReport] = {}
+        self._save: WrittenReport | None = None
         self._asked: set[tuple[str, int]] = set()  # ("copy", node) or ("merge", node)
         self._failed = False
         self._bytes = 0
@@ -125,7 +125,7 @@ class CopyTracker:
         """Expect a save, whose manifest is being written."""
         self._expected += 1
 
-    def offer(self, save: Written, now: float) -> list[Action]:
+    def offer(self, save: WrittenReport, now: float) -> list[Action]:
         """Handle a complete save, whose manifest is in place."""
         kind, tag = save["checkpoint"], save["tag"]
         self._waiting[kind] = save
@@ -166,7 +166,7 @@ class CopyTracker:
         self._failed = True
         return [*behind, note, *self._next(now)]
 
-    def take(self, node: int, report: Copied, now: float) -> list[Action]:
+    def take(self, node: int, report: CopiedReport, now: float) -> list[Action]:
         """Handle the report of a node: it has carried out an order, or could not."""
         asked = (report["of"], node)
         if self._save is None or report["tag"] != self._save["tag"] or asked not in self._asked:
@@ -179,7 +179,7 @@ class CopyTracker:
         actions = self._warn(node, report) if "message" in report else []
         return [*actions, *self._next(now)]
 
-    def _warn(self, node: int, report: Copied) -> list[Action]:
+    def _warn(self, node: int, report: CopiedReport) -> list[Action]:
         """Return a warning, unless the save is out of date, and perhaps removed, or the reason is known."""
         assert self._save is not None
         if report["of"] == "copy":
@@ -218,7 +218,7 @@ class CopyTracker:
         if save is None or self._failed or not self._bytes:
             return []
         self._settle(save)
-        event: events.Copied = {
+        event: events.CopiedEvent = {
             "event": "copied",
             "tag": save["tag"],
             "bytes": self._bytes,
@@ -228,7 +228,7 @@ class CopyTracker:
             event["checkpoint"] = True
         return [RecordEvent(event)]
 
-    def _settle(self, save: Written) -> None:
+    def _settle(self, save: WrittenReport) -> None:
         """Note that a save is copied, so that those before it need not stay. A newer one may have its tag."""
         kind, tag = save["checkpoint"], save["tag"]
         is_replaced = kind in self._waiting and self._waiting[kind]["tag"] == tag
@@ -238,14 +238,14 @@ class CopyTracker:
             while tag in self._since[kind]:  # and all before it
                 del self._since[kind][next(iter(self._since[kind]))]
 
-    def _copy_orders(self, save: Written) -> list[SendOrder]:
+    def _copy_orders(self, save: WrittenReport) -> list[SendOrder]:
         lead = self._places.get(self._lead)
         orders = []
         for node in sorted(self._places):
             sources = {str(n): self._places[n] for n in self._policy.sources.get(node, ()) if n in self._places}
             if node == self._lead and not sources:
                 continue
-            order: Copy = {
+            order: CopySaveOrder = {
                 "do": "copy",
                 "tag": save["tag"],
                 "checkpoint": save["checkpoint"],
@@ -256,11 +256,11 @@ class CopyTracker:
             orders.append(SendOrder(order, node))
         return orders
 
-    def _merge_orders(self, save: Written) -> list[SendOrder]:
+    def _merge_orders(self, save: WrittenReport) -> list[SendOrder]:
         policy = self._policy.merge
         if policy is None or save["checkpoint"]:
             return []
-        order: Merge = {
+        order: MergeModelOrder = {
             "do": "merge",
             "tag": save["tag"],
             "python": policy.python,

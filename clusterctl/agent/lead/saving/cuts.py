@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.messages import CutOrder, CutReport
 from clusterctl.common.errors import first_of
-from clusterctl.common.events import CutDropped
+from clusterctl.common.events import CutDroppedEvent
 from clusterctl.common.manifest import checkpoint_tag, step_tag
 
 CHECKPOINT, MODEL = 1, 2  # what a cut is for: either, or both added; see runtime.cuts
@@ -137,7 +137,7 @@ class CutCoordinator:
 def cut_dropped(purpose: int, why: str, ranks: Sequence[int]) -> RecordEvent:
     """Record that there is no cut for a purpose, which trainers are the reason, and why."""
     saves = [name for one, name in PURPOSES.items() if purpose & one]
-    event: CutDropped = {
+    event: CutDroppedEvent = {
         "event": "cut_dropped",
         "message": f"no {' and '.join(saves)} this time: {why}; the next one comes at its time",
         "trainers": list(ranks),

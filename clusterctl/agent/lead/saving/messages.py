@@ -5,36 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from clusterctl.common.schema import Count
+from clusterctl.common.schema import Count, NotRequired
 
 # Reports.
 
 
-class _SaveFacts(TypedDict, total=False):
-    """Some fields of a receipt; `manifest.check_receipt` checks all."""
-
-    attempt: Count
-    tag: str
-    step: Count | None
-    steps: Any
-    checkpoint: Any
-    node: Any
-    not_finite: Sequence[str]
-    states: Sequence[Count]
-
-
-class Saved(_SaveFacts):
+class SavedReport(TypedDict):
     """A pserver has written its piece of a save, or a trainer its state for a checkpoint.
 
-    `states` are the ranks of the trainers whose states belong to the checkpoint.
+    `states` are the ranks of the trainers whose states belong to the checkpoint. It has the fields of a receipt, all
+    of which `manifest.check_receipt` checks.
     """
 
     do: Literal["saved"]
     role: str
     rank: Count
+    attempt: NotRequired[Count]
+    tag: NotRequired[str]
+    step: NotRequired[Count | None]
+    steps: NotRequired[Any]
+    checkpoint: NotRequired[Any]
+    node: NotRequired[Any]
+    not_finite: NotRequired[Sequence[str]]
+    states: NotRequired[Sequence[Count]]
 
 
-class Kept(TypedDict):
+class KeptReport(TypedDict):
     """The manifest of a checkpoint is in place. Only the lead's own supervisor sends it."""
 
     do: Literal["kept"]
@@ -43,7 +39,7 @@ class Kept(TypedDict):
     steps: Sequence[int]
 
 
-class Written(TypedDict):
+class WrittenReport(TypedDict):
     """The manifest of a save is in place, with these `bytes`. Only the lead's own supervisor sends it."""
 
     do: Literal["written"]
@@ -53,27 +49,24 @@ class Written(TypedDict):
     sha256: str
 
 
-class _CopyFacts(TypedDict, total=False):
-    message: str
-
-
-class Copied(_CopyFacts):
+class CopiedReport(TypedDict):
     """An order `of` "copy" or "merge" is carried out, or has failed with a message. `bytes` were copied."""
 
     do: Literal["copied"]
     tag: str
     of: str
     bytes: Count
+    message: NotRequired[str]
 
 
-class SaveWanted(TypedDict):
+class SaveWantedReport(TypedDict):
     """The user wants a checkpoint now. Only the lead's own supervisor sends it, with the number of the request."""
 
     do: Literal["save_wanted"]
     request: int
 
 
-class Logged(TypedDict):
+class LoggedReport(TypedDict):
     """A trainer logged the metric of KEEP_BEST."""
 
     do: Literal["logged"]
@@ -83,18 +76,7 @@ class Logged(TypedDict):
     weight: float
 
 
-class _CutFacts(TypedDict, total=False):
-    attempt: Count
-    cut: Count
-    purpose: Count
-    counts: Sequence[Count]
-    step: Count
-    passes: Count
-    table_sums: Sequence[Count]
-    waits_for: Sequence[Count]
-
-
-class CutReport(_CutFacts):
+class CutReport(TypedDict):
     """A pserver's report about a cut; `cut` is the number that the lead gave it.
 
     By `phase`: "due" for a `purpose`, "held" with the `counts` of pushes that it has of each trainer, its `step` and
@@ -106,24 +88,20 @@ class CutReport(_CutFacts):
     role: str
     rank: Count
     phase: str
-
-
-# Answers to requests of the user, by the lead's supervisor.
-
-
-class SaveAnswer(TypedDict, total=False):
-    """Either `tag` and `step` of a complete checkpoint, or `why` there is none; `again`: asking again may help."""
-
-    tag: str
-    step: int
-    why: str
-    again: bool
+    attempt: NotRequired[Count]
+    cut: NotRequired[Count]
+    purpose: NotRequired[Count]
+    counts: NotRequired[Sequence[Count]]
+    step: NotRequired[Count]
+    passes: NotRequired[Count]
+    table_sums: NotRequired[Sequence[Count]]
+    waits_for: NotRequired[Sequence[Count]]
 
 
 # Orders.
 
 
-class Keep(TypedDict):
+class KeepOrder(TypedDict):
     """Remove the checkpoints but `tags`; `alone` if those of older runs may go too."""
 
     do: Literal["keep"]
@@ -132,7 +110,7 @@ class Keep(TypedDict):
     alone: bool
 
 
-class DropModels(TypedDict):
+class DropModelsOrder(TypedDict):
     """Remove the models `tags`."""
 
     do: Literal["drop_models"]
@@ -144,7 +122,7 @@ class ManifestFile(TypedDict):
     sha256: str
 
 
-class Copy(TypedDict):
+class CopySaveOrder(TypedDict):
     """Copy the manifest of a save from the `lead`, and the pieces that the nodes `sources` wrote.
 
     `lead` is the node and the endpoint of its piece server, or None on that node; `sources` are endpoints by node.
@@ -158,7 +136,7 @@ class Copy(TypedDict):
     sources: Mapping[str, str]
 
 
-class Merge(TypedDict):
+class MergeModelOrder(TypedDict):
     """Merge a model of at most `limit_mb` with the interpreter `python`."""
 
     do: Literal["merge"]
@@ -168,14 +146,7 @@ class Merge(TypedDict):
     sources: Mapping[str, str]
 
 
-class _CutOrderFacts(TypedDict, total=False):
-    purpose: int
-    counts: Sequence[int]
-    step: int
-    passes: int
-
-
-class CutOrder(_CutOrderFacts):
+class CutOrder(TypedDict):
     """An order to the pservers about cut number `cut`, see `runtime.pserver.cut_part`.
 
     By `order`: "hold", "make" for a `purpose` with the `counts` of the pushes by rank, a `step` and `passes`, "write",
@@ -185,3 +156,7 @@ class CutOrder(_CutOrderFacts):
     do: Literal["cut"]
     order: str
     cut: int
+    purpose: NotRequired[int]
+    counts: NotRequired[Sequence[int]]
+    step: NotRequired[int]
+    passes: NotRequired[int]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.lead.saving.messages import Saved
+from clusterctl.agent.lead.saving.messages import SavedReport
 
 
 class PendingSave:
     """The receipts of a save: of all pservers, and of the trainers whose state belongs to it."""
 
     def __init__(self) -> None:
-        self._pieces: dict[int, Saved] = {}
-        self._states: dict[int, Saved] = {}
+        self._pieces: dict[int, SavedReport] = {}
+        self._states: dict[int, SavedReport] = {}
         self._awaited: set[int] = set()
 
-    def add(self, receipt: Saved) -> None:
+    def add(self, receipt: SavedReport) -> None:
         """Add a receipt. Pservers say which states belong to the save; one that was restarted may miss some."""
         if receipt.get("role") == "trainer":
             self._states[receipt["rank"]] = receipt
@@ -30,10 +30,10 @@ class PendingSave:
         return sorted(self._awaited - self._states.keys())
 
     @property
-    def pieces(self) -> list[Saved]:
+    def pieces(self) -> list[SavedReport]:
         return [self._pieces[rank] for rank in sorted(self._pieces)]
 
     @property
-    def states(self) -> list[Saved]:
+    def states(self) -> list[SavedReport]:
         """The states that belong to the save, by trainer."""
         return [self._states[rank] for rank in sorted(self._awaited)]

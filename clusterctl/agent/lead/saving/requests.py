@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from clusterctl.agent.lead.actions import Action, AnswerSave, RecordEvent, SendOrder
 from clusterctl.agent.lead.saving.checkpoints import CheckpointTracker
 from clusterctl.agent.lead.saving.cuts import CHECKPOINT, PURPOSES, CutCoordinator
-from clusterctl.agent.lead.saving.messages import CutOrder, CutReport, SaveAnswer
-from clusterctl.common.events import CutDropped
+from clusterctl.agent.lead.saving.messages import CutOrder, CutReport
+from clusterctl.common.answers import SaveOutcome
+from clusterctl.common.events import CutDroppedEvent
 from clusterctl.common.manifest import checkpoint_tag
 
 TRAINING = ("trainers", "running")  # the phases in which cuts are made
@@ -83,7 +84,7 @@ class SaveRequests:
         answers, self._answers = self._answers, []
         return [*actions, *answers]
 
-    def _drop(self, event: CutDropped) -> None:
+    def _drop(self, event: CutDroppedEvent) -> None:
         if PURPOSES[CHECKPOINT] in event["saves"]:
             self._refuse(self._undecided(), event["message"], again=True)
 
@@ -112,6 +113,6 @@ class SaveRequests:
         for number in numbers:
             self._answer(number, {"why": why, "again": again})
 
-    def _answer(self, number: int, answer: SaveAnswer) -> None:
+    def _answer(self, number: int, answer: SaveOutcome) -> None:
         self._open.pop(number, None)
         self._answers.append(AnswerSave(number, answer))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from clusterctl.agent.lead.actions import Action, WriteManifest
 from clusterctl.agent.lead.learning import find_doubts
-from clusterctl.agent.lead.messages import Exited, Recovery, Report
+from clusterctl.agent.lead.messages import ExitReport, RecoveryPoint, Report
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, CopyTracker
@@ -72,7 +72,7 @@ class SaveTracker:
         """Handle the end of trainers, see `CheckpointTracker.leave`."""
         return self.requests.answered(self._settled(self.checkpoints.leave(ranks, self._pservers)))
 
-    def doubts(self, trainers: Collection[Exited]) -> list[RunWarning]:
+    def doubts(self, trainers: Collection[ExitReport]) -> list[RunWarning]:
         """Return the warnings about a run that succeeds, given how its trainers exited, and about its last model."""
         return [*find_doubts(trainers, self.checkpoints.not_finite), *self.copies.doubts(self._writers)]
 
@@ -97,7 +97,7 @@ class SaveTracker:
         settled, self.checkpoints.settled = self.checkpoints.settled, []
         return [*actions, *(after for checkpoint, tag in settled for after in self.cuts.written(tag, checkpoint))]
 
-    def go_back(self, *, forget_logs: bool) -> Recovery:
+    def go_back(self, *, forget_logs: bool) -> RecoveryPoint:
         """Roll back, see `CheckpointTracker.go_back`."""
         newest = self.checkpoints.go_back(forget_logs=forget_logs)
         self.cuts.reset(newest["step"])
