@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.curves import Bucket, Curve
 from clusterctl.escape import clean, for_label, for_script
 from clusterctl.inventory import Node
-from clusterctl.observe.record.model import Bucket, Curve, Mark, ProcessRecord, RunRecord, Span
+from clusterctl.observe.record.model import Mark, ProcessRecord, RunRecord, Span
 
 TRACE = "trace.json"
 #: The curves that are counters: what they are of, their name, and the counter's.

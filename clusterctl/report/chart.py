@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from clusterctl.observe.record.model import Bucket
+from clusterctl.common.curves import Bucket
 from clusterctl.report import formats
 from clusterctl.report.axes import Axis, value_axis
 from clusterctl.report.html import Html, element

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from clusterctl.observe.record.curves import Axis, clipped, final, merged, summed
-from clusterctl.observe.record.model import Bucket, Curve, RunRecord
+from clusterctl.common.curves import Bucket, Curve, clipped, mean_of
+from clusterctl.observe.record.curves import Axis, final, merged, summed
+from clusterctl.observe.record.model import RunRecord
 from clusterctl.report.axes import step_axis, time_axis
 from clusterctl.report.chart import FORMATS, Group, Line, Picture
 from clusterctl.report.frame import frame
@@ -159,7 +160,7 @@ def _odd(curves: Sequence[Curve]) -> list[Curve]:
     """Return the few curves of many that are far from the others, farthest first."""
     if len(curves) <= MOST_LINES:
         return []
-    means = [(mean, curve) for curve in curves if (mean := _mean(curve.buckets)) is not None]
+    means = [(mean, curve) for curve in curves if (mean := mean_of(curve.buckets)) is not None]
     if not means:
         return []
     middle = statistics.median(mean for mean, _ in means)
@@ -169,13 +170,7 @@ def _odd(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _described(curve: Curve, format: str) -> str:
-    return f"{curve.role}{curve.rank} ({FORMATS[format](_mean(curve.buckets))})"
-
-
-def _mean(buckets: Sequence[Bucket]) -> float | None:
-    known = [(bucket.mean, bucket.points) for bucket in buckets if bucket.mean is not None]
-    points = sum(count for _, count in known)
-    return sum(clipped(mean) * count / points for mean, count in known) if points else None
+    return f"{curve.role}{curve.rank} ({FORMATS[format](mean_of(curve.buckets))})"
 
 
 def _line(curve: Curve, by: Axis) -> Line:

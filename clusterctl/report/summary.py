@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from clusterctl.common.curves import Bucket
 from clusterctl.observe.record.metrics import Metric, metrics
-from clusterctl.observe.record.model import Bucket, CauseRecord, RunRecord
+from clusterctl.observe.record.model import CauseRecord, RunRecord
 from clusterctl.report import formats
 from clusterctl.report.html import Html, element, shortened, table
 

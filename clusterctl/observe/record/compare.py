@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from clusterctl.common.curves import mean_of
 from clusterctl.inventory import nodeset
 from clusterctl.observe.record.contents import Contents, File, Tree
-from clusterctl.observe.record.curves import weighted_mean
 from clusterctl.observe.record.metrics import Metric, metrics
 from clusterctl.observe.record.model import RunRecord
 
@@ -131,7 +131,7 @@ def _figures(record: RunRecord) -> Iterator[tuple[str, float]]:
         known: list[float] = [one.figures[name] for one in record.trainers if name in one.figures]
         if known:
             yield name, max(known)
-    means = [weighted_mean(curve.buckets) for curve in record.find("step", "samples_per_s", role="trainer")]
+    means = [mean_of(curve.buckets) for curve in record.find("step", "samples_per_s", role="trainer")]
     rates = [mean for mean in means if mean is not None]
     if rates:
         yield "samples_per_s", sum(rates)

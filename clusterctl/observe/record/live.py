@@ -12,12 +12,13 @@ from typing import Any
 from clusterctl.cluster import NONSENSE
 from clusterctl.cluster.answers import EndEvent, PhaseEvent
 from clusterctl.cluster.run_answers import DroppedCut, RunWarning
+from clusterctl.common.curves import Curve, mean
 from clusterctl.common.run_state import Event, RunState
 from clusterctl.common.schema import reader
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
 from clusterctl.observe.record.marks import mark_of
-from clusterctl.observe.record.model import Curve, Mark, ProcessRecord, figure
+from clusterctl.observe.record.model import Mark, ProcessRecord, figure
 
 CURVE_POINTS = 4000
 MOST_MARKS = 1000
@@ -118,7 +119,7 @@ class LiveRecord(RunState[ProcessRecord]):
     @property
     def loss(self) -> float | None:
         losses = [t.figures["loss"] for t in self.trainers if t.figures.get("loss") is not None]
-        return sum(losses) / len(losses) if losses else None
+        return mean(losses) if losses else None
 
     @property
     def step(self) -> int:

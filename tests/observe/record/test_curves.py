@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from clusterctl.observe.record.curves import final, merged, shifted, split_undone, summed, weighted_mean
-from clusterctl.observe.record.model import Bucket, Curve
+from clusterctl.common.curves import Bucket, Curve, mean_of
+from clusterctl.observe.record.curves import final, merged, shifted, split_undone, summed
 
 
 def point(t: float, step: int | None, value: float | None, weight: float = 1.0) -> Bucket:
@@ -62,7 +62,7 @@ def test_nothing_merges_to_nothing_and_gaps_have_no_mean() -> None:
     assert merged([curve(0)], by="step") == []
     [gap] = merged([curve(0, point(1.0, 1, None))], by="time")
     assert (gap.mean, gap.last, gap.gaps) == (None, None, 1)
-    assert weighted_mean([gap]) is None
+    assert mean_of([gap]) is None
 
 
 def test_the_final_value_is_the_mean_or_the_sum_of_all_processes_and_unknown_if_one_of_them_is() -> None:
