@@ -35,6 +35,16 @@ class Bucket(NamedTuple):
     last: Finite | None
     gaps: Count
 
+    @property
+    def t(self) -> float:
+        """The time in its middle."""
+        return (self.t0 + self.t1) / 2
+
+    @property
+    def step(self) -> float | None:
+        """The step in its middle."""
+        return None if self.step0 is None or self.step1 is None else (self.step0 + self.step1) / 2
+
     def is_sound(self) -> bool:
         """Return True if its fields fit together."""
         figures = (self.low, self.high, self.mean, self.last)
@@ -60,6 +70,11 @@ class Curve(Record):
     name: Name
     buckets: Buckets
     undone: bool = False
+
+    @property
+    def process(self) -> str:
+        """`trainer0`."""
+        return f"{self.role}{self.rank}"
 
 
 def clipped(value: float) -> float:

@@ -35,8 +35,8 @@ class ProcessEvents:
         self._lowest = {kind: [MOST] for kind in FIGURES}  # the lowest step of each attempt
         self._pushes = (0, 0)  # of this attempt: the sum of their staleness, and their number
 
-    def take(self, event: Event) -> int | None:
-        """Take the next event, of a kind that has points. Return its step."""
+    def add(self, event: Event) -> int | None:
+        """Add the next event, of a kind that has points. Return its step."""
         if event.get("attempt") != self._named:
             self.attempt += 1
             self._named = event.get("attempt")
@@ -50,7 +50,7 @@ class ProcessEvents:
         return step
 
     def values(self, event: Event) -> Iterator[Value]:
-        """Yield the values in the event that was taken last, without those of tables."""
+        """Yield the values in the event that was added last, without those of tables."""
         kind = event["event"]
         for name in FIGURES[kind]:
             if name in event and is_number(event[name]):

@@ -108,7 +108,7 @@ class _Tracks:
         track = self._of_process(process)
         name = f"{process.name} {label}" + (" (undone)" if curve.undone else "")
         for bucket in curve.buckets:
-            ts = self._ts((bucket.t0 + bucket.t1) / 2)
+            ts = self._ts(bucket.t)
             if bucket.mean is not None:
                 yield {"name": name, "ph": "C", "ts": ts, **track, "cat": curve.of, "args": {label: bucket.mean}}
             if bucket.gaps:

@@ -69,7 +69,7 @@ def node_points(
     """Return the points of the events of `trainer0`, `pserver0`, ... as they arrive from a node."""
     keys = {(one.role, one.rank) for one in PROCESSES if one.node.id == node}
     points = NodePoints(NODES[node], offset_s, path, keys, Secrets({"API": SECRET}), rollbacks)
-    path.write_text("".join(json.dumps(event) + "\n" for event in events if points.take(event)))
+    path.write_text("".join(json.dumps(event) + "\n" for event in events if points.add(event)))
     return points
 
 

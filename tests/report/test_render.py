@@ -166,7 +166,7 @@ def test_the_throughput_of_the_run_is_the_sum_over_its_trainers() -> None:
 def test_of_many_trainers_only_the_odd_ones_have_a_line() -> None:
     by_title = {chart.title: chart for chart in charts(large())}
     speed = by_title["Throughput of each trainer, samples/s"]
-    assert [line.name for line in speed.by_time.groups[0].lines] == ["trainer7"]
+    assert [line.process for line in speed.by_time.groups[0].lines] == ["trainer7"]
     assert by_title["Loss"].odd == ()
 
 

@@ -89,7 +89,7 @@ def test_a_malformed_curve_of_a_node_is_refused() -> None:
 def test_whatever_events_a_program_writes_its_curves_are_sound(events: list[dict[str, Any]], most: int) -> None:
     process = ProcessCurves()
     for event in (*events, {"event": "step", "t": 1.7e9, "attempt": 1, "step": 2**63 - 1, "loss": 1e308}):
-        process.take(event)
+        process.add(event)
     curves = [{"role": "trainer", "rank": 0, **curve} for curve in process.curves(most)]
     line = json.dumps({"curves": curves}, allow_nan=False).encode()
     received = answers.curves(parse(line))
@@ -101,7 +101,7 @@ def test_whatever_events_a_program_writes_its_curves_are_sound(events: list[dict
 def test_names_of_metrics_reach_the_control_machine_as_they_are_but_no_longer_than_the_limit() -> None:
     """They are escaped where they are shown."""
     process = ProcessCurves()
-    process.take({"event": "log", "t": 1.7e9, "values": {EVIL: 1, EVIL * 100: 2}})
+    process.add({"event": "log", "t": 1.7e9, "values": {EVIL: 1, EVIL * 100: 2}})
     names = [curve["name"] for curve in process.curves(10)]
     assert names == [EVIL, (EVIL * 100)[:NAME_CHARS]]
     assert fits(Name, "x" * NAME_CHARS)

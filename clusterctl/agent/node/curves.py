@@ -93,7 +93,7 @@ class Points:
 
 
 class ProcessCurves:
-    """Collects the points of one process from its events, which come in the order in which they were recorded."""
+    """Collects the points of one process from its events, in the order in which they were recorded."""
 
     def __init__(self) -> None:
         self._points: dict[Key, Points] = {}
@@ -106,13 +106,13 @@ class ProcessCurves:
         """The number of names that were left out, up to MOST_LEFT."""
         return len(self._left)
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Take the next event of this process."""
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add the next event of this process."""
         kind: object = event.get("event")
         t: Any = event.get("t")
         if not isinstance(kind, str) or kind not in FIGURES:
             return
-        step = self._events.take(event)
+        step = self._events.add(event)
         if kind == "pass" or not is_number(t) or not 0 <= t < END_OF_TIME:
             return
         step = NO_STEP if step is None else step

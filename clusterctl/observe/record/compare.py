@@ -127,10 +127,9 @@ def _facts(record: RunRecord, hide: Hide) -> Iterator[tuple[str, str]]:
 def _figures(record: RunRecord) -> Iterator[tuple[str, float]]:
     if record.duration_s is not None:
         yield "duration_s", record.duration_s
-    for name in ("pass", "step"):
-        known: list[float] = [one.figures[name] for one in record.trainers if name in one.figures]
-        if known:
-            yield name, max(known)
+    for name, newest in (("pass", record.newest("pass")), ("step", record.newest("step"))):
+        if newest is not None:
+            yield name, newest
     means = [mean_of(curve.buckets) for curve in record.find("step", "samples_per_s", role="trainer")]
     rates = [mean for mean in means if mean is not None]
     if rates:

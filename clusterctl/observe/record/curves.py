@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Literal
 
 from clusterctl.common.curves import Bucket, Curve, clipped, mean, merge
@@ -43,7 +44,7 @@ def merged(curves: Iterable[Curve], *, by: Axis = "time", cells: int = CELLS) ->
     The mean of a bucket is that of all points in it, by weight. There are no more cells than the longest curve has
     buckets: else each cell would show another process. Buckets without a step are left out if they are merged by step.
     """
-    place = _time if by == "time" else _step
+    place = attrgetter("t" if by == "time" else "step")
     some = [[(at, bucket) for bucket in curve.buckets if (at := place(bucket)) is not None] for curve in curves]
     places = [at for placed in some for at, _ in placed]
     if not places:
@@ -65,41 +66,26 @@ def summed(curves: Iterable[Curve], *, by: Axis = "time", cells: int = CELLS) ->
     """
     known = [[bucket for bucket in curve.buckets if bucket.mean is not None] for curve in curves]
     known = [buckets for buckets in known if buckets]
-    if not known or (by == "step" and any(bucket.step0 is None for buckets in known for bucket in buckets)):
+    if not known or (by == "step" and any(bucket.step is None for buckets in known for bucket in buckets)):
         return []
-    begins = [[_begin(bucket, by) for bucket in buckets] for buckets in known]
-    last = [_end(buckets[-1], by) for buckets in known]
-    first = min(begin[0] for begin in begins)
+    begin, end = map(attrgetter, ("t0", "t1") if by == "time" else ("step0", "step1"))
+    begins = [list(map(begin, buckets)) for buckets in known]
+    ends = [end(buckets[-1]) for buckets in known]
+    first = min(places[0] for places in begins)
     cells = min(cells, max(map(len, known)))
-    width = (max(last) - first) / cells
+    width = (max(ends) - first) / cells
     found = []
     for number in range(cells if width else 1):
         at = first + (number + 0.5) * width
         values = [
             clipped(buckets[index - 1].mean or 0.0)
-            for buckets, begin, end in zip(known, begins, last, strict=True)
-            if (index := bisect_right(begin, at)) and at <= end + width
+            for buckets, places, last in zip(known, begins, ends, strict=True)
+            if (index := bisect_right(places, at)) and at <= last + width
         ]
         if values:
             total, step = sum(values), round(at) if by == "step" else None
             found.append(Bucket(at, at, step, step, 1, 1.0, total, total, total, total, 0))
     return found
-
-
-def _begin(bucket: Bucket, by: Axis) -> float:
-    return bucket.t0 if by == "time" else clipped(bucket.step0 or 0)
-
-
-def _end(bucket: Bucket, by: Axis) -> float:
-    return bucket.t1 if by == "time" else clipped(bucket.step1 or 0)
-
-
-def _time(bucket: Bucket) -> float | None:
-    return (bucket.t0 + bucket.t1) / 2
-
-
-def _step(bucket: Bucket) -> float | None:
-    return None if bucket.step0 is None or bucket.step1 is None else (bucket.step0 + bucket.step1) / 2
 
 
 def final(curves: Iterable[Curve], *, is_total: bool = False) -> float | None:

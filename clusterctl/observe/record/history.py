@@ -82,7 +82,7 @@ def build(
     tails: Mapping[Key, Sequence[TimedLine]],
     problems: Mapping[str, str],
 ) -> RunRecord:
-    """Build the record from what the nodes said: pure. `curves` are by node and by the node's clock."""
+    """Build the record from the answers of the nodes. Pure. `curves` are by node and by the node's clock."""
     known = replace(known, reports=tuple(in_order(known.reports, known.members.lead)))
     by_node = {report.node: report for report in known.reports}
     specs = {report.node: spec for report in known.reports if (spec := _spec(report.answer)) is not None}

@@ -29,7 +29,7 @@ StateOf = Callable[[str | None], str]
 def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOverview], list[ClusterctlError]]:
     """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed.
 
-    `state_of` tells the state of a run, by its name, that has recorded no end, where that is not for nodes to say.
+    `state_of` returns the state of a run that has recorded no end, by its name, where a scheduler decides about runs.
     """
     outcomes = cluster.ask({"op": "jobs"})
     if not any(outcome.ok for outcome in outcomes):
@@ -46,7 +46,7 @@ def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOve
 
 
 def _with_states(jobs: Iterable[JobOverview], state_of: StateOf) -> Iterator[JobOverview]:
-    """Yield the jobs, newest first. Of runs with one name, the lives of a scheduler's job, only the newest may live."""
+    """Yield the jobs, newest first. Of runs with one name, attempts of a scheduler's job, the newest alone may live."""
     older: set[str | None] = set()
     for job in jobs:
         newest = job.newest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from clusterctl.cluster.answers import Resumed
 from clusterctl.cluster.gpu_answers import Devices
@@ -336,6 +336,10 @@ class RunRecord:
             if curve.of == "log" and curve.buckets:
                 first[curve.name] = min(first.get(curve.name, curve.buckets[0].t0), curve.buckets[0].t0)
         return tuple(sorted(first, key=lambda name: (first[name], name)))
+
+    def newest(self, name: Literal["pass", "step"]) -> int | None:
+        """Return the highest pass or step that a trainer reported last."""
+        return max((one.figures[name] for one in self.trainers if name in one.figures), default=None)
 
     def process(self, role: str | None, rank: int | None) -> ProcessRecord | None:
         return next((one for one in self.processes if (one.role, one.rank) == (role, rank)), None)

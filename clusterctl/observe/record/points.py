@@ -70,15 +70,15 @@ class NodePoints:
         self._rollbacks = rollbacks
         self._written = {key: ProcessEvents() for key in processes}
 
-    def take(self, event: Mapping[str, Any]) -> bool:
-        """Take the next event for the file. Return False if it is not about a process of this node."""
+    def add(self, event: Mapping[str, Any]) -> bool:
+        """Add the next event for the file. Return False if it is not about a process of this node."""
         role, rank = event.get("role"), event.get("rank")
         if not (isinstance(role, str) and isinstance(rank, int) and fits(Count, event.get("attempt"))):
             return False
         written = self._written.get((role, rank))
         if written is None or event["event"] not in FIGURES:
             return False
-        written.take(event)
+        written.add(event)
         return True
 
     def __iter__(self) -> Iterator[Point]:
@@ -91,7 +91,7 @@ class NodePoints:
                 yield from self._points(event, processes[key], undone_from[key][kind])
 
     def _points(self, event: Mapping[str, Any], process: ProcessEvents, undone_from: Sequence[int]) -> Iterator[Point]:
-        t, step, kind = event["t"] + self._offset_s, process.take(event), event["event"]
+        t, step, kind = event["t"] + self._offset_s, process.add(event), event["event"]
         undone = step is not None and (step >= undone_from[process.attempt] or is_rolled_back(t, step, self._rollbacks))
         about = (t, self.node.id, event["role"], event["rank"], event["attempt"])
 
@@ -116,7 +116,7 @@ def read_points(cluster: Cluster, record: RunRecord, directory: Path) -> list[No
         points = NodePoints(node, offsets[node.id], path, processes, secrets, record.rollbacks)
         with path.open("w", encoding="utf-8") as file:
             for event in _events(cluster, node, record):
-                if points.take(event):
+                if points.add(event):
                     file.write(json.dumps(event, separators=(",", ":")) + "\n")
         return points
 

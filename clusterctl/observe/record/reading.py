@@ -17,7 +17,7 @@ MOST_BYTES = 32 << 20  # of the curves of one node
 class NodeCurves(NamedTuple):
     """The curves of one node's processes, by its own clock; `at` is the offset after the events that they are from.
 
-    `offset_s` is our clock minus the node's; the time that its answer took is not taken out.
+    `offset_s` is our clock minus the node's; the time that its answer took is not subtracted.
     """
 
     curves: list[Curve]

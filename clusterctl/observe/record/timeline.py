@@ -76,7 +76,7 @@ def spans(reports: Sequence[NodeReport], ended_t: float | None) -> dict[Key, tup
 
 
 def _last_seen(report: NodeReport) -> float | None:
-    """Return when the supervisor was last alive if it left without a word; None otherwise."""
+    """Return when the supervisor was last alive if it ended without recording that; None otherwise."""
     departure = report.departure(float("-inf")) if report.state == "lost" or report.is_closed else None
     return report.at(departure.seen) if departure is not None and departure.seen is not None else None
 

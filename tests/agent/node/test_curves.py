@@ -24,7 +24,7 @@ def reduced(events: Sequence[dict[str, Any]], most: int = 100) -> dict[Any, list
     """Return buckets by (of, name), those of points that were undone by (of, name, "undone")."""
     process = ProcessCurves()
     for one in events:
-        process.take(one)
+        process.add(one)
     curves = list(process.curves(most))
     keys = [(curve["of"], curve["name"], *["undone"] * curve["undone"]) for curve in curves]
     assert len(set(keys)) == len(keys)
@@ -145,14 +145,14 @@ def test_metrics_beyond_a_limit_are_counted_and_long_names_are_cut() -> None:
     process = ProcessCurves()
     names = ["n" * 1000, *(f"metric {number}" for number in range(MOST_NAMES + 49))]
     for t in range(3):
-        process.take(event("log", t, step=t, values=dict.fromkeys(names, 1.0)))
-        process.take(event("step", t, step=t, loss=1.0, tables=[{"name": "word", "rows": 1}]))
+        process.add(event("log", t, step=t, values=dict.fromkeys(names, 1.0)))
+        process.add(event("step", t, step=t, loss=1.0, tables=[{"name": "word", "rows": 1}]))
     curves = {(curve["of"], curve["name"]): curve for curve in process.curves(10)}
     assert process.left == 50
     assert len(curves) == MOST_NAMES + 2
     assert len(curves["log", "n" * NAME_CHARS]["buckets"]) == 3
     for number in range(MOST_LEFT + 100):
-        process.take(event("log", number, values={f"new {number}": 1}))
+        process.add(event("log", number, values={f"new {number}": 1}))
     assert process.left == MOST_LEFT
 
 

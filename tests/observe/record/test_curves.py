@@ -28,6 +28,12 @@ def test_points_at_the_same_place_become_their_mean_by_weight() -> None:
     assert (end.mean, end.points, end.gaps, end.step0, end.step1) == (2.0, 1, 1, 20, 20)
 
 
+def test_points_of_weight_zero_count_only_if_all_are() -> None:
+    idle, busy = curve(0, point(1.0, 10, 4.0, weight=0)), curve(1, point(1.0, 10, 8.0))
+    assert merged([idle, busy])[0].mean == 8.0
+    assert mean_of(idle.buckets) == 4.0
+
+
 def test_merged_by_step_processes_that_are_ahead_in_time_fall_together() -> None:
     first = curve(0, point(1.0, 10, 4.0), point(2.0, 20, 2.0))
     second = curve(1, point(5.0, 10, 6.0), point(6.0, 20, 4.0), point(7.0, None, 99.0))
