@@ -60,6 +60,8 @@ def test_the_screen_is_entered_and_left_without_an_effect_on_the_run(site: Site)
         terminal.expect("0/2 passes")
         terminal.expect("samples/s")
         terminal.expect("trainer1")
+        terminal.press("s")
+        terminal.expect("s sort (rank)")  # else a trainer that is slow for a moment may be the first
         terminal.press("e")
         terminal.expect("e back")
         terminal.press("l")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
@@ -247,8 +248,9 @@ def test_ssh_gets_the_command_as_one_word_and_others_as_three(transport: Transpo
 def test_a_limit_of_this_machine_is_named_with_its_own_fix(transport: Transport) -> None:
     transport._carriers()  # loads its modules
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(list(Path("/proc/self/fd").iterdir()))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
     try:
         with pytest.raises(UnreachableError, match="Too many open files") as caught:
             transport.run(TestNode("node0", None, "n1", via=("cat", "{host}")), TRUE)
