@@ -48,7 +48,7 @@ MAY_IMPORT: Table = {
     "launch": ("certificates", "check", "cluster", "common", "config", "errors", "inventory"),
     "setup": ("cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
     "observe": ("cluster", "common", "errors", "inventory"),
-    "report": ("escape", "observe"),
+    "report": ("common", "escape", "observe"),
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
     "export": ("cluster", "common", "errors", "escape", "inventory", "observe"),

@@ -6,19 +6,19 @@ Answers may be hostile: their types have bounds. A stage declares the answers th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.cluster.job_choice import JobChoice
 from clusterctl.cluster.run_answers import DroppedCutAnswer, JobsAnswer, Membership, State
-from clusterctl.common.answers import Name, NamedAnswer, SaveAnswer
+from clusterctl.common.answers import NamedAnswer, SaveAnswer
+from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
-from clusterctl.common.requests import MOST_BUCKETS, JobId, RunName
+from clusterctl.common.requests import JobId, Name, Role, RunName
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.schema import (
     Bound,
     Count,
-    Finite,
     Moment,
     NotRequired,
     SchemaError,
@@ -32,7 +32,6 @@ MOST_WORDS = 4000  # characters of an error message from a node
 #: Errors that a malformed answer causes in code that reads it.
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
-Role = Literal["pserver", "trainer", "scheduler"]
 RequirementsFile = Annotated[str, Bound("a file of requirements", lambda name: name in (FILE, *LOCKS))]
 Digest = Annotated[str, at_most(64)]
 Line = Annotated[str, at_most(64 << 10)]  # of a log; agents truncate at this length
@@ -239,45 +238,10 @@ class LogNews(TypedDict, total=False):
     alive: Moment
 
 
-#: `[t0, t1, step0, step1, count, weight, min, max, mean, last, gaps]`; the steps may be None, and without finite values
-#: the four figures are.
-Bucket = Annotated[
-    tuple[
-        Moment,
-        Moment,
-        Count | None,
-        Count | None,
-        Count,
-        Finite,
-        Finite | None,
-        Finite | None,
-        Finite | None,
-        Finite | None,
-        Count,
-    ],
-    Bound("a bucket of a curve", lambda bucket: _is_bucket(*bucket)),
-]
-Buckets = Annotated[list[Bucket], at_most(MOST_BUCKETS)]
-
-
-class CurveAnswer(TypedDict):
-    """One figure of one process over a run, in the answer to `curves`: see `agent/node/curves.py`.
-
-    `of` is the kind of figure, `undone` true for points that a roll back undid.
-    """
-
-    role: Role
-    rank: Count
-    of: Literal["step", "log", "usage", "table"]
-    name: Name
-    undone: bool
-    buckets: Buckets
-
-
 class CurvesAnswer(TypedDict):
     """A message of `curves`."""
 
-    curves: list[CurveAnswer]
+    curves: list[Curve]
 
 
 class CurvesEnd(TypedDict):
@@ -295,10 +259,6 @@ class FollowEnd(TypedDict):
     """The final message of `follow`."""
 
     node: FollowedNode
-
-
-def _is_bucket(t0: float, t1: float, _: object, __: object, count: int, weight: float, *rest: float | None) -> bool:
-    return t0 <= t1 and weight >= 0 and all((figure is None) == (count == 0) for figure in rest[:-1])
 
 
 def check(operation: str, answer: Mapping[str, Any]) -> Any:
@@ -323,7 +283,7 @@ def news(message: object) -> LogNews:
     return checked
 
 
-def curves(message: object) -> list[CurveAnswer]:
+def curves(message: object) -> list[Curve]:
     """Return the curves in a message of `curves`. Raises ValueError if one is malformed."""
     checked: CurvesAnswer = read(CurvesAnswer, message, "curves")
     return checked["curves"]

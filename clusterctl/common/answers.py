@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from typing import TypedDict
 
-from clusterctl.common.requests import JobId, RunName
-from clusterctl.common.schema import Count, Moment, at_most
-
-Name = Annotated[str, at_most(200)]
+from clusterctl.common.requests import JobId, Name, RunName
+from clusterctl.common.schema import Count, Moment
 
 
 class RanJob(TypedDict):

@@ -22,6 +22,8 @@ JobId = Annotated[str, Bound("the id of a job", is_job_name)]
 RunName = Annotated[
     str, Bound("the number of a run", lambda name: name.isascii() and name.isdigit() and len(name) <= MOST_DIGITS)
 ]
+Role = Literal["pserver", "trainer", "scheduler"]
+Name = Annotated[str, at_most(200)]
 _NO_NUL = Bound("a text without NUL", lambda text: "\0" not in text)
 Text = Annotated[str, _NO_NUL]
 #: A job on a node: its id, a prefix of that, its directory, or the name of an adopted directory.

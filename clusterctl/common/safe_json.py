@@ -65,6 +65,11 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -MOST <= value < MOST
 
 
+def is_number(value: object) -> bool:
+    """Return True if it is a float or an integer that fits into 64 bits. NaN and infinity are numbers."""
+    return type(value) is float or is_whole(value)
+
+
 def parse_event(line: bytes) -> dict[str, Any] | None:
     """Return the event that a process sent on its control socket; None if it is not an event.
 

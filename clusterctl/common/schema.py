@@ -2,9 +2,9 @@
 
 A declaration is a TypedDict, whose values stay JSON objects, or a `Record`. The annotations of its fields are types of
 JSON values: str, int, float, bool, `Literal`, `list[T]`, `tuple[T, ...]`, `tuple[A, B]`, `dict[str, T]` (or `Sequence`,
-`Mapping`), other declarations, each also as `T | None`, and `Any` or `object`, which are not checked. An `Annotated`
-type adds bounds. An object may lack a key that is `NotRequired`. A reader returns the value, with tuples where arrays
-are declared as such, and with Records. Unknown keys of an object are kept.
+`Mapping`), a NamedTuple for an array of its fields, other declarations, each also as `T | None`, and `Any` or `object`,
+which are not checked. An `Annotated` type adds bounds. An object may lack a key that is `NotRequired`. A reader returns
+the value, with tuples where arrays are declared as such, and with Records. Unknown keys of an object are kept.
 
 It runs on nodes from Python 3.9, where `typing.get_type_hints` does not know `X | None`.
 """
@@ -35,7 +35,7 @@ from typing import (
     get_origin,
 )
 
-from clusterctl.common.safe_json import is_whole
+from clusterctl.common.safe_json import is_number, is_whole
 
 Reader = Callable[[Any], Any]
 R = TypeVar("R", bound="Record")
@@ -209,6 +209,8 @@ def reader(kind: Any) -> Reader:
     origin = get_origin(kind)
     if origin is not None:
         return GENERIC[origin](*get_args(kind))
+    if issubclass(kind, tuple):
+        return _named_tuple(kind)
     return _record(kind) if issubclass(kind, Record) else _typed_dict(kind)
 
 
@@ -233,7 +235,7 @@ PLAIN: Mapping[Any, Reader] = {
     object: lambda value: value,
     str: _checked("a string", lambda value: isinstance(value, str)),
     int: _checked("a whole number", is_whole),
-    float: _checked("a number", lambda value: isinstance(value, float) or is_whole(value)),
+    float: _checked("a number", is_number),
     bool: _checked("true or false", lambda value: isinstance(value, bool)),
 }
 
@@ -292,6 +294,11 @@ def _row(of_items: Sequence[Reader]) -> Reader:
         return tuple(_below(read_item, item, f"[{at}]") for at, (read_item, item) in enumerate(zip(of_items, value)))
 
     return read
+
+
+def _named_tuple(kind: Any) -> Reader:
+    read = _row(list(readers(kind).values()))
+    return lambda value: kind(*read(value))
 
 
 def _object(value: Any) -> dict[str, Any]:

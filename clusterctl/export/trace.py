@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.curves import Bucket, Curve
 from clusterctl.escape import clean, for_label, for_script
 from clusterctl.inventory import Node
-from clusterctl.observe.record.model import Bucket, Curve, Mark, ProcessRecord, RunRecord, Span
+from clusterctl.observe.record.model import Mark, ProcessRecord, RunRecord, Span
 
 TRACE = "trace.json"
 #: The curves that are counters: what they are of, their name, and the counter's.
@@ -107,7 +108,7 @@ class _Tracks:
         track = self._of_process(process)
         name = f"{process.name} {label}" + (" (undone)" if curve.undone else "")
         for bucket in curve.buckets:
-            ts = self._ts((bucket.t0 + bucket.t1) / 2)
+            ts = self._ts(bucket.t)
             if bucket.mean is not None:
                 yield {"name": name, "ph": "C", "ts": ts, **track, "cat": curve.of, "args": {label: bucket.mean}}
             if bucket.gaps:

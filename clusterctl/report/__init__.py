@@ -1,4 +1,4 @@
 """The record of a run as one HTML file that needs no network.
 
-May import `escape` and `observe`. Pure: a record in, text out. Start reading at `page.py`.
+May import `common`, `escape` and `observe`. Pure: a record in, text out. Start reading at `page.py`.
 """

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from clusterctl.observe.record.curves import LARGEST
+from clusterctl.common.curves import clipped
 from clusterctl.report import formats
 
 LOG_FROM = 40.0  # the ratio of the largest to the smallest value from which an axis is logarithmic
@@ -33,7 +33,7 @@ def value_axis(
     values: Iterable[float], format: Callable[[float], str], *, from_zero: bool = False, may_be_log: bool = False
 ) -> Axis:
     """Return the axis for these values, with about four ticks."""
-    known = [min(LARGEST, max(-LARGEST, value)) for value in values]
+    known = [clipped(value) for value in values]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     if may_be_log and low > 0 and high / low >= LOG_FROM:
         return _log_axis(low, high, format)

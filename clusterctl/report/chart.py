@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from clusterctl.observe.record.model import Bucket
+from clusterctl.common.curves import Bucket, Curve
 from clusterctl.report import formats
 from clusterctl.report.axes import Axis, value_axis
 from clusterctl.report.html import Html, element
@@ -23,14 +23,6 @@ FORMATS: dict[str, Callable[[float | None], str]] = {
 
 
 @dataclass(frozen=True)
-class ProcessCurve:
-    """The points of one process."""
-
-    name: str
-    buckets: Sequence[Bucket]
-
-
-@dataclass(frozen=True)
 class MergedCurve:
     """Processes that are merged into one curve.
 
@@ -40,8 +32,8 @@ class MergedCurve:
 
     name: str
     buckets: Sequence[Bucket]
-    lines: Sequence[ProcessCurve] = ()
-    undone: Sequence[ProcessCurve] = ()
+    lines: Sequence[Curve] = ()
+    undone: Sequence[Curve] = ()
     has_band: bool = True
     are_odd: bool = False
     last: float | None = None
@@ -125,7 +117,7 @@ def _behind(picture: Picture, y: Axis, group: MergedCurve, number: int) -> Itera
         yield _path(_band(picture, y, group.buckets), f"band c{number}")
     for lines, kind in ((group.undone, "undone"), (group.lines, "odd" if group.are_odd else "one")):
         for line in lines:
-            yield _path(_curve(picture, y, line.buckets), f"{kind} c{number}", element("title", line.name))
+            yield _path(_curve(picture, y, line.buckets), f"{kind} c{number}", element("title", line.process))
 
 
 def _in_front(picture: Picture, y: Axis, group: MergedCurve, number: int) -> Iterator[Html]:

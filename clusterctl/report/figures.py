@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from clusterctl.observe.record.curves import Axis, clipped, final, merged, summed
-from clusterctl.observe.record.model import Bucket, Curve, RunRecord
+from clusterctl.common.curves import Bucket, Curve, mean_of
+from clusterctl.observe.record.curves import Axis, final, merged, summed
+from clusterctl.observe.record.model import RunRecord
 from clusterctl.report.axes import step_axis, time_axis
-from clusterctl.report.chart import FORMATS, MergedCurve, Picture, ProcessCurve
+from clusterctl.report.chart import FORMATS, MergedCurve, Picture
 from clusterctl.report.frame import frame
 from clusterctl.report.html import shortened
 
@@ -130,7 +131,7 @@ def _by_step(sources: Sequence[CurveSource], drawn: Callable[..., Picture]) -> P
     ]
     if not steps:
         return None
-    return drawn(_groups(sources, "step"), step_axis(clipped(min(steps)), clipped(max(steps))), _step, "step")
+    return drawn(_groups(sources, "step"), step_axis(float(min(steps)), float(max(steps))), _step, "step")
 
 
 def _groups(sources: Sequence[CurveSource], by: Axis) -> list[MergedCurve]:
@@ -159,7 +160,7 @@ def _odd(curves: Sequence[Curve]) -> list[Curve]:
     """Return the few curves of many that are far from the others, farthest first."""
     if len(curves) <= MOST_LINES:
         return []
-    means = [(mean, curve) for curve in curves if (mean := _mean(curve.buckets)) is not None]
+    means = [(mean, curve) for curve in curves if (mean := mean_of(curve.buckets)) is not None]
     if not means:
         return []
     middle = statistics.median(mean for mean, _ in means)
@@ -169,23 +170,17 @@ def _odd(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _described(curve: Curve, format: str) -> str:
-    return f"{curve.role}{curve.rank} ({FORMATS[format](_mean(curve.buckets))})"
+    return f"{curve.process} ({FORMATS[format](mean_of(curve.buckets))})"
 
 
-def _mean(buckets: Sequence[Bucket]) -> float | None:
-    known = [(bucket.mean, bucket.points) for bucket in buckets if bucket.mean is not None]
-    points = sum(count for _, count in known)
-    return sum(clipped(mean) * count / points for mean, count in known) if points else None
-
-
-def _line(curve: Curve, by: Axis) -> ProcessCurve:
-    return ProcessCurve(f"{curve.role}{curve.rank}", merged([curve], by=by, cells=LINE_CELLS))
+def _line(curve: Curve, by: Axis) -> Curve:
+    return replace(curve, buckets=merged([curve], by=by, cells=LINE_CELLS))
 
 
 def _step(bucket: Bucket) -> float:
-    return (clipped(bucket.step0 or 0) + clipped(bucket.step1 or 0)) / 2
+    return bucket.step or 0.0
 
 
 def _at(start: float, bucket: Bucket) -> float:
     """Return the seconds from the start of the run to the middle of a bucket."""
-    return (bucket.t0 + bucket.t1) / 2 - start
+    return bucket.t - start

@@ -1,11 +1,12 @@
-"""The top of a report, in words: the outcome, the figures, the first cause with its evidence, and what is missing."""
+"""The top of a report, as text: the outcome, the figures, the first cause with its evidence, and what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from clusterctl.common.curves import Bucket
 from clusterctl.observe.record.metrics import Metric, metrics
-from clusterctl.observe.record.model import Bucket, CauseRecord, RunRecord
+from clusterctl.observe.record.model import CauseRecord, RunRecord
 from clusterctl.report import formats
 from clusterctl.report.html import Html, element, shortened, table
 
@@ -46,13 +47,13 @@ def summary(record: RunRecord) -> Html:
 
 def headline(record: RunRecord) -> str:
     """Return the outcome and the duration in one line."""
-    word = OUTCOMES.get(record.state, "State unknown")
+    outcome = OUTCOMES.get(record.state, "State unknown")
     took = formats.duration(record.duration_s)
     if record.duration_s is None:
-        return word
+        return outcome
     if record.is_live:
-        return f"{word} for {took} so far"
-    return f"{word} after {took}" if record.ended_t is not None else f"{word}; the end is not known"
+        return f"{outcome} for {took} so far"
+    return f"{outcome} after {took}" if record.ended_t is not None else f"{outcome}; the end is not known"
 
 
 def sentences(record: RunRecord, known: Iterable[Metric]) -> Iterator[str]:
@@ -75,11 +76,10 @@ def sentences(record: RunRecord, known: Iterable[Metric]) -> Iterator[str]:
 
 
 def _progress(record: RunRecord) -> Iterator[str]:
-    steps = [process.figures["step"] for process in record.trainers if "step" in process.figures]
-    passes = [process.figures["pass"] for process in record.trainers if "pass" in process.figures]
-    if steps:
-        where = f"pass {formats.whole(max(passes))}, " if passes else ""
-        yield f"Last reported: {where}step {formats.whole(max(steps))}."
+    step, pass_ = record.newest("step"), record.newest("pass")
+    if step is not None:
+        where = "" if pass_ is None else f"pass {formats.whole(pass_)}, "
+        yield f"Last reported: {where}step {formats.whole(step)}."
     restarts = sum(process.restarts for process in record.processes)
     if restarts:
         yield f"{_count(restarts, 'restart')}."
@@ -89,12 +89,12 @@ def _progress(record: RunRecord) -> Iterator[str]:
         yield f"Resumed from {source} at step {formats.whole(record.resumed['step'])}."
 
 
-def _metric_sentence(one: Metric, way: str, word: str) -> str:
+def _metric_sentence(one: Metric, way: str, which: str) -> str:
     best = one.low if way == "min" else one.high
     last = "not finite" if one.final is None else formats.number(one.final)
     if best is None:
-        return f"{word} {one.name}: {last}."
-    return f"{word} {one.name}: {last}; best: {formats.number(best.mean)} at {place(best)}."
+        return f"{which} {one.name}: {last}."
+    return f"{which} {one.name}: {last}; best: {formats.number(best.mean)} at {place(best)}."
 
 
 def _saves(record: RunRecord) -> Iterator[str]:
@@ -191,5 +191,5 @@ def _extreme(bucket: Bucket | None) -> tuple[str, str]:
     return ("\u2013", "") if bucket is None else (formats.number(bucket.mean), place(bucket))
 
 
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

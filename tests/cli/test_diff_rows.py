@@ -11,10 +11,11 @@ from clusterctl.api.operations.diff import run_ref
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.commands import diff
 from clusterctl.cli.console import Console
+from clusterctl.common.curves import Curve
 from clusterctl.config import from_values
 from clusterctl.observe.record.compare import RunDiff, compare
 from clusterctl.observe.record.contents import Contents, File
-from clusterctl.observe.record.model import Curve, RunRecord
+from clusterctl.observe.record.model import RunRecord
 from support.records import EVIL, START, failed, points, succeeded
 
 LONG = "x" * 300

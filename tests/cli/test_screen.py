@@ -237,7 +237,7 @@ def test_the_summary_of_a_pass_is_the_mean_over_the_whole_pass_and_all_trainers(
     assert made.new_passes() == [], "trainer 1 is still in it"
     log(1, 1, 0.5)
     [over] = made.new_passes()
-    assert (over.pass_, over.trainers) == (0, 2)
+    assert (over.pass_, over.ranks) == (0, {0, 1})
     assert over.values["auc"] == pytest.approx((0.1 + 0.2 + 2 * 0.9) / 4)
     assert made.new_passes() == []
     for rank in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 import pytest
 
@@ -37,6 +37,11 @@ class Declared(Counted):
     rows: list[tuple[Moment, Finite, str]]
     names: Mapping[str, Short]
     anything: Any
+
+
+class Place(NamedTuple):
+    t: Moment
+    step: Count | None
 
 
 class Outer(TypedDict):
@@ -109,6 +114,14 @@ def test_a_record_is_written_as_it_was_read_with_its_groups_last_and_unknown_key
     assert Box.from_json({"name": "a", "pass": 1}) == Box("a", 1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         box.name = "c"  # type: ignore[misc]
+
+
+def test_a_named_tuple_is_an_array_of_its_fields() -> None:
+    assert reader(Place)([1, None]) == Place(1, None)
+    for value, message in (([1], "it must be an array of 2, not [1]"), ([1, -1], "`[1]` must be a count, not -1")):
+        with pytest.raises(SchemaError) as caught:
+            reader(Place)(value)
+        assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("kind", [*ORDERS.values(), *get_args(events.Event)])

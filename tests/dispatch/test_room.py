@@ -12,7 +12,7 @@ import pytest
 from agent.nodes import BUNDLE, PipeCluster
 from clusterctl.cluster.answers import read
 from clusterctl.dispatch import Dispatched, Progress, dispatch, room, scan
-from clusterctl.dispatch.decision import DispatchAnswer, Instruction
+from clusterctl.dispatch.decision import DiskSpace, DispatchAnswer, Instruction
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import Cluster, answers
+from clusterctl.common.curves import Curve
 from clusterctl.config import load
 from clusterctl.inventory import build
 from e2e.programs import REGRESSION
@@ -24,7 +25,7 @@ def curves_of(site: Site, job: str, buckets: int) -> list[dict[Any, Any]]:
     received: list[dict[Any, Any]] = []
     with Cluster(settings, inventory, inventory.nodes) as cluster:
         for node in cluster.nodes:
-            curves: list[answers.CurveAnswer] = []
+            curves: list[Curve] = []
             with cluster.call(node, {"op": "curves", "ref": job, "run": "0001", "buckets": buckets}) as call:
                 while "done" not in (message := call.receive()):
                     curves += answers.curves(message)
@@ -35,8 +36,8 @@ def curves_of(site: Site, job: str, buckets: int) -> list[dict[Any, Any]]:
                 "at": message["done"]["at"],
                 "now": message["done"]["now"],
             }
-            assert not any(curve["undone"] for curve in curves)
-            received.append({(c["role"], c["rank"], c["of"], c["name"]): c["buckets"] for c in curves})
+            assert not any(curve.undone for curve in curves)
+            received.append({(c.role, c.rank, c.of, c.name): list(c.buckets) for c in curves})
             assert len(received[-1]) == len(curves)
     return received
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.curves import Bucket, Curve
+from clusterctl.common.points import Rollback
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.observe.record.members import Members
-from clusterctl.observe.record.model import Bucket, Curve, Mark, NodeRecord, ProcessRecord, RunRecord, Span
+from clusterctl.observe.record.model import Mark, NodeRecord, ProcessRecord, RunRecord, Span
 from clusterctl.observe.record.points import NodePoints
 from clusterctl.observe.record.secrets import Redactor
 
@@ -60,11 +63,13 @@ def record(**changes: Any) -> RunRecord:
     return RunRecord(**{**values, **changes})
 
 
-def node_points(path: Path, *events: dict[str, Any], offset_s: float = 0.0, node: int = 0) -> NodePoints:
+def node_points(
+    path: Path, *events: dict[str, Any], offset_s: float = 0.0, node: int = 0, rollbacks: Sequence[Rollback] = ()
+) -> NodePoints:
     """Return the points of the events of `trainer0`, `pserver0`, ... as they arrive from a node."""
     keys = {(one.role, one.rank) for one in PROCESSES if one.node.id == node}
-    points = NodePoints(NODES[node], offset_s, path, keys, Redactor({"API": SECRET}))
-    path.write_text("".join(json.dumps(event) + "\n" for event in events if points.take(event)))
+    points = NodePoints(NODES[node], offset_s, path, keys, Redactor({"API": SECRET}), rollbacks)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events if points.add(event)))
     return points
 
 

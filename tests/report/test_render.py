@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.common.curves import Bucket, Curve
 from clusterctl.observe.record.metrics import metrics
-from clusterctl.observe.record.model import Bucket, Curve, Mark, RunRecord, Span, TimedLine
+from clusterctl.observe.record.model import Mark, RunRecord, Span, TimedLine
 from clusterctl.report import formats
 from clusterctl.report.axes import step_axis, time_axis, value_axis
 from clusterctl.report.figures import charts
@@ -165,7 +166,7 @@ def test_the_throughput_of_the_run_is_the_sum_over_its_trainers() -> None:
 def test_of_many_trainers_only_the_odd_ones_have_a_line() -> None:
     by_title = {chart.title: chart for chart in charts(large())}
     speed = by_title["Throughput of each trainer, samples/s"]
-    assert [line.name for line in speed.by_time.groups[0].lines] == ["trainer7"]
+    assert [line.process for line in speed.by_time.groups[0].lines] == ["trainer7"]
     assert by_title["Loss"].odd == ()
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.node.curves import NAME_CHARS, ProcessCurves
 from clusterctl.cluster import answers
-from clusterctl.common.requests import MOST_BUCKETS
+from clusterctl.common.curves import Buckets, Curve
+from clusterctl.common.requests import MOST_BUCKETS, Name, Role
 from clusterctl.common.safe_json import parse
 from clusterctl.common.schema import fits
 from security.liars import EVIL
@@ -43,15 +44,15 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
-def assert_sound(curves: list[answers.CurveAnswer]) -> None:
-    assert json.dumps(curves, allow_nan=False)
+def assert_sound(curves: list[Curve]) -> None:
+    assert json.dumps([curve.to_json() for curve in curves], allow_nan=False)
     for curve in curves:
-        assert fits(answers.Role, curve["role"])
-        assert curve["of"] in ("step", "log", "usage", "table")
-        assert isinstance(curve["undone"], bool)
-        assert len(curve["name"]) <= NAME_CHARS
-        assert len(curve["buckets"]) <= MOST_BUCKETS
-        for t0, t1, step0, step1, count, weight, low, high, mean, last, gaps in curve["buckets"]:
+        assert fits(Role, curve.role)
+        assert curve.of in ("step", "log", "usage", "table")
+        assert isinstance(curve.undone, bool)
+        assert len(curve.name) <= NAME_CHARS
+        assert len(curve.buckets) <= MOST_BUCKETS
+        for t0, t1, step0, step1, count, weight, low, high, mean, last, gaps in curve.buckets:
             assert 0 <= t0 <= t1
             assert all(step is None or step >= 0 for step in (step0, step1))
             assert min(count, weight, gaps) >= 0
@@ -60,7 +61,7 @@ def assert_sound(curves: list[answers.CurveAnswer]) -> None:
 
 def test_a_malformed_curve_of_a_node_is_refused() -> None:
     message = {"curves": [CURVE, USAGE]}
-    assert json.dumps(answers.curves(message)) == json.dumps([CURVE, USAGE])
+    assert [curve.to_json() for curve in answers.curves(message)] == [CURVE, USAGE]
     assert answers.curves({"curves": []}) == []
     refused = 0
     for junk in (*JUNK, *MORE_JUNK):
@@ -88,20 +89,20 @@ def test_a_malformed_curve_of_a_node_is_refused() -> None:
 def test_whatever_events_a_program_writes_its_curves_are_sound(events: list[dict[str, Any]], most: int) -> None:
     process = ProcessCurves()
     for event in (*events, {"event": "step", "t": 1.7e9, "attempt": 1, "step": 2**63 - 1, "loss": 1e308}):
-        process.take(event)
+        process.add(event)
     curves = [{"role": "trainer", "rank": 0, **curve} for curve in process.curves(most)]
     line = json.dumps({"curves": curves}, allow_nan=False).encode()
     received = answers.curves(parse(line))
-    assert json.dumps(received) == json.dumps(curves)
+    assert [curve.to_json() for curve in received] == json.loads(line)["curves"]
     assert_sound(received)
-    assert all(len(curve["buckets"]) <= most for curve in received)
+    assert all(len(curve.buckets) <= most for curve in received)
 
 
 def test_names_of_metrics_reach_the_control_machine_as_they_are_but_no_longer_than_the_limit() -> None:
     """They are escaped where they are shown."""
     process = ProcessCurves()
-    process.take({"event": "log", "t": 1.7e9, "values": {EVIL: 1, EVIL * 100: 2}})
+    process.add({"event": "log", "t": 1.7e9, "values": {EVIL: 1, EVIL * 100: 2}})
     names = [curve["name"] for curve in process.curves(10)]
     assert names == [EVIL, (EVIL * 100)[:NAME_CHARS]]
-    assert fits(answers.Name, "x" * NAME_CHARS)
-    assert fits(answers.Buckets, [SINGLE] * MOST_BUCKETS)
+    assert fits(Name, "x" * NAME_CHARS)
+    assert fits(Buckets, [SINGLE] * MOST_BUCKETS)

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.cluster.run_answers import LeftOutNode
+from clusterctl.common.curves import Bucket, Curve
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import Node, build
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.model import (
-    Bucket,
     CauseRecord,
-    Curve,
     Mark,
     NodeRecord,
     ProcessRecord,

@@ -1,7 +1,7 @@
-"""Send the curves of a run's figures, reduced on this node: see `node/curves.py`.
+"""Send the curves of a run's figures, reduced on this node: see `agent/node/curves.py`.
 
-Curves come in messages `{"curves": [{"role", "rank", "of", "name", "undone", "buckets"}, ...]}`, those of a process in
-one unless they are very many. The answer has `left`: by process, how many names of metrics and tables were left out.
+They are in messages `{"curves": [{"role", "rank", "of", "name", "undone", "buckets"}, ...]}`, those of a process in one
+unless they are very many. The answer has `left`: by process, how many names of metrics and tables were left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def curves(root: Path, request: CurvesRequest, peer: Peer) -> dict[str, Any]:
         for event in events:
             role, rank = event.get("role"), event.get("rank")
             if isinstance(role, str) and isinstance(rank, int) and (role, rank) in processes:
-                processes[role, rank].take(event)
+                processes[role, rank].add(event)
     for (role, rank), process in processes.items():
         for batch in _batched({"role": role, "rank": rank, **curve} for curve in process.curves(request["buckets"])):
             peer.send({"curves": batch})

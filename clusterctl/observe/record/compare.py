@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from clusterctl.common.curves import mean_of
 from clusterctl.inventory import nodeset
 from clusterctl.observe.record.contents import Contents, File, Tree
-from clusterctl.observe.record.curves import weighted_mean
 from clusterctl.observe.record.metrics import Metric, metrics
 from clusterctl.observe.record.model import RunRecord
 
@@ -127,11 +127,10 @@ def _facts(record: RunRecord, hide: Hide) -> Iterator[tuple[str, str]]:
 def _figures(record: RunRecord) -> Iterator[tuple[str, float]]:
     if record.duration_s is not None:
         yield "duration_s", record.duration_s
-    for name in ("pass", "step"):
-        known: list[float] = [one.figures[name] for one in record.trainers if name in one.figures]
-        if known:
-            yield name, max(known)
-    means = [weighted_mean(curve.buckets) for curve in record.find("step", "samples_per_s", role="trainer")]
+    for name, newest in (("pass", record.newest("pass")), ("step", record.newest("step"))):
+        if newest is not None:
+            yield name, newest
+    means = [mean_of(curve.buckets) for curve in record.find("step", "samples_per_s", role="trainer")]
     rates = [mean for mean in means if mean is not None]
     if rates:
         yield "samples_per_s", sum(rates)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.run_state import Key
@@ -18,7 +19,6 @@ from clusterctl.observe.logs import read_logs
 from clusterctl.observe.record.curves import shifted, split_undone
 from clusterctl.observe.record.model import (
     CauseRecord,
-    Curve,
     NodeRecord,
     ProcessRecord,
     RunRecord,
@@ -82,13 +82,13 @@ def build(
     tails: Mapping[Key, Sequence[TimedLine]],
     problems: Mapping[str, str],
 ) -> RunRecord:
-    """Build the record from what the nodes said: pure. `curves` are by node and by the node's clock."""
+    """Build the record from the answers of the nodes. Pure. `curves` are by node and by the node's clock."""
     known = replace(known, reports=tuple(in_order(known.reports, known.members.lead)))
     by_node = {report.node: report for report in known.reports}
     specs = {report.node: spec for report in known.reports if (spec := _spec(report.answer)) is not None}
     spec = specs.get(known.members.lead) or next(iter(specs.values()), None)
     secrets = Redactor(*(one.env for one in specs.values()))
-    undone = rollbacks(known.reports)
+    undone = rollbacks(known.reports, known.members.lead)
     has_pservers = any(process.role == "pserver" for process in known.seen.processes)
     tracks = spans(known.reports, known.ended_t)
     return RunRecord(
@@ -108,6 +108,7 @@ def build(
             for curve in some
             for part in split_undone(shifted(_hidden(curve, secrets), by_node[node].offset_s), undone)
         ),
+        rollbacks=undone,
         marks=tuple(
             replace(mark, text=secrets.hide(mark.text)) for mark in marks(known.reports, has_pservers=has_pservers)
         ),

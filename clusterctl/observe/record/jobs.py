@@ -9,6 +9,7 @@ from typing import Any
 
 from clusterctl.cluster import Cluster, failures, raise_failures
 from clusterctl.cluster.run_answers import JobAnswer, KeepBestAnswer, RunAnswer
+from clusterctl.common.curves import mean
 from clusterctl.common.paths import job_key
 from clusterctl.common.schema import Finite, fits
 from clusterctl.errors import ClusterctlError
@@ -28,7 +29,7 @@ StateOf = Callable[[str | None], str]
 def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOverview], list[ClusterctlError]]:
     """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed.
 
-    `state_of` tells the state of a run, by its name, that has recorded no end, where that is not for nodes to say.
+    `state_of` returns the state of a run that has recorded no end, by its name, where a scheduler decides about runs.
     """
     outcomes = cluster.ask({"op": "jobs"})
     if not any(outcome.ok for outcome in outcomes):
@@ -45,7 +46,7 @@ def jobs(cluster: Cluster, state_of: StateOf | None = None) -> tuple[list[JobOve
 
 
 def _with_states(jobs: Iterable[JobOverview], state_of: StateOf) -> Iterator[JobOverview]:
-    """Yield the jobs, newest first. Of runs with one name, the lives of a scheduler's job, only the newest may live."""
+    """Yield the jobs, newest first. Of runs with one name, attempts of a scheduler's job, the newest alone may live."""
     older: set[str | None] = set()
     for job in jobs:
         newest = job.newest
@@ -96,7 +97,7 @@ def _run(run: str, views: Mapping[int, RunAnswer], silent: set[int], inventory: 
         name=members.name,
         arguments=Redactor(lead.get("env") or {}).arguments(lead.get("arguments") or ()),
         seconds=lead.get("seconds"),
-        loss=_mean(losses) if losses else None,
+        loss=mean(losses) if losses else None,
         metrics=_metrics(trainers, lead.get("keep_best")),
         warnings=next((found for view in views.values() if (found := view.get("warnings"))), []),
     )
@@ -121,8 +122,4 @@ def _values(
         highest = higher_is_better(name)
     best = [high if highest else low for _, low, high in rows]
     finite = [value for value in best if value is not None]
-    return MetricValues(_mean([last for last, _, _ in rows]), _mean(finite) if len(finite) == len(best) else None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)  # fmean raises an error for some infinite values
+    return MetricValues(mean([last for last, _, _ in rows]), mean(finite) if len(finite) == len(best) else None)

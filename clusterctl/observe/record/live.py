@@ -6,19 +6,19 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
 from clusterctl.cluster.answers import ReportedEnd, ReportedPhase
 from clusterctl.cluster.run_answers import DroppedCutAnswer
+from clusterctl.common.curves import Curve, mean
 from clusterctl.common.events import RunWarning
 from clusterctl.common.run_state import Event, RunState
 from clusterctl.common.schema import reader
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
 from clusterctl.observe.record.marks import mark_of
-from clusterctl.observe.record.model import Curve, Mark, ProcessRecord, figure
+from clusterctl.observe.record.model import Mark, ProcessRecord, figure
 
 CURVE_POINTS = 4000
 MOST_MARKS = 1000
@@ -28,26 +28,24 @@ CHECKED = {"ended": ReportedEnd, "phase": ReportedPhase, "cut_dropped": DroppedC
 MOST_PASSES = 1000  # kept until every trainer has logged its numbers
 
 
-@dataclass
-class LoggedPass:
-    """The numbers that one trainer logged in a pass: for each name the sum by weight, and the weights."""
-
-    sums: dict[str, float]
-    weights: dict[str, float]
-
-    def add(self, values: Mapping[str, float], weight: float) -> None:
-        for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + weight * value
-            self.weights[name] = self.weights.get(name, 0.0) + weight
-
-
-@dataclass(frozen=True)
 class PassNumbers:
-    """The numbers that trainers logged in a pass, averaged over trainers by weight."""
+    """The numbers that trainers logged in a pass; `ranks` are those trainers."""
 
-    pass_: int
-    values: dict[str, float]
-    trainers: int
+    def __init__(self, pass_: int) -> None:
+        self.pass_ = pass_
+        self.ranks: set[int] = set()
+        self._sums: dict[str, tuple[float, float]] = {}  # by weight, and of the weights
+
+    def add(self, rank: int, values: Mapping[str, float], weight: float) -> None:
+        self.ranks.add(rank)
+        for name, value in values.items():
+            total, whole = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = total + weight * value, whole + weight
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The mean of each number over all trainers and the whole pass, by weight."""
+        return {name: total / whole for name, (total, whole) in self._sums.items()}
 
 
 class LiveRecord(RunState[ProcessRecord]):
@@ -71,7 +69,7 @@ class LiveRecord(RunState[ProcessRecord]):
             for node in nodes:
                 for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
                     self.processes[role, rank] = ProcessRecord(role, rank, node=node)
-        self._logged: dict[int, dict[int, LoggedPass]] = {}
+        self._logged: dict[int, PassNumbers] = {}
         self._reported_passes: set[int] = set()
         self._pass_of: dict[int, int] = {}
         self._pass_began_t: float | None = None
@@ -113,13 +111,12 @@ class LiveRecord(RunState[ProcessRecord]):
     @property
     def samples_per_s(self) -> float:
         """The samples per second of all trainers; at the end of the run, when it last trained."""
-        rate = sum(t.figures.get("samples_per_s") or 0.0 for t in self.trainers if t.state == "running")
-        return rate or (self.rates[-1][1] if self.rates else 0.0)
+        return self._rate() or (self.rates[-1][1] if self.rates else 0.0)
 
     @property
     def loss(self) -> float | None:
         losses = [t.figures["loss"] for t in self.trainers if t.figures.get("loss") is not None]
-        return sum(losses) / len(losses) if losses else None
+        return mean(losses) if losses else None
 
     @property
     def step(self) -> int:
@@ -175,27 +172,21 @@ class LiveRecord(RunState[ProcessRecord]):
         process.forget_passing()
         process.take_figures(event)
         if process.role == "trainer":
-            self._take_rate(event["t"])
-            self._in_pass(process)
+            self._add_rate(event["t"])
+            if "pass" in process.figures:
+                self._pass_of[process.rank] = process.figures["pass"]
         loss = figure("loss", event.get("loss"))
         if process.role == "trainer" and loss is not None:
-            self.curve.append((int(event["step"]), float(loss)))
-            if len(self.curve) > CURVE_POINTS:
-                del self.curve[::2]
+            _append(self.curve, (int(event["step"]), float(loss)))
 
-    def _take_rate(self, t: float) -> None:
-        rate = sum(one.figures.get("samples_per_s") or 0.0 for one in self.trainers if one.state == "running")
+    def _rate(self) -> float:
+        return sum(one.figures.get("samples_per_s") or 0.0 for one in self.trainers if one.state == "running")
+
+    def _add_rate(self, t: float) -> None:
         if self.rates and t - self.rates[-1][0] < RATE_EVERY_S:
-            self.rates[-1] = (self.rates[-1][0], rate)
-            return
-        self.rates.append((t, rate))
-        if len(self.rates) > CURVE_POINTS:
-            del self.rates[::2]
-
-    def _in_pass(self, process: ProcessRecord) -> None:
-        pass_ = process.figures.get("pass")
-        if pass_ is not None:
-            self._pass_of[process.rank] = pass_
+            self.rates[-1] = (self.rates[-1][0], self._rate())
+        else:
+            _append(self.rates, (t, self._rate()))
 
     def _show_pass(self, event: Event) -> None:
         """A trainer has ended a pass."""
@@ -236,7 +227,7 @@ class LiveRecord(RunState[ProcessRecord]):
             raise ValueError("a weight must be positive")
         process.figures["values"] = {**process.figures.get("values", {}), **values}
         self._pass_of[process.rank] = max(pass_, self._pass_of.get(process.rank, 0))
-        self._logged.setdefault(pass_, {}).setdefault(process.rank, LoggedPass({}, {})).add(values, weight)
+        self._logged.setdefault(pass_, PassNumbers(pass_)).add(process.rank, values, weight)
         if len(self._logged) > MOST_PASSES:
             del self._logged[min(self._logged)]
 
@@ -244,19 +235,19 @@ class LiveRecord(RunState[ProcessRecord]):
         """Return the passes that are over and in which every trainer logged numbers, each pass once."""
         alive = [self._pass_of.get(one.rank, -1) for one in self.trainers if one.exit_code is None]
         current = min(alive, default=None)
-        complete = [
+        over = [
             number
-            for number, by_rank in self._logged.items()
-            if len(by_rank) == len(self.trainers) and number not in self._reported_passes
+            for number, logged in self._logged.items()
+            if len(logged.ranks) == len(self.trainers)
+            and number not in self._reported_passes
+            and (current is None or number < current)
         ]
-        over = [number for number in complete if current is None or number < current]
         self._reported_passes.update(over)
-        return [_average(number, list(self._logged[number].values())) for number in sorted(over)]
+        return [self._logged[number] for number in sorted(over)]
 
 
-def _average(number: int, logged: Sequence[LoggedPass]) -> PassNumbers:
-    """Return the mean of each number over all trainers and the whole pass, by weight."""
-    names = dict.fromkeys(name for one in logged for name in one.sums)
-    sums = {name: sum(one.sums.get(name, 0.0) for one in logged) for name in names}
-    weights = {name: sum(one.weights.get(name, 0.0) for one in logged) for name in names}
-    return PassNumbers(number, {name: sums[name] / weights[name] for name in names}, len(logged))
+def _append(curve: list[tuple[float, float]], point: tuple[float, float]) -> None:
+    """Append a point to a curve; if it becomes too long, drop every second point."""
+    curve.append(point)
+    if len(curve) > CURVE_POINTS:
+        del curve[::2]

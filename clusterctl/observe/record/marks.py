@@ -1,4 +1,4 @@
-"""What happened in a run, in words: one mark for each event that a person wants to see."""
+"""Descriptions of what happened in a run: one mark for each event that a person wants to see."""
 
 from __future__ import annotations
 

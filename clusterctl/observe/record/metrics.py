@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from clusterctl.common.curves import Bucket, Curve
 from clusterctl.observe.record.curves import final, merged
-from clusterctl.observe.record.model import Bucket, Curve, RunRecord
+from clusterctl.observe.record.model import RunRecord
 
 CELLS = 400  # in which the lowest and the highest value are looked for
 MOST_METRICS = 100

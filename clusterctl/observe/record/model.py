@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from clusterctl.cluster.answers import Resumed
 from clusterctl.cluster.gpu_answers import Devices
+from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
+from clusterctl.common.points import Rollback
 from clusterctl.common.run_state import ProcessState
 from clusterctl.common.safe_json import is_whole
 from clusterctl.common.schema import Bound, Count, Moment, SchemaError, at_most, readers
@@ -142,43 +144,6 @@ class ProcessRecord(ProcessState):
             **{name: self.figures.get(name) for name in ALWAYS_SHOWN},
             **{name: self.figures[name] for name in SHOWN_IF_KNOWN if name in self.figures},  # type: ignore[literal-required]
         }
-
-
-class Bucket(NamedTuple):
-    """Neighbouring points of a curve, `points` of them finite and `gaps` NaN or infinite.
-
-    `low`, `high`, `mean` (by `weight`) and `last` are of the finite ones, None if there are none. The steps are those
-    of the first and the last point, None if the events have no step.
-    """
-
-    t0: float
-    t1: float
-    step0: int | None
-    step1: int | None
-    points: int
-    weight: float
-    low: float | None
-    high: float | None
-    mean: float | None
-    last: float | None
-    gaps: int
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A figure of one process over time, oldest bucket first.
-
-    `of` is "step" (what trainers and pservers report about their work), "log" (the program's own metrics), "usage"
-    (`cpu` in cores, `memory` in bytes) or "table" (the rows of the sparse table `name`). `undone` are points that a
-    roll back undid.
-    """
-
-    role: str
-    rank: int
-    of: str
-    name: str
-    buckets: tuple[Bucket, ...]
-    undone: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,6 +279,7 @@ class RunRecord:
     processes: tuple[ProcessRecord, ...]
     nodes: tuple[NodeRecord, ...]
     curves: tuple[Curve, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
     marks: tuple[Mark, ...] = ()
     cause: CauseRecord | None = None
     warnings: Sequence[RunWarning] = ()
@@ -370,6 +336,10 @@ class RunRecord:
             if curve.of == "log" and curve.buckets:
                 first[curve.name] = min(first.get(curve.name, curve.buckets[0].t0), curve.buckets[0].t0)
         return tuple(sorted(first, key=lambda name: (first[name], name)))
+
+    def newest(self, name: Literal["pass", "step"]) -> int | None:
+        """Return the highest pass or step that a trainer reported last."""
+        return max((one.figures[name] for one in self.trainers if name in one.figures), default=None)
 
     def process(self, role: str | None, rank: int | None) -> ProcessRecord | None:
         return next((one for one in self.processes if (one.role, one.rank) == (role, rank)), None)

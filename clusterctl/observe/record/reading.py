@@ -6,9 +6,9 @@ import time
 from typing import NamedTuple
 
 from clusterctl.cluster import Cluster, answers
-from clusterctl.cluster.answers import CurveAnswer, CurvesEnd
+from clusterctl.cluster.answers import CurvesEnd
+from clusterctl.common.curves import Curve
 from clusterctl.inventory import Node
-from clusterctl.observe.record.model import Bucket, Curve
 
 CURVES_S = 120.0
 MOST_BYTES = 32 << 20  # of the curves of one node
@@ -17,7 +17,7 @@ MOST_BYTES = 32 << 20  # of the curves of one node
 class NodeCurves(NamedTuple):
     """The curves of one node's processes, by its own clock; `at` is the offset after the events that they are from.
 
-    `offset_s` is our clock minus the node's; the time that its answer took is not taken out.
+    `offset_s` is our clock minus the node's; the time that its answer took is not subtracted.
     """
 
     curves: list[Curve]
@@ -31,11 +31,6 @@ def read_curves(cluster: Cluster, node: Node, job: str, run: str | None, buckets
     with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:
         call.limit(MOST_BYTES)
         while "done" not in (message := call.receive(CURVES_S)):
-            curves += map(_curve, answers.curves(message))
+            curves += answers.curves(message)
     end: CurvesEnd = answers.read(CurvesEnd, message["done"], "curves")
     return NodeCurves(curves, end["at"], time.time() - end["now"])
-
-
-def _curve(answer: CurveAnswer) -> Curve:
-    buckets = tuple(Bucket(*bucket) for bucket in answer["buckets"])
-    return Curve(answer["role"], answer["rank"], answer["of"], answer["name"], buckets, answer["undone"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.cluster import NONSENSE
+from clusterctl.common.points import Rollback
 from clusterctl.common.run_state import ENDED, Key, ProcessState, RunState
 from clusterctl.observe.record.marks import mark_of
 from clusterctl.observe.record.model import Mark, Span
@@ -15,6 +16,7 @@ from clusterctl.observe.why.node_report import NodeReport
 
 LOST = "lost"
 MOST_MARKS = 2000  # the first and the last half of more
+MOST_ROLLBACKS = 1000  # each point is compared with all of them
 ONCE_PER_PROCESS = ("nan",)
 
 
@@ -74,15 +76,16 @@ def spans(reports: Sequence[NodeReport], ended_t: float | None) -> dict[Key, tup
 
 
 def _last_seen(report: NodeReport) -> float | None:
-    """Return when the supervisor was last alive if it left without a word; None otherwise."""
+    """Return when the supervisor was last alive if it ended without recording that; None otherwise."""
     departure = report.departure(float("-inf")) if report.state == "lost" or report.is_closed else None
     return report.at(departure.seen) if departure is not None and departure.seen is not None else None
 
 
-def rollbacks(reports: Sequence[NodeReport]) -> list[tuple[float, int]]:
-    """Return the time of each roll back of all processes, and the step to which it went."""
-    found = [(report.at(event["t"]), event) for report in reports for event in report.find("rolled_back", whole=True)]
-    return [(t, event["step"]) for t, event in found if isinstance(event.get("step"), int)]
+def rollbacks(reports: Sequence[NodeReport], lead: int) -> tuple[Rollback, ...]:
+    """Return the roll backs of all processes, which the lead records; of too many, the first."""
+    events = [(one, event) for one in reports if one.node == lead for event in one.find("rolled_back", whole=True)]
+    found = [(one.at(event["t"]), step) for one, event in events if (step := event.get("step")) is not None]
+    return tuple(found[:MOST_ROLLBACKS])
 
 
 def marks(reports: Sequence[NodeReport], *, has_pservers: bool) -> tuple[Mark, ...]:

@@ -239,13 +239,13 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
 
 def _did_well(evidence: Evidence, cause: Incident) -> int:
     """Count the other processes of its role that got past the point of failure: they made steps or lived longer."""
-    lives = [life for report in evidence.reports.values() for life in _attempts(report) if life.role == cause.role]
-    its = [life.seconds for life in lives if (life.rank, life.attempt) == (cause.rank, cause.attempt)]
-    well = {life.rank for life in lives if life.worked or (its and life.seconds > max(its) + CLEARLY_S)}
+    attempts = [one for report in evidence.reports.values() for one in _attempts(report) if one.role == cause.role]
+    its = [one.seconds for one in attempts if (one.rank, one.attempt) == (cause.rank, cause.attempt)]
+    well = {one.rank for one in attempts if one.worked or (its and one.seconds > max(its) + CLEARLY_S)}
     return len(well - {cause.rank})
 
 
-class Attempt(NamedTuple):
+class EndedAttempt(NamedTuple):
     """One attempt of a process, from start to end. `worked`: it made steps, or its supervisor reports so."""
 
     role: str
@@ -255,13 +255,14 @@ class Attempt(NamedTuple):
     worked: bool
 
 
-def _attempts(report: NodeReport) -> Iterator[Attempt]:
+def _attempts(report: NodeReport) -> Iterator[EndedAttempt]:
     for event in report.find("exited"):
         about = {name: event.get(name) for name in ("role", "rank", "attempt")}
         began = report.first("spawned", **about)
         if began is not None:
             worked = bool(event.get("worked")) or report.first("step", **about) is not None
-            yield Attempt(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
+            seconds = event["t"] - began["t"]
+            yield EndedAttempt(event["role"], event["rank"], event.get("attempt") or 1, seconds, worked)
 
 
 def _times(count: int) -> str:

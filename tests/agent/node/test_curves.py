@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.node.curves import MOST_LEFT, MOST_NAMES, NAME_CHARS, ProcessCurves
+from clusterctl.common.curves import Bucket
 
 T = 1.7e9
 
@@ -23,16 +24,16 @@ def reduced(events: Sequence[dict[str, Any]], most: int = 100) -> dict[Any, list
     """Return buckets by (of, name), those of points that were undone by (of, name, "undone")."""
     process = ProcessCurves()
     for one in events:
-        process.take(one)
+        process.add(one)
     curves = list(process.curves(most))
     keys = [(curve["of"], curve["name"], *["undone"] * curve["undone"]) for curve in curves]
     assert len(set(keys)) == len(keys)
     return {key: curve["buckets"] for key, curve in zip(keys, curves, strict=True)}
 
 
-def single(t: float, step: int | None, value: float, weight: float = 1.0) -> list[Any]:
+def single(t: float, step: int | None, value: float, weight: float = 1.0) -> Bucket:
     """Return the bucket of one point."""
-    return [T + t, T + t, step, step, 1, weight, value, value, value, value, 0]
+    return Bucket(T + t, T + t, step, step, 1, weight, value, value, value, value, 0)
 
 
 def test_the_figures_of_a_trainer_are_curves_and_a_loss_is_weighted_by_samples() -> None:
@@ -87,11 +88,11 @@ def test_the_figures_of_a_pserver_are_curves_with_the_staleness_since_the_event_
 
 
 def test_values_that_are_not_finite_are_counted_as_gaps() -> None:
-    values = [math.nan, 1.0, math.inf, -math.inf, 10**400, 3.0]
+    values = [math.nan, 1.0, math.inf, -math.inf, math.inf, 3.0]
     (bucket,) = reduced([event("step", t, step=t, loss=value) for t, value in enumerate(values)], 1)["step", "loss"]
-    assert bucket == [T, T + 5, 0, 5, 2, 2.0, 1.0, 3.0, 2.0, 3.0, 4]
+    assert bucket == (T, T + 5, 0, 5, 2, 2.0, 1.0, 3.0, 2.0, 3.0, 4)
     only = reduced([event("step", 0, step=7, loss=math.nan, samples=8)])["step", "loss"]
-    assert only == [[T, T, 7, 7, 0, 0, None, None, None, None, 1]]
+    assert only == [(T, T, 7, 7, 0, 0, None, None, None, None, 1)]
 
 
 def test_points_that_a_roll_back_undid_are_a_curve_of_their_own() -> None:
@@ -144,14 +145,14 @@ def test_metrics_beyond_a_limit_are_counted_and_long_names_are_cut() -> None:
     process = ProcessCurves()
     names = ["n" * 1000, *(f"metric {number}" for number in range(MOST_NAMES + 49))]
     for t in range(3):
-        process.take(event("log", t, step=t, values=dict.fromkeys(names, 1.0)))
-        process.take(event("step", t, step=t, loss=1.0, tables=[{"name": "word", "rows": 1}]))
+        process.add(event("log", t, step=t, values=dict.fromkeys(names, 1.0)))
+        process.add(event("step", t, step=t, loss=1.0, tables=[{"name": "word", "rows": 1}]))
     curves = {(curve["of"], curve["name"]): curve for curve in process.curves(10)}
     assert process.left == 50
     assert len(curves) == MOST_NAMES + 2
     assert len(curves["log", "n" * NAME_CHARS]["buckets"]) == 3
     for number in range(MOST_LEFT + 100):
-        process.take(event("log", number, values={f"new {number}": 1}))
+        process.add(event("log", number, values={f"new {number}": 1}))
     assert process.left == MOST_LEFT
 
 
@@ -160,20 +161,20 @@ def test_points_are_in_order_of_time_even_if_the_clock_was_set_back() -> None:
     assert [bucket[9] for bucket in reduced(events)["step", "loss"]] == [1, 2, 3, 5, 5, 6]
     assert [bucket[2] for bucket in reduced(events)["step", "loss"]] == [2, 3, 4, 0, 5, 1]
     (bucket,) = reduced(events, 1)["step", "loss"]
-    assert bucket == [T + 1, T + 6, 0, 5, 6, 6.0, 1.0, 6.0, pytest.approx(22 / 6), 6.0, 0]
+    assert bucket == (T + 1, T + 6, 0, 5, 6, 6.0, 1.0, 6.0, pytest.approx(22 / 6), 6.0, 0)
 
 
 def test_points_of_one_moment_are_one_bucket_if_they_are_too_many() -> None:
     (bucket,) = reduced([event("step", 1, step=step, loss=1.0) for step in range(50)], 10)["step", "loss"]
-    assert bucket == [T + 1, T + 1, 0, 49, 50, 50.0, 1.0, 1.0, 1.0, 1.0, 0]
+    assert bucket == (T + 1, T + 1, 0, 49, 50, 50.0, 1.0, 1.0, 1.0, 1.0, 0)
 
 
 def test_huge_values_have_a_mean() -> None:
     huge = 1.7e308
     events = [event("log", t, values={"a": huge, "b": -huge if t % 2 else huge}, weight=1e18) for t in range(4)]
     curves = reduced(events, 1)
-    assert curves["log", "a"][0][4:] == [4, 4e18, huge, huge, pytest.approx(huge), huge, 0]
-    assert curves["log", "b"][0][4:] == [4, 4e18, -huge, huge, pytest.approx(0, abs=1e300), -huge, 0]
+    assert curves["log", "a"][0][4:] == (4, 4e18, huge, huge, pytest.approx(huge), huge, 0)
+    assert curves["log", "b"][0][4:] == (4, 4e18, -huge, huge, pytest.approx(0, abs=1e300), -huge, 0)
 
 
 def test_a_weight_of_zero_counts_as_one_only_if_all_are_zero() -> None:
@@ -199,7 +200,7 @@ POINTS = st.lists(
         st.sampled_from(["step", "log"]),
         st.integers(0, 1000).map(lambda n: n / 8),
         st.none() | st.integers(0, 30),
-        st.floats() | st.just(10**400),
+        st.floats() | st.integers(-(2**63), 2**63 - 1),
         st.just(0.0) | st.floats(1e-3, 1000),
     ),
     min_size=1,
@@ -226,8 +227,7 @@ def test_buckets_hold_every_point_once_with_the_figures_of_a_plain_computation(r
     expected: dict[Any, list[Point]] = {}
     for attempt, kind, t, step, value, weight in rows:
         key = (kind, "loss", *["undone"] * is_undone(kind, attempt, step, made))
-        number = math.inf if isinstance(value, int) else value
-        expected.setdefault(key, []).append(Point(T + t, step, number, weight))
+        expected.setdefault(key, []).append(Point(T + t, step, float(value), weight))
     assert set(curves) == set(expected)
     for key, points in expected.items():
         assert_covers(curves[key], sorted(points, key=lambda point: point.t), most)
@@ -250,10 +250,10 @@ def assert_figures(bucket: list[Any], held: list[Point]) -> None:
     finite = [point for point in held if math.isfinite(point.value)]
     values, weights = [point.value for point in finite], [point.weight for point in finite]
     steps = [point.step for point in held if point.step is not None]
-    assert bucket[:5] == [held[0].t, held[-1].t, min(steps, default=None), max(steps, default=None), len(finite)]
+    assert bucket[:5] == (held[0].t, held[-1].t, min(steps, default=None), max(steps, default=None), len(finite))
     assert bucket[5] == pytest.approx(sum(weights))
     if not finite:
-        assert bucket[6:10] == [None] * 4
+        assert bucket[6:10] == (None,) * 4
         return
     assert [bucket[6], bucket[7], bucket[9]] == [min(values), max(values), values[-1]]
     shares = [weight / sum(weights) if sum(weights) else 1 / len(values) for weight in weights]

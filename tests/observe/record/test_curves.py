@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from clusterctl.observe.record.curves import final, merged, shifted, split_undone, summed, weighted_mean
-from clusterctl.observe.record.model import Bucket, Curve
+from clusterctl.common.curves import Bucket, Curve, mean_of
+from clusterctl.observe.record.curves import final, merged, shifted, split_undone, summed
 
 
 def point(t: float, step: int | None, value: float | None, weight: float = 1.0) -> Bucket:
@@ -26,6 +26,12 @@ def test_points_at_the_same_place_become_their_mean_by_weight() -> None:
     start, end = merged([first, second], by="time", cells=10)
     assert (start.mean, start.low, start.high, start.points, start.weight) == (5.0, 4.0, 8.0, 2, 4.0)
     assert (end.mean, end.points, end.gaps, end.step0, end.step1) == (2.0, 1, 1, 20, 20)
+
+
+def test_points_of_weight_zero_count_only_if_all_are() -> None:
+    idle, busy = curve(0, point(1.0, 10, 4.0, weight=0)), curve(1, point(1.0, 10, 8.0))
+    assert merged([idle, busy])[0].mean == 8.0
+    assert mean_of(idle.buckets) == 4.0
 
 
 def test_merged_by_step_processes_that_are_ahead_in_time_fall_together() -> None:
@@ -62,7 +68,7 @@ def test_nothing_merges_to_nothing_and_gaps_have_no_mean() -> None:
     assert merged([curve(0)], by="step") == []
     [gap] = merged([curve(0, point(1.0, 1, None))], by="time")
     assert (gap.mean, gap.last, gap.gaps) == (None, None, 1)
-    assert weighted_mean([gap]) is None
+    assert mean_of([gap]) is None
 
 
 def test_the_final_value_is_the_mean_or_the_sum_of_all_processes_and_unknown_if_one_of_them_is() -> None:

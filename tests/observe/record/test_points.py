@@ -59,8 +59,7 @@ def test_a_roll_back_undoes_steps_even_if_no_later_report_is_of_one_of_them(tmp_
     """Processes report once a second: the first report after a roll back may be of a later step."""
     steps = [(1, 1, 20), (2, 1, 31), (3, 1, 38), (9, 2, 50)]
     events = [event("step", t, attempt=attempt, step=step, loss=1.0) for t, attempt, step in steps]
-    points = node_points(tmp_path / "p", *events, event("usage", 1, cpu=1.0), offset_s=100.0)
-    points.rollbacks = [(T + 104, 30)]
+    points = node_points(tmp_path / "p", *events, event("usage", 1, cpu=1.0), offset_s=100.0, rollbacks=[(T + 104, 30)])
     assert [one.step for one in of(points, "loss") if one.undone] == [31, 38]
     assert not of(points, "cpu")[0].undone
 

@@ -105,7 +105,8 @@ def test_marks_are_in_order_and_name_their_process_or_node() -> None:
         "trainer1@node1 the loss is not finite",
         "node1 the disk is nearly full",
     ]
-    assert rollbacks(reports(run)) == [(START_T + 6.0, 100)]
+    assert rollbacks(reports(run), 0) == ((START_T + 6.0, 100),)
+    assert rollbacks(reports(run), 1) == (), "only the lead can know"
 
 
 @pytest.mark.parametrize("junk", [None, [], {}, EVIL, -1, float("nan"), True], ids=repr)
