@@ -163,21 +163,13 @@ THIRD_PARTY = {
 # Class names that stand in several modules, with the reason.
 SHARED_NAMES = {
     "Cluster": "the API's is the public face of the one in `cluster`, on which all stages work",
+    "Connection": "Fabric's name for what a task gets, over the one in `transport`",
     "Embedding": "both are public: the table of `ps.embedding`, and the torch module over it",
     "Node": "the API's is what a user sees of the one in `inventory`",
     "RefusedError": "both are public: of commands, and of pservers, in separate trees of errors",
     "Session": "both are public: what `connect` of `clusterctl.runtime` and of `clusterctl.torch` returns",
     "UnreachableError": "both are public: of a node, and of a pserver, in separate trees of errors",
 }
-# --- To be deleted: the names of events, lead messages and answers, which another change merges or renames. ---
-NOT_MERGED_YET = {
-    *("Best", "Cause", "Checkpoint", "Connection", "Copied", "CopyFacts", "Copying", "CutDropped", "EndFacts"),
-    *("Ended", "ExitFacts", "Exited", "FailureFacts", "Frame", "Gpu", "Held", "Kept", "Left", "Log", "Lost"),
-    *("Paused", "Phase", "PhaseFacts", "Pieces", "RanJob", "Ready", "Recovery", "Rejoined", "Restarting"),
-    *("RolledBack", "RunWarning", "SaveAnswer", "SaveFacts", "Saved", "Spawned", "Stalled", "Standstill"),
-    *("StateLost", "Step", "Suspect", "TookOver", "Usage", "Warned"),
-}
-# --- End of what is to be deleted. ---
 
 
 def allowed(table: Table) -> list[tuple[str, str]]:
@@ -225,7 +217,7 @@ def test_a_class_name_stands_in_one_module() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name.lstrip("_"), set()).add(module)
     shared = {name for name, found in places.items() if len(found) > 1}
-    assert sorted(shared - NOT_MERGED_YET) == sorted(SHARED_NAMES)
+    assert sorted(shared) == sorted(SHARED_NAMES)
 
 
 def test_views_of_a_run_read_its_record_and_nothing_else() -> None:
