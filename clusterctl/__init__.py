@@ -49,12 +49,12 @@ if TYPE_CHECKING:
         Comparison,
         Difference,
         Exported,
-        Finding,
         Prepared,
         Pruned,
     )
     from clusterctl.api.run import Run
     from clusterctl.api.views import Cause, Collected, Executed, LogLine, Node, Outcome, Process, Status
+    from clusterctl.check import Finding
     from clusterctl.errors import (
         ClusterctlError,
         ConfigError,
@@ -126,6 +126,7 @@ __all__ = [
 
 _HOMES = {
     "Cluster": "api.cluster",
+    "Finding": "check",
     "Job": "api.job",
     "Metrics": "api.metrics",
     "Run": "api.run",
@@ -134,7 +135,7 @@ _HOMES = {
         "api.views",
     ),
     **dict.fromkeys(
-        ("Checked", "Checkpoint", "Comparison", "Difference", "Exported", "Finding", "Prepared", "Pruned"),
+        ("Checked", "Checkpoint", "Comparison", "Difference", "Exported", "Prepared", "Pruned"),
         "api.results",
     ),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterctl.config import Host, Settings
 from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
-from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.config.hosts import own_root
 from clusterctl.errors import UsageError
 
@@ -82,7 +82,7 @@ def build(settings: Settings) -> Inventory:
     PSERVERS and TRAINERS select from the hosts that allow the role (by their `roles` and counts): a number selects the
     first ones, a list the hosts that it names, in any order. Raises ConfigError with every mistake.
     """
-    findings: list[Finding] = []
+    findings: list[ConfMistake] = []
     pservers = _ranks(_counts(settings, "pserver", findings))
     trainers = _ranks(_counts(settings, "trainer", findings))
     if findings:
@@ -128,7 +128,7 @@ def _all_here(settings: Settings) -> bool:
     return all((host.via or settings.via) == "local" for host in settings.hosts)
 
 
-def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]:
+def _counts(settings: Settings, role: str, findings: list[ConfMistake]) -> list[int]:
     """Return the number of `role` processes on each host; 0 for hosts that PSERVERS or TRAINERS excludes."""
     setting = f"{role.upper()}S"
     per_node, wanted = (
@@ -142,7 +142,7 @@ def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]
     if needed and not chosen and not problems:
         problems = [f"leaves no host to run a {role}; check the roles and counts of Host(...) too"]
     file, line = str(settings.source or "settings"), settings.lines.get(setting)
-    findings += [Finding(file, line, setting, f"{setting} {problem}") for problem in problems]
+    findings += [ConfMistake(file, line, setting, f"{setting} {problem}") for problem in problems]
     return [count if number in chosen else 0 for number, count in enumerate(able)]
 
 
@@ -215,14 +215,14 @@ def select(inventory: Inventory, nodeset: str, failed_last: Collection[int] = ()
     Raises UsageError for an unknown word, with a hint that lists the known ones, and for an empty selection.
     """
     chosen: set[int] = set()
-    for word in _words(nodeset):
+    for word in _split_nodeset(nodeset):
         chosen |= _ids(inventory, word, failed_last)
     if not chosen:
         raise UsageError(f"--only {nodeset}: selects no nodes", hint=_existing(inventory))
     return tuple(node for node in inventory.nodes if node.id in chosen)
 
 
-def _words(nodeset: str) -> Iterator[str]:
+def _split_nodeset(nodeset: str) -> Iterator[str]:
     """Split at the commas that are outside brackets."""
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[\[\]]", nodeset)
     if {"[", "]"} & set(parts):

@@ -72,7 +72,7 @@ class OldJob:
 
 
 @dataclass(frozen=True)
-class Content:
+class UnusedContent:
     """A piece of content and the nodes on which nothing needs it."""
 
     kind: str
@@ -84,7 +84,7 @@ class Content:
 @dataclass(frozen=True)
 class PrunePlan:
     jobs: list[OldJob]
-    content: list[Content]
+    content: list[UnusedContent]
 
     @property
     def going(self) -> list[OldJob]:
@@ -145,21 +145,23 @@ def _old_job(name: str, by_node: Mapping[int, JobOnNode], newest: bool, older_th
     )
 
 
-def _unneeded(node: int, answer: PruneAnswer, jobs_going: set[str], older_than_s: float) -> Iterable[Content]:
+def _unneeded(node: int, answer: PruneAnswer, jobs_going: set[str], older_than_s: float) -> Iterable[UnusedContent]:
     gone = set(jobs_going)
     for item in sorted(answer["content"], key=lambda item: KINDS.index(item["kind"])):
         if not item["live"] and item["age_s"] >= older_than_s and gone.issuperset(item["needed_by"]):
             gone.add(item["name"])
-            yield Content(item["kind"], item["name"], item["bytes"], (node,))
+            yield UnusedContent(item["kind"], item["name"], item["bytes"], (node,))
 
 
-def _merged(items: Iterable[Content]) -> list[Content]:
+def _merged(items: Iterable[UnusedContent]) -> list[UnusedContent]:
     """Merge the same content of several nodes into one item."""
-    merged: dict[tuple[str, str], Content] = {}
+    merged: dict[tuple[str, str], UnusedContent] = {}
     for item in items:
         known = merged.get((item.kind, item.name))
         total = item.bytes + (known.bytes if known else 0)
-        merged[item.kind, item.name] = Content(item.kind, item.name, total, (known.nodes if known else ()) + item.nodes)
+        merged[item.kind, item.name] = UnusedContent(
+            item.kind, item.name, total, (known.nodes if known else ()) + item.nodes
+        )
     return [merged[key] for key in sorted(merged)]
 
 

@@ -11,19 +11,19 @@ from typing import Any
 from clusterctl.api.job import Job, jobs_on_nodes
 from clusterctl.api.operations.check import check
 from clusterctl.api.operations.dispatch import failed_nodes, scan, send
-from clusterctl.api.operations.exec import Output, in_directory_of, remote_command, run
+from clusterctl.api.operations.exec import NodeOutput, in_directory_of, remote_command, run
 from clusterctl.api.operations.prune import look, remove
 from clusterctl.api.operations.references import job_ref, run_of
 from clusterctl.api.operations.setup import requirements_of, setup
 from clusterctl.api.results import Checked, Prepared, Pruned
 from clusterctl.api.run import Run
-from clusterctl.api.session import Session
+from clusterctl.api.session import ClusterSession
 from clusterctl.api.views import Executed, Node
 from clusterctl.cluster import NodeOutcome
 from clusterctl.inventory import Node as InventoryNode
 from clusterctl.launch import adopt
 from clusterctl.observe.record.status import find
-from clusterctl.transport import Command
+from clusterctl.transport import RemoteCommand
 
 KEPT_BYTES = 16 << 20  # of each stream of a command on a node
 
@@ -35,7 +35,7 @@ class Cluster:
     the passphrase of a key, have to be in an SSH agent. All methods raise the errors of `clusterctl.errors`.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ClusterSession) -> None:
         self._session = session
 
     @classmethod
@@ -56,7 +56,7 @@ class Cluster:
         environ = dict(os.environ)
         conf = Path(path or environ.get("CLUSTERCTL_CONF") or "conf.py").absolute()
         write = print if progress is True else progress if callable(progress) else None
-        return cls(Session(conf, set or {}, only, environ, write))
+        return cls(ClusterSession(conf, set or {}, only, environ, write))
 
     def __repr__(self) -> str:
         return f"<Cluster of {self._session.conf}>"
@@ -169,10 +169,10 @@ class Cluster:
         """
         nodes = self._session.nodes
         command = remote_command([argv] if isinstance(argv, str) else list(argv))
-        commands: Callable[[InventoryNode], Command] = lambda _: command  # noqa: E731
+        commands: Callable[[InventoryNode], RemoteCommand] = lambda _: command  # noqa: E731
         if job is not None:
             _, commands = in_directory_of(nodes, job.id if isinstance(job, Job) else job, command)
-        outputs = {node.id: Output(KEPT_BYTES) for node in nodes.nodes}
+        outputs = {node.id: NodeOutput(KEPT_BYTES) for node in nodes.nodes}
 
         def take(node: InventoryNode, piece: bytes, is_error: bool) -> None:
             outputs[node.id].keep(piece, is_error)
@@ -193,7 +193,7 @@ class Cluster:
         self.close()
 
 
-def _executed(outcome: NodeOutcome[int], output: Output) -> Executed:
+def _executed(outcome: NodeOutcome[int], output: NodeOutput) -> Executed:
     return Executed(
         node=Node.of(outcome.node),
         exit_code=outcome.value,

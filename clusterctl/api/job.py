@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.api.operations.jobs import known_jobs
-from clusterctl.api.operations.origin import OriginOptions, Target, check_name
+from clusterctl.api.operations.origin import OriginOptions, StartTarget, check_name
 from clusterctl.api.operations.rejoin import rejoin
 from clusterctl.api.operations.start import prepared, start
 from clusterctl.api.operations.stop import stop
 from clusterctl.api.run import Run, collect, status_of
-from clusterctl.api.session import Session, texts
+from clusterctl.api.session import ClusterSession, texts
 from clusterctl.api.views import Collected, Status
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.launch import Origin
-from clusterctl.launch import Run as Launched
+from clusterctl.launch import Launch, Origin
 from clusterctl.observe.record.model import JobOverview
 from clusterctl.observe.record.references import Reference, run_number
 from clusterctl.observe.record.status import find
@@ -28,7 +27,7 @@ class Job:
 
     def __init__(
         self,
-        session: Session,
+        session: ClusterSession,
         id: str,
         *,
         warnings: Sequence[str] = (),
@@ -94,9 +93,9 @@ class Job:
         origin: OriginOptions,
         name: str | None,
         allow_partial: bool,
-    ) -> Launched:
+    ) -> Launch:
         say = self._session.progress.say
-        started: list[Launched] = []
+        started: list[Launch] = []
 
         def on_origin(found: Origin) -> None:
             for line in (*found.warnings, f"{'loading' if origin.load else 'resuming from'} {found}"):
@@ -105,7 +104,7 @@ class Job:
         given = {**self._session.chosen, **chosen}
         more: Any = {"allow_partial": allow_partial, "failed": self._failed}
         opened = lambda kept: self._session.whole({**kept, **chosen})  # noqa: E731
-        with prepared(opened, Target(self.id), origin, args, name=name, given=given, as_given=True) as ready:
+        with prepared(opened, StartTarget(self.id), origin, args, name=name, given=given, as_given=True) as ready:
             say(f"starting {self.id}")
             try:
                 return start(
@@ -164,7 +163,7 @@ class Job:
         return collect(self._session, Reference(self.id), directory, tag=tag, every=every)
 
 
-def jobs_on_nodes(session: Session) -> Sequence[JobOverview]:
+def jobs_on_nodes(session: ClusterSession) -> Sequence[JobOverview]:
     """Return the jobs on the nodes that answer, and report the other nodes to `progress`."""
     known = known_jobs(session.nodes)
     for error in known.errors:

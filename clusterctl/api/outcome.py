@@ -5,12 +5,12 @@ from __future__ import annotations
 from clusterctl.api.views import Cause, Outcome
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.observe.record.status import UNKNOWN, unheard
-from clusterctl.observe.why.report import Why, advice, headline, to_json
+from clusterctl.observe.why.report import WhyReport, advice, headline, to_json
 
 STOPPED = "stopped"
 
 
-def outcome_of(report: Why) -> Outcome:
+def outcome_of(report: WhyReport) -> Outcome:
     known, run = report.explanation, report.members.run
     return Outcome(
         job=report.job,
@@ -27,7 +27,7 @@ def outcome_of(report: Why) -> Outcome:
     )
 
 
-def _cause(report: Why) -> Cause | None:
+def _cause(report: WhyReport) -> Cause | None:
     cause = report.explanation.cause
     if cause is None or cause.kind == STOPPED:
         return None
@@ -45,7 +45,7 @@ def _cause(report: Why) -> Cause | None:
     )
 
 
-def failure(report: Why) -> ClusterctlError | None:
+def failure(report: WhyReport) -> ClusterctlError | None:
     """Return the error for a run that has ended without success, or about which nothing is known."""
     outcome = outcome_of(report)
     if outcome.ok:

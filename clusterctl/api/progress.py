@@ -12,7 +12,7 @@ from clusterctl.inventory import Node
 EVERY_S = 5.0
 
 
-class Progress:
+class ProgressLines:
     """Hands lines to `write`, one at a time; None discards them. Thread-safe. The lines have no control characters."""
 
     def __init__(self, write: Callable[[str], object] | None) -> None:
@@ -24,14 +24,14 @@ class Progress:
             with self._lock:
                 self._write(clean(text, keep_newlines=True))
 
-    def bytes(self, title: str) -> Bytes:
-        return Bytes(self, title)
+    def bytes(self, title: str) -> ByteProgress:
+        return ByteProgress(self, title)
 
 
-class Bytes:
+class ByteProgress:
     """Counts the bytes of an operation, and says every few seconds how far it is. Thread-safe."""
 
-    def __init__(self, progress: Progress, title: str) -> None:
+    def __init__(self, progress: ProgressLines, title: str) -> None:
         self._progress = progress
         self._title = title
         self._lock = threading.Lock()

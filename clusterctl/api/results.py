@@ -9,26 +9,12 @@ from typing import Any
 
 from clusterctl.api.operations.check import to_json
 from clusterctl.api.operations.diff import Differences
-from clusterctl.api.operations.prune import Found
+from clusterctl.api.operations.prune import PruneProposal
 from clusterctl.api.operations.setup import SetUp
-from clusterctl.check import Report
+from clusterctl.check import Finding, Report
 from clusterctl.cluster import Cluster
 from clusterctl.errors import ClusterctlError
-from clusterctl.export import Exported as Written
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem on `nodes` (ids), or on this machine if `nodes` is empty. It is a warning unless it `blocks` a start.
-
-    `check` is what was checked, and `hint` how to fix it.
-    """
-
-    check: str
-    blocks: bool
-    nodes: tuple[int, ...]
-    message: str
-    hint: str | None
+from clusterctl.export import Export
 
 
 @dataclass(frozen=True)
@@ -45,8 +31,7 @@ class Checked:
 
     @classmethod
     def of(cls, cluster: Cluster, report: Report) -> Checked:
-        found = [Finding(one.check, one in report.stops, one.nodes, one.message, one.hint) for one in report.findings]
-        return cls(tuple(found), to_json(cluster, report))
+        return cls(tuple(report.findings), to_json(cluster, report))
 
 
 @dataclass(frozen=True)
@@ -81,7 +66,7 @@ class Pruned:
     document: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, found: Found, *, removed: bool) -> Pruned:
+    def of(cls, found: PruneProposal, *, removed: bool) -> Pruned:
         plan = found.plan
         jobs = tuple(job.job for job in plan.going)
         return cls(jobs, len(plan.content), plan.bytes, removed, found.to_json(removed=removed))
@@ -105,7 +90,7 @@ class Exported:
     errors: tuple[ClusterctlError, ...]
 
     @classmethod
-    def of(cls, written: Written) -> Exported:
+    def of(cls, written: Export) -> Exported:
         files = tuple(written.directory / name for name in written.files)
         return cls(written.directory, files, written.count, written.errors)
 

@@ -21,7 +21,7 @@ from clusterctl.api.operations.status import to_json
 from clusterctl.api.operations.stop import stop
 from clusterctl.api.outcome import failure, outcome_of
 from clusterctl.api.results import Checkpoint, Comparison, Exported
-from clusterctl.api.session import Session
+from clusterctl.api.session import ClusterSession
 from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.cluster import combined
@@ -50,7 +50,13 @@ class Run:
     """
 
     def __init__(
-        self, session: Session, job: str, number: int, members: Members | None = None, *, warnings: Sequence[str] = ()
+        self,
+        session: ClusterSession,
+        job: str,
+        number: int,
+        members: Members | None = None,
+        *,
+        warnings: Sequence[str] = (),
     ) -> None:
         self._session = session
         self._known = members
@@ -278,7 +284,7 @@ def status_of(nodes: Nodes, job: str, run: str | None) -> Status:
 
 
 def collect(
-    session: Session, reference: Reference, directory: str | Path, *, tag: str | None, every: bool
+    session: ClusterSession, reference: Reference, directory: str | Path, *, tag: str | None, every: bool
 ) -> Collected:
     check_tag(tag)
     target = Path(directory)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from clusterctl.api.operations.caches import private_cache
 from clusterctl.api.operations.chosen_settings import choose
-from clusterctl.api.operations.opening import Opening
-from clusterctl.api.progress import Progress
+from clusterctl.api.operations.opening import ClusterOpener
+from clusterctl.api.progress import ProgressLines
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.config import Settings, load
 from clusterctl.errors import UsageError
 
 
-class Session:
+class ClusterSession:
     """The nodes of a conf.py that `only` selects, and agents that stay there for the next call. Thread-safe.
 
     `environ` is a copy of the environment of this program, and `conf` absolute: a later change of either, or of the
@@ -32,7 +32,7 @@ class Session:
         environ: Mapping[str, str],
         write: Callable[[str], object] | None,
     ) -> None:
-        self.progress = Progress(write)
+        self.progress = ProgressLines(write)
         self.only = only
         self.chosen = texts(chosen)
         self.conf = conf
@@ -72,7 +72,7 @@ class Session:
             yield nodes
 
     def _open(self, settings: Settings) -> Nodes:
-        return Opening(self._environ, self.only, lambda prompt, stop: None).nodes(settings)
+        return ClusterOpener(self._environ, self.only, lambda prompt, stop: None).nodes(settings)
 
     def close(self) -> None:
         """Close all connections. Safe to call again."""

@@ -3,7 +3,7 @@
 May import `cluster`, `common`, `errors` and `inventory`. Start reading at `preflight.py`.
 """
 
-from clusterctl.check.findings import STOPS, WARNS, Finding
+from clusterctl.check.findings import Finding
 from clusterctl.check.preflight import Report, check
 
-__all__ = ["STOPS", "WARNS", "Finding", "Report", "check"]
+__all__ = ["Finding", "Report", "check"]

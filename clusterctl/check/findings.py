@@ -16,7 +16,7 @@ from clusterctl.cluster.answers import PortHolder
 from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.inventory import Node, fold
 
-STOPS, WARNS = "stops", "warns"
+STOPS, WARNS = True, False  # `Finding.blocks`
 SKEW_S = 2.0
 GB = 1e9
 LITTLE_DISK, NO_DISK = 1.0 * GB, 0.01 * GB
@@ -110,10 +110,13 @@ Facts = Mapping[int, NodeFacts]
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that blocks `start`, or a warning. `nodes` are ids; empty means this machine."""
+    """A problem on `nodes` (ids), or on this machine if `nodes` is empty. It is a warning unless it `blocks` a start.
+
+    `check` is what was checked, and `hint` how to fix it.
+    """
 
     check: str
-    severity: str
+    blocks: bool
     nodes: tuple[int, ...]
     message: str
     hint: str | None = None
@@ -121,7 +124,7 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         return {
             "check": self.check,
-            "severity": self.severity,
+            "severity": "stops" if self.blocks else "warns",
             "nodes": list(self.nodes),
             "message": self.message,
             "hint": self.hint,
@@ -143,14 +146,14 @@ class Skew:
 
 def folded(findings: Iterable[Finding]) -> list[Finding]:
     """Merge identical findings into one about all their nodes. Those that block `start` come first."""
-    groups: dict[tuple[str, str, str, str | None], set[int]] = {}
+    groups: dict[tuple[str, bool, str, str | None], set[int]] = {}
     for finding in findings:
-        groups.setdefault((finding.check, finding.severity, finding.message, finding.hint), set()).update(finding.nodes)
+        groups.setdefault((finding.check, finding.blocks, finding.message, finding.hint), set()).update(finding.nodes)
     merged = [
-        Finding(check, severity, tuple(sorted(nodes)), message, hint)
-        for (check, severity, message, hint), nodes in groups.items()
+        Finding(check, blocks, tuple(sorted(nodes)), message, hint)
+        for (check, blocks, message, hint), nodes in groups.items()
     ]
-    return sorted(merged, key=lambda finding: (finding.severity != STOPS, finding.nodes[:1]))
+    return sorted(merged, key=lambda finding: (not finding.blocks, finding.nodes[:1]))
 
 
 def quick(

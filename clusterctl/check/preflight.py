@@ -41,7 +41,7 @@ class Report:
 
     @property
     def stops(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.severity == STOPS]
+        return [finding for finding in self.findings if finding.blocks]
 
 
 class _Preflight:

@@ -14,7 +14,7 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
-from clusterctl.cli.call import Call
+from clusterctl.cli.call import CommandLine
 from clusterctl.cli.console import Console
 from clusterctl.cli.declarations import NAME, app
 from clusterctl.cli.hints import READ_CONF
@@ -78,7 +78,7 @@ def checked(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def call(words: Sequence[str], asked: Call) -> None:
+def call(words: Sequence[str], asked: CommandLine) -> None:
     """Run the command that `words` name, or show help. Raises UsageError for an invalid command line."""
     group = typer.main.get_command(_only(words[0]) if words else app)
     try:
@@ -102,7 +102,7 @@ def run(argv: list[str] | None = None) -> int:
     arguments = Arguments()
     arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
     console = Console(arguments.options)
-    asked: Call | None = None
+    asked: CommandLine | None = None
     try:
         arguments = split(argv)
         reads_conf = command_name(arguments) in READ_CONF
@@ -111,7 +111,7 @@ def run(argv: list[str] | None = None) -> int:
         if "--version" in arguments.ours:
             print(f"{NAME} {__version__}")
             return 0
-        asked = Call(arguments.options, arguments.program, console, reads_conf=reads_conf)
+        asked = CommandLine(arguments.options, arguments.program, console, reads_conf=reads_conf)
         call(arguments.ours, asked)
         code = 0
         asked.remember(None)

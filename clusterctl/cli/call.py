@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.config import Conf
 
 
-class Call:
+class CommandLine:
     """A valid command line: `context.obj` of the functions in `declarations`."""
 
     def __init__(

@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.escape import clean
 from clusterctl.inventory import Inventory
 from clusterctl.observe.why.evidence import Incident
-from clusterctl.observe.why.report import LAST_WORD_S, Why, why
+from clusterctl.observe.why.report import LAST_WORD_S, WhyReport, why
 from clusterctl.observe.why.report import headline as plain
 
 FIRST_CAUSE = style.bad("first cause:") + " "
@@ -31,13 +31,13 @@ def cause_lines(inventory: Inventory, cause: Mapping[str, Any] | None) -> list[s
     return lines + [f"  | {line}" for line in cause.get("tail") or ()]
 
 
-def headline(report: Why, one: Incident) -> str:
+def headline(report: WhyReport, one: Incident) -> str:
     """One incident in a line, with the name of its process in colour."""
     text, name = plain(report, one), f"{one.process}@node{one.node}"
     return style.process(one.role, name) + text[len(name) :] if text.startswith(name) else text
 
 
-def incident_line(report: Why, one: Incident) -> str:
+def incident_line(report: WhyReport, one: Incident) -> str:
     """The headline of one of many incidents, with its error if the headline does not show it."""
     error = one.diagnosis.error
     text = headline(report, one)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.api.operations.caches import private_cache
-from clusterctl.api.operations.opening import Opening
+from clusterctl.api.operations.opening import ClusterOpener
 from clusterctl.api.operations.scheduled import job_of, need_nodes, run_of
 from clusterctl.cli import last_failed
 from clusterctl.cli.arguments import GlobalOptions
@@ -96,11 +96,11 @@ class Invocation:
         return (None if cluster is None else self._opened_now(cluster)), state_of
 
     @property
-    def _opening(self) -> Opening:
+    def _opening(self) -> ClusterOpener:
         def failed_last(settings: Settings) -> tuple[int, ...]:
             return last_failed.read(last_failed.record_path(self.cache_dir, settings))
 
-        return Opening(os.environ, self.options.only, self._ask, failed_last)
+        return ClusterOpener(os.environ, self.options.only, self._ask, failed_last)
 
     def _opened_now(self, cluster: Cluster) -> Cluster:
         """Return the cluster, with which this invocation works from now on."""

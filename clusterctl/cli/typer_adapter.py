@@ -68,7 +68,7 @@ class Command(TyperCommand):
         return rest
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands. Without a command it raises its help as a UsageError."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -109,7 +109,7 @@ def complete(app: typer.Typer, name: str) -> int:
     answer, code = io.StringIO(), 0
     with redirect_stdout(answer), redirect_stderr(io.StringIO()):
         try:
-            before = _join_words(os.environ)
+            before = _join_arguments(os.environ)
             typer.main.get_command(app).main(args=[], prog_name=name)
         except SystemExit as exc:  # fish asks for the code
             code = int(exc.code or 0)
@@ -118,7 +118,7 @@ def complete(app: typer.Typer, name: str) -> int:
     return code
 
 
-def _join_words(environ: MutableMapping[str, str]) -> str:
+def _join_arguments(environ: MutableMapping[str, str]) -> str:
     """Join the words that bash divides at `=`; return what stays of the last one, as bash replaces only its end."""
     words = environ.get("COMP_WORDS", "").split("\n")[: int(environ.get("COMP_CWORD", 0)) + 1]
     joined: list[str] = []

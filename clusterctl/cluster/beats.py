@@ -1,4 +1,4 @@
-"""Beats: how an agent knows that the control machine is still there, since a lost connection may end without a sign."""
+"""Heartbeats: an agent learns that the control machine is there, since a connection may be lost without a sign."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class AgentInput:
             self.turn.release()
 
 
-class Beats:
-    """Sends beats to every agent in it, from one thread, which lives while there is any."""
+class Heartbeats:
+    """Sends heartbeats to every agent in it, from one thread, which runs while there is any agent."""
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s

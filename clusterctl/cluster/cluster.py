@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from clusterctl.cluster import answers
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import AgentInput, Heartbeats
 from clusterctl.cluster.bundle import STOP_SHELL, Bundle
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome
@@ -23,7 +23,7 @@ from clusterctl.common.requests import AgentRequest
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory, Node
-from clusterctl.transport import Ask, Command, RemotePath, Transport
+from clusterctl.transport import Ask, RemoteCommand, RemotePath, Transport
 from clusterctl.transport.ssh_config import local_user
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ FIRST_LINE = (
 )
 AT_ONCE = 64
 SILENCE_S = 30.0  # an agent to which nothing has arrived for so long ends
-BEATS = 6  # in this time
+HEARTBEATS = 6  # in this time
 ONCE = ("exec", "start", "rejoin")
 
 
@@ -85,7 +85,7 @@ class Cluster:
         self._made_bundle: Bundle | None = None
         self._lock = threading.Lock()
         self._silence_s = silence_s
-        self._beats = Beats(silence_s / BEATS)
+        self._beats = Heartbeats(silence_s / HEARTBEATS)
         self._kept: KeptAgents | None = None
 
     @property
@@ -161,10 +161,10 @@ class Cluster:
         else:
             agent.process.close()
 
-    def _agent_command(self, node: Node, python: str, words: Sequence[str]) -> Command:
+    def _agent_command(self, node: Node, python: str, words: Sequence[str]) -> RemoteCommand:
         program = RemotePath(python) if "/" in python else python
         argv = (program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words)
-        return Command(argv, title="clusterctl's agent")
+        return RemoteCommand(argv, title="clusterctl's agent")
 
     def ask(
         self,

@@ -6,7 +6,7 @@ import contextlib
 import resource
 import threading
 
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import AgentInput, Heartbeats
 
 FILES_EACH = 3  # the pipes of a carrier; a connection of SSH is one
 OTHER_FILES = 256  # of this process, and of the carriers that are just being started
@@ -19,7 +19,7 @@ class KeptAgents:
     Beyond that the newcomer ends, since the others are asked again before it.
     """
 
-    def __init__(self, beats: Beats, nodes: int) -> None:
+    def __init__(self, beats: Heartbeats, nodes: int) -> None:
         self._beats = beats
         self._idle: dict[int, AgentInput] = {}
         self._lock = threading.Lock()

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node, fold
-from clusterctl.transport import Outcome
+from clusterctl.transport import WorkOutcome
 
 T = TypeVar("T")
-NodeOutcome = Outcome[Node, T]
+NodeOutcome = WorkOutcome[Node, T]
 
 
 def failures(outcomes: Iterable[NodeOutcome[T]]) -> list[NodeOutcome[T]]:

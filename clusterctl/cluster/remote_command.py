@@ -10,14 +10,14 @@ from clusterctl.cluster.cluster import Cluster
 from clusterctl.common.safe_json import is_whole
 from clusterctl.errors import NodeError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.transport import Command, Raw
+from clusterctl.transport import Raw, RemoteCommand
 from clusterctl.transport.command import sh_text
 
 MOST_BYTES = 1 << 20  # in a piece
 MOST_CODE = 255
 
 
-def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[bytes, bool], None]) -> int:
+def run_command(cluster: Cluster, node: Node, command: RemoteCommand, take: Callable[[bytes, bool], None]) -> int:
     """Run a command to its end, without a deadline. Returns its exit code, 128 + N for signal N.
 
     `take(piece, is_error)` receives the output as it arrives, in the calling thread. Raises UnreachableError if the
@@ -49,7 +49,7 @@ def run_command(cluster: Cluster, node: Node, command: Command, take: Callable[[
     return int(code)
 
 
-def _script(command: Command) -> str:
+def _script(command: RemoteCommand) -> str:
     """Return the command as text for a POSIX shell. Raises UsageError as `transport.quote` does."""
     script = sh_text(command)
     if not command.argv:

@@ -3,8 +3,8 @@
 May import `cluster`, `common`, `errors`, `inventory` and `runtime`. Start reading at `collect.py`.
 """
 
-from clusterctl.collect.choice import Selection
+from clusterctl.collect.choice import ModelSelection
 from clusterctl.collect.collect import Collection, collect
-from clusterctl.collect.receive import Collected, Left
+from clusterctl.collect.receive import CollectedFile, Left
 
-__all__ = ["Collected", "Collection", "Left", "Selection", "collect"]
+__all__ = ["CollectedFile", "Collection", "Left", "ModelSelection", "collect"]

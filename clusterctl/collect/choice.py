@@ -24,7 +24,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ModelSelection:
     """A selection: a `run` (None: the job never ran), and the model `tag` (None: the newest) or `every` model."""
 
     run: str | None
@@ -33,7 +33,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ModelList:
     """The answer of a node: the complete `models` that it knows, and the files that each `needs`; the files of models
     that it `has`, and the `steps` of those, complete or not, by tag; and the models that were `merged` there.
     """
@@ -45,13 +45,13 @@ class Listed:
     merged: Sequence[Model] = ()
 
 
-def listed_by(node: Node, message: Any) -> Listed:
+def listed_by(node: Node, message: Any) -> ModelList:
     """Return what a node lists. Raises NodeError if it is malformed."""
     rows, held, merged = message.get("models"), message.get("held", []), message.get("merged", [])
     for one, is_sound in ((rows, _is_model), (held, _is_held), (merged, _is_model)):
         if not isinstance(one, list) or len(one) > MOST_FILES or not all(map(is_sound, one)):
             raise refuse(node, "a malformed list of models")
-    return Listed(
+    return ModelList(
         models=list(map(_model, rows)),
         needs={row["tag"]: row.get("files", []) for row in rows},
         has={row["tag"]: row["files"] for row in held},
@@ -88,19 +88,19 @@ class Choice:
     if no node listed any.
     """
 
-    def __init__(self, selection: Selection, job: str, members: Sequence[Node]) -> None:
+    def __init__(self, selection: ModelSelection, job: str, members: Sequence[Node]) -> None:
         self._selection = selection
         self._job = job
         self._lead = members[0].id
         self._missing = {node.id for node in members}
-        self._lists: dict[int, Listed] = {}
+        self._lists: dict[int, ModelList] = {}
         self._changed = threading.Condition()
         self._error: UsageError | None = None
         self.models: tuple[Model, ...] | None = None
         self.tag = selection.tag
         self.bring = None if selection.every or selection.tag is None else [selection.tag]
 
-    def offer(self, node: Node, listed: Listed | None) -> None:
+    def offer(self, node: Node, listed: ModelList | None) -> None:
         """Take the list of a node; None, or nothing before, if the node failed."""
         with self._changed:
             is_new = node.id in self._missing
@@ -168,8 +168,8 @@ class Choice:
         newest = max((model.step for model in self.models or ()), default=-1)
         return sorted(tag for tag, step in steps.items() if step > newest and tag not in tags)
 
-    def _of(self, node: Node) -> Listed:
-        return self._lists.get(node.id, Listed((), {}, {}, {}))
+    def _of(self, node: Node) -> ModelList:
+        return self._lists.get(node.id, ModelList((), {}, {}, {}))
 
 
 def _age(model: Model) -> tuple[int, str]:

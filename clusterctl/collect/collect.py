@@ -17,9 +17,9 @@ from pathlib import Path
 from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.cluster.run_answers import RunWarning
-from clusterctl.collect.choice import Choice, Selection, listed_by
-from clusterctl.collect.copies import Pieces, bring_merged
-from clusterctl.collect.receive import TOPS, Collected, Left, Received, Report, receive
+from clusterctl.collect.choice import Choice, ModelSelection, listed_by
+from clusterctl.collect.copies import Pieces, download_merged
+from clusterctl.collect.receive import TOPS, CollectedFile, Left, Received, Report, receive
 from clusterctl.common.errors import first_of
 from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
 from clusterctl.common.requests import CollectRequest
@@ -45,7 +45,7 @@ class Collection:
     completed, and `more_models` is the number of complete scheduled ones that stayed on the nodes.
     """
 
-    files: list[Collected]
+    files: list[CollectedFile]
     left: list[Left]
     outcomes: list[NodeOutcome[Received]]
     model: Path | None
@@ -61,7 +61,7 @@ def collect(
     job: str,
     target: Path,
     report: Report,
-    selection: Selection,
+    selection: ModelSelection,
 ) -> Collection:
     """Collect from the `members` of the run, the lead first; nodes that fail are among the outcomes.
 
@@ -115,7 +115,7 @@ def _complete(
     lead: Node,
     target: Path,
     request: CollectRequest,
-    files: list[Collected],
+    files: list[CollectedFile],
     report: Report,
 ) -> tuple[tuple[str, Path] | None, list[Skipped]]:
     """Merge the newest model that can be completed. Return its tag and path, and the newer ones.
@@ -134,7 +134,7 @@ def _complete(
             files += pieces.complete(cluster, answered, request, report, originals=model.tag != choice.tag)
         path = _merge(target, pieces) if pieces.are_whole else None
         if path is None and lead in answered and choice.was_merged(model):
-            path = bring_merged(cluster, lead, request, model, target, report)
+            path = download_merged(cluster, lead, request, model, target, report)
         if path is not None:
             return (model.tag, path), skipped
         skipped.append(Skipped(model.tag, _why_not(lacking, pieces)))
@@ -167,7 +167,7 @@ def _models_to_keep(target: Path, lead: Node, run: str | None, choice: Choice) -
     return stay
 
 
-def _remove_others(target: Path, node: Node, files: Sequence[Collected], stay: set[str] | None) -> None:
+def _remove_others(target: Path, node: Node, files: Sequence[CollectedFile], stay: set[str] | None) -> None:
     """Remove what was not brought, except the models `stay`; None: all scheduled ones."""
     brought = {target / file.path for file in files}
     home = target / f"node-{node.id}"

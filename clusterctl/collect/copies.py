@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster
 from clusterctl.collect.choice import Model
-from clusterctl.collect.receive import Collected, Report, receive
+from clusterctl.collect.receive import CollectedFile, Report, receive
 from clusterctl.common.manifest import MERGED_NAME, read_manifest
 from clusterctl.common.requests import CollectRequest, CopiesWanted
 from clusterctl.errors import ClusterctlError
@@ -19,15 +19,15 @@ from clusterctl.inventory import Node
 class Pieces:
     """The pieces of the model `tag` that were brought into `target`, and those that its manifest names."""
 
-    def __init__(self, target: Path, tag: str, files: Iterable[Collected]) -> None:
+    def __init__(self, target: Path, tag: str, files: Iterable[CollectedFile]) -> None:
         self._target = target
         self.tag = tag
-        self._have: dict[str, list[Collected]] = {}
+        self._have: dict[str, list[CollectedFile]] = {}
         self._named: dict[str, Any] | None = None
         self.damaged: list[str] = []
         self._add(files)
 
-    def _add(self, files: Iterable[Collected]) -> None:
+    def _add(self, files: Iterable[CollectedFile]) -> None:
         end = f"/output/{self.tag}/"
         for file in files:
             home, is_of_tag, name = file.path.partition(end)
@@ -73,12 +73,12 @@ class Pieces:
 
     def complete(
         self, cluster: Cluster, nodes: Sequence[Node], request: CollectRequest, report: Report, *, originals: bool
-    ) -> list[Collected]:
+    ) -> list[CollectedFile]:
         """Ask nodes for copies of what is missing, until nothing is. Return the files that came.
 
         With `originals` also ask for the pieces that the nodes have written.
         """
-        came: list[Collected] = []
+        came: list[CollectedFile] = []
         for node in nodes:
             if not self.are_whole:
                 copies: CopiesWanted = {"tag": self.tag, "have": sorted(self._sound()), "originals": originals}
@@ -88,7 +88,7 @@ class Pieces:
         return [file for file in came if file.path not in self.damaged]
 
 
-def bring_merged(
+def download_merged(
     cluster: Cluster, lead: Node, request: CollectRequest, model: Model, target: Path, report: Report
 ) -> Path | None:
     """Bring the model as it was merged on the lead's node, if it was."""
@@ -102,7 +102,7 @@ def bring_merged(
     return paths[0].replace(merged)
 
 
-def _ask(cluster: Cluster, node: Node, request: CollectRequest, target: Path, report: Report) -> list[Collected]:
+def _ask(cluster: Cluster, node: Node, request: CollectRequest, target: Path, report: Report) -> list[CollectedFile]:
     """Return the files that a node sent; none if it failed, which its part of the collection has told already."""
     with contextlib.suppress(ClusterctlError), cluster.call(node, request) as call:
         return receive(call, target, report).files

@@ -34,7 +34,7 @@ Report = Callable[[Node, int, int], None]
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedFile:
     """One downloaded file: `path` is relative to the target directory."""
 
     path: str
@@ -58,7 +58,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Received:
-    files: list[Collected]
+    files: list[CollectedFile]
     left: list[Left]
     warnings: list[RunWarning]
 
@@ -69,7 +69,7 @@ def receive(call: AgentCall, target: Path, report: Report) -> Received:
     `report` gets the bytes of files done so far and in total, as the node announces them.
     """
     home = target / f"node-{call.node.id}"
-    files: list[Collected] = []
+    files: list[CollectedFile] = []
     count = done = total = 0
 
     def on_piece(size: int) -> None:
@@ -94,7 +94,7 @@ def receive(call: AgentCall, target: Path, report: Report) -> Received:
         path = home / name
         _make_directories(call.node, target, path.parent)
         digest = _receive_file(call, path, size, _attributes(call.node, message), on_piece)
-        files.append(Collected(f"node-{call.node.id}/{name}", call.node.id, size, digest))
+        files.append(CollectedFile(f"node-{call.node.id}/{name}", call.node.id, size, digest))
 
 
 def _left(node: Node, done: object) -> Iterator[Left]:

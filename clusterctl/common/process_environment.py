@@ -54,7 +54,7 @@ def as_at_login(environ: Mapping[str, str], *others: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in AT_LOGIN or name.startswith(begins)}
 
 
-class NodeFacts(NamedTuple):
+class LaunchFacts(NamedTuple):
     """The facts that the node adds to the plan.
 
     `pservers` is incomplete while our own pservers start. `endpoints` has the processes for which a port was chosen.
@@ -70,7 +70,7 @@ class NodeFacts(NamedTuple):
     attempt: int = 1
 
 
-def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
+def environment(spec: RunSpec, process: ProcessSpec, facts: LaunchFacts) -> dict[str, str]:
     """Return the environment of a process of `spec`. ENV of conf.py overrides inherited variables."""
     gpus = gpu_variables(spec, process, facts.inherited)
     values = {**facts.inherited, **_threads(spec, process, facts), **gpus, **spec.env}
@@ -92,7 +92,7 @@ def _activated(spec: RunSpec, values: Mapping[str, str]) -> dict[str, str]:
     return {"VIRTUAL_ENV": spec.venv, "PATH": f"{spec.venv}/bin:{values.get('PATH', '/usr/bin:/bin')}"}
 
 
-def _threads(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
+def _threads(spec: RunSpec, process: ProcessSpec, facts: LaunchFacts) -> dict[str, str]:
     """Return the BLAS threads of a process: its share of the cores, divided by the threads of a trainer's program."""
     own = (spec.training.trainer_threads or 1) if process.role == "trainer" else 1
     share = str(max(1, facts.cores // (own * max(1, spec.sharing or len(spec.processes)))))
@@ -100,7 +100,7 @@ def _threads(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str,
     return dict.fromkeys(unset, share)
 
 
-def _ours(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
+def _ours(spec: RunSpec, process: ProcessSpec, facts: LaunchFacts) -> dict[str, str]:
     return {
         "CLUSTERCTL_JOB": spec.job,
         "CLUSTERCTL_JOB_DIR": facts.job_dir,
@@ -117,7 +117,7 @@ def _ours(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, st
     }
 
 
-def _old_launcher(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
+def _old_launcher(spec: RunSpec, process: ProcessSpec, facts: LaunchFacts) -> dict[str, str]:
     return {
         "PADDLE_INIT_USE_GPU": str(int(spec.use_gpu)),
         "PADDLE_INIT_TRAINER_COUNT": str(spec.training.trainer_threads or 1),
@@ -132,7 +132,7 @@ def _old_launcher(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict
     }
 
 
-def _pserver_port(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> str:
+def _pserver_port(spec: RunSpec, process: ProcessSpec, facts: LaunchFacts) -> str:
     """Return the port of a pserver; for other processes that of pserver 0; the setting PORT while it is not known."""
     endpoint = facts.endpoints.get(process.name if process.role == "pserver" else "pserver0")
     return endpoint.rpartition(":")[2] if endpoint else str(spec.ports.port)

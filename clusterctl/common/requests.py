@@ -257,11 +257,11 @@ class FindNamedRequest(JobRequest):
     op: Literal["find_named"]
 
 
-class _Diagnosis(RunRequest, total=False):
+class _DiagnosisOptions(RunRequest, total=False):
     spec: bool
 
 
-class DiagnoseRequest(_Diagnosis):
+class DiagnoseRequest(_DiagnosisOptions):
     """Report how a run ended. spec: with its spec, and the versions of its packages."""
 
     op: Literal["diagnose"]
@@ -281,11 +281,11 @@ class EventsRequest(RunRequest):
     kinds: Sequence[str]
 
 
-class _Contents(RunRequest, total=False):
+class _ContentsOptions(RunRequest, total=False):
     list: bool
 
 
-class ContentsRequest(_Contents):
+class ContentsRequest(_ContentsOptions):
     """Describe the files and packages of a run. list: name every file."""
 
     op: Literal["contents"]
@@ -357,17 +357,17 @@ class ShownProcess(TypedDict):
 # Checkpoints and models.
 
 
-class _Finding(JobRequest, total=False):
+class _FindingOptions(JobRequest, total=False):
     copies: bool
 
 
-class FindCheckpointsRequest(_Finding):
+class FindCheckpointsRequest(_FindingOptions):
     """Find the checkpoints of a job. copies: also those that are known from copies of other nodes' pieces."""
 
     op: Literal["find_checkpoints"]
 
 
-class FindModelsRequest(_Finding):
+class FindModelsRequest(_FindingOptions):
     """Find the models of a job, as for `FindCheckpointsRequest`."""
 
     op: Literal["find_models"]
@@ -412,11 +412,11 @@ class CopiesWanted(_Copies):
     have: Sequence[str]
 
 
-class _Collection(RunRequest, total=False):
+class _CollectionOptions(RunRequest, total=False):
     copies: CopiesWanted
 
 
-class CollectRequest(_Collection):
+class CollectRequest(_CollectionOptions):
     """Send the logs and outputs of a run, or only `copies`."""
 
     op: Literal["collect"]

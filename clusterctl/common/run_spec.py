@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.common.schema import Group, Record
+from clusterctl.common.modes import SaveInterval
+from clusterctl.common.schema import FieldGroup, Record
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,6 @@ class LeadAddress(Record):
 
     host: str
     port: int
-
-
-@dataclass(frozen=True)
-class SaveEvery(Record):
-    """A save every `n` passes ("pass"), steps ("step") or seconds ("s"), or only at the end of the run ("end")."""
-
-    unit: str
-    n: float
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ class PlacedProcess(Record):
 
 
 @dataclass(frozen=True)
-class Training(Group):
+class Training(FieldGroup):
     """The training mode, the number of processes in the whole run, and the threads that a trainer's program uses."""
 
     OMITTED = ("trainer_threads",)
@@ -146,7 +139,7 @@ class Training(Group):
 
 
 @dataclass(frozen=True)
-class Ports(Group):
+class Ports(FieldGroup):
     """The first port to try, and the number of ports that a pserver has for dense and for sparse tables.
 
     `pserver_port` was free on all nodes for pservers that are the user's own programs.
@@ -161,7 +154,7 @@ class Ports(Group):
 
 
 @dataclass(frozen=True)
-class Timing(Group):
+class Timing(FieldGroup):
     """Seconds between heartbeats, until a silent node counts as lost, and from TERM to KILL."""
 
     heartbeat_s: float = 1.0
@@ -170,7 +163,7 @@ class Timing(Group):
 
 
 @dataclass(frozen=True)
-class Saving(Group):
+class Saving(FieldGroup):
     """The source of initial values, the schedules of checkpoints and models, their retention and their copies.
 
     `sources` are the pieces of the model that `load` names, or of the checkpoint to resume from if a node lacks some of
@@ -183,8 +176,8 @@ class Saving(Group):
 
     load: str | None = None
     checkpoints: bool = False
-    save_every: SaveEvery | None = None
-    save_model_every: SaveEvery | None = None
+    save_every: SaveInterval | None = None
+    save_model_every: SaveInterval | None = None
     keep: int = 3
     keep_models: int | None = None
     server_cuts: bool | None = None
@@ -196,7 +189,7 @@ class Saving(Group):
 
 
 @dataclass(frozen=True)
-class Limits(Group):
+class Limits(FieldGroup):
     """The limits of each process; None sets no limit."""
 
     memory_limit_mb: int | None = None
@@ -204,7 +197,7 @@ class Limits(Group):
 
 
 @dataclass(frozen=True)
-class Failures(Group):
+class Failures(FieldGroup):
     """The policy for failures: restarts per hour by role, and the settings of the same names.
 
     `whole` means that processes can only be restarted together. The lead `takes_warnings` of processes, unless it is of

@@ -90,11 +90,11 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         kind: Any = type(self)
         values = {name: getattr(self, name) for name in types_of(kind)}
-        groups = [value.to_json() for value in values.values() if isinstance(value, Group)]
+        groups = [value.to_json() for value in values.values() if isinstance(value, FieldGroup)]
         own = {
             name.rstrip("_"): _plain(value)
             for name, value in values.items()
-            if not isinstance(value, Group) and (value is not None or name not in self.OMITTED)
+            if not isinstance(value, FieldGroup) and (value is not None or name not in self.OMITTED)
         }
         return {key: item for part in (own, *groups, self._undeclared) for key, item in part.items()}
 
@@ -105,7 +105,7 @@ class Record:
         return copy
 
 
-class Group(Record):
+class FieldGroup(Record):
     """Fields of another record under one name; in JSON their keys are among those of the other fields."""
 
 
@@ -306,14 +306,14 @@ def _typed_dict(kind: Any) -> Reader:
 def _record(kind: Any) -> Reader:
     declared = types_of(kind)
     groups: dict[str, Any] = {
-        name: of for name, of in declared.items() if isinstance(of, type) and issubclass(of, Group)
+        name: of for name, of in declared.items() if isinstance(of, type) and issubclass(of, FieldGroup)
     }
     names = {name.rstrip("_"): name for name in declared if name not in groups}
     by_key = {key: reader(declared[name]) for key, name in names.items()}
     fields = dataclasses.fields(kind)
     required = [field.name.rstrip("_") for field in fields if field.default is field.default_factory is MISSING]
     known = {*by_key, *(key.rstrip("_") for group in groups.values() for key in types_of(group))}
-    keeps_others = not issubclass(kind, Group)
+    keeps_others = not issubclass(kind, FieldGroup)
 
     def read(value: Any) -> Any:
         found = _fields(_object(value), by_key, required)

@@ -123,7 +123,7 @@ def _refused(entry: Entry, problem: str) -> AgentError:
 READ_BYTES = 1 << 18
 
 
-class Stream:
+class ByteReader:
     """A stream of bytes from a source, compressed or not."""
 
     def __init__(self, source: Callable[[int], bytes | memoryview], compressed: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import digest_of
-from clusterctl.common.tree import COPY_BYTES, END, HEADER, Stream
+from clusterctl.common.tree import COPY_BYTES, END, HEADER, ByteReader
 
 # A wheel's name has five or six parts (PEP 427). It becomes a path, and its parts become requirements.
 FILE_NAME = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[A-Za-z0-9_.]+){3,4}\.whl")
@@ -90,7 +90,7 @@ class WheelStore:
         file.replace(self.path(wheel))
         return wheel
 
-    def take_blobs(self, lock: Sequence[Wheel], stream: Stream) -> None:
+    def take_blobs(self, lock: Sequence[Wheel], stream: ByteReader) -> None:
         """Store the wheels of a lock from a stream of blobs. Skip those not in the lock, and damaged ones."""
         wanted = {wheel.digest: wheel for wheel in lock}
         while True:

@@ -12,7 +12,7 @@ EXAMPLE = '("docker", "exec", "-i", "{host}")'
 FORMS = f'must be "ssh", "local", or a tuple of words with {{host}}, such as {EXAMPLE}'
 
 
-class Need(NamedTuple):
+class RequiredArgument(NamedTuple):
     """A word without which a carrier does not work, and why."""
 
     is_met: Callable[[Sequence[str]], bool]
@@ -25,18 +25,22 @@ def _flag(letter: str, word: str) -> Callable[[Sequence[str]], bool]:
 
 
 _INTERACTIVE = _flag("i", "--interactive")
-_STDIN = Need(
+_STDIN = RequiredArgument(
     lambda words: "compose" in words or _INTERACTIVE(words),  # compose passes input on by itself
     "needs -i, or commands get no input",
 )
 _KUBECTL = (
-    Need(_flag("i", "--stdin"), "needs -i, or commands get no input"),
-    Need(lambda words: words[-1] == "--", 'must end with "--", or kubectl takes options of the command for its own'),
+    RequiredArgument(_flag("i", "--stdin"), "needs -i, or commands get no input"),
+    RequiredArgument(
+        lambda words: words[-1] == "--", 'must end with "--", or kubectl takes options of the command for its own'
+    ),
 )
-NEEDS: dict[str, tuple[Need, ...]] = {
+NEEDS: dict[str, tuple[RequiredArgument, ...]] = {
     **dict.fromkeys(("docker", "podman", "nerdctl"), (_STDIN,)),
     **dict.fromkeys(("kubectl", "oc"), _KUBECTL),
-    "srun": (Need(_flag("u", "--unbuffered"), "needs -u, or srun holds back output after the last line end"),),
+    "srun": (
+        RequiredArgument(_flag("u", "--unbuffered"), "needs -u, or srun holds back output after the last line end"),
+    ),
 }
 #: Carriers that may end what a command has left behind when the command ends: a step of Slurm under cgroups.
 LEAVE_NOTHING = ("srun",)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.config.carriers import parse_via
 from clusterctl.config.hosts import some_hosts
 from clusterctl.config.parsers import (
@@ -31,7 +32,7 @@ from clusterctl.config.parsers import (
     text,
     whole,
 )
-from clusterctl.config.values import Best, Every, Mode, Restarts
+from clusterctl.config.values import Best, Restarts
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,10 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting("KEY_CACHE", flag, False, "cache lists of ids on both sides"),
     # checkpoints
-    Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),
+    Setting("SAVE_EVERY", SaveInterval.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),
     Setting(
         "SAVE_MODEL_EVERY",
-        optional(Every.parse),
+        optional(SaveInterval.parse),
         "1 pass",
         "how often to save a model to output/, as SAVE_EVERY; None: only the last one",
     ),

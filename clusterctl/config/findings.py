@@ -9,7 +9,7 @@ from clusterctl.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConfMistake:
     """One mistake. `message` is a full sentence that starts with the key, if there is one."""
 
     file: str
@@ -22,7 +22,7 @@ class Finding:
         return f"{self.file}: {self.message}" if self.line is None else f"{self.file}:{self.line}: {self.message}"
 
 
-def config_error(findings: Sequence[Finding]) -> ConfigError:
+def config_error(findings: Sequence[ConfMistake]) -> ConfigError:
     """Return the error for one or more findings: one line each, the first hint, and all details for `--json`."""
     details = [{"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in findings]
     return ConfigError(

@@ -182,7 +182,7 @@ def _roles(value: object) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in roles)
 
 
-def _word(value: object) -> str:
+def _name(value: object) -> str:
     word = text(value)
     if not re.fullmatch(r"\w[\w.-]*", word):
         raise ValueError("must consist of letters, digits, dots, dashes and underscores")
@@ -192,7 +192,7 @@ def _word(value: object) -> str:
 
 
 def _tags(value: object) -> tuple[str, ...]:
-    return tuple(_word(tag) for tag in strings(value))
+    return tuple(_name(tag) for tag in strings(value))
 
 
 def _address(value: object) -> str:
@@ -210,7 +210,7 @@ def some_hosts(value: object) -> int | tuple[str, ...]:
 
 _FIELDS: dict[str, Parser[Any]] = {
     "spec": _spec,
-    "name": optional(_word),
+    "name": optional(_name),
     "roles": _roles,
     "pservers": optional(whole(0)),
     "trainers": optional(whole(0)),

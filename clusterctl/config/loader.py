@@ -12,12 +12,12 @@ from typing import Any
 
 from clusterctl.config import source
 from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, RETIRED, TABLE, Setting
-from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
 from clusterctl.config.settings import Settings
-from clusterctl.config.source import Source
+from clusterctl.config.source import ConfFile
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _NONE_CHOSEN: Mapping[str, str] = MappingProxyType({})
@@ -47,7 +47,7 @@ class Conf:
     """A conf.py that has run to its end. Its values are not checked yet."""
 
     path: Path
-    source: Source
+    source: ConfFile
 
     def settings(
         self,
@@ -68,7 +68,7 @@ def read(path: Path | None, environ: Mapping[str, str]) -> Conf:
 
 def from_values(values: Mapping[str, object], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:
     """Return the settings of a conf.py that contains only `values`; for programs and tests. Raises ConfigError."""
-    return _settle(Source("settings", values), None, environ)
+    return _settle(ConfFile("settings", values), None, environ)
 
 
 def _literal(text: str) -> object:
@@ -82,16 +82,16 @@ def _literal(text: str) -> object:
 class _Reading:
     """One pass over raw values that collects parsed values and findings."""
 
-    def __init__(self, conf: Source, chosen: Mapping[str, str]) -> None:
+    def __init__(self, conf: ConfFile, chosen: Mapping[str, str]) -> None:
         self.conf = conf
         self.chosen = {BY_SPELLING[name].name: text for name, text in chosen.items() if name in BY_SPELLING}
         self._options = {name: f"--set {name}" for name in chosen}
         self.values: dict[str, Any] = {}
-        self.findings: list[Finding] = []
+        self.findings: list[ConfMistake] = []
 
     def report(self, file: str, key: str, message: str, line: int | None = None, hint: str | None = None) -> None:
         shown_key = self._options.get(key, key) if file == COMMAND_LINE else key
-        self.findings.append(Finding(file, line, key, f"{shown_key}{message}", hint))
+        self.findings.append(ConfMistake(file, line, key, f"{shown_key}{message}", hint))
 
     def report_in_conf(self, key: str, message: str, hint: str | None = None) -> None:
         """Report a mistake in conf.py, at the line that assigns `key`."""
@@ -121,7 +121,7 @@ class _Reading:
 
 
 def _settle(
-    conf: Source,
+    conf: ConfFile,
     path: Path | None,
     environ: Mapping[str, str],
     overrides: Mapping[str, object] = _NOTHING,
@@ -155,7 +155,7 @@ def _settle(
     )
 
 
-def _position(finding: Finding) -> tuple[bool, int]:
+def _position(finding: ConfMistake) -> tuple[bool, int]:
     """Return a sort key: findings with a line come first, in file order."""
     return finding.line is None, finding.line or 0
 
@@ -172,7 +172,7 @@ def _report_unknown(reading: _Reading, overrides: Mapping[str, object]) -> None:
             reading.report(COMMAND_LINE, name, f" is not a setting{_suggestion(name)}")
 
 
-def _retired(conf: Source, overrides: Mapping[str, object]) -> tuple[str, ...]:
+def _retired(conf: ConfFile, overrides: Mapping[str, object]) -> tuple[str, ...]:
     """Return a warning for each setting of an earlier version that is assigned."""
     warnings = []
     for name in sorted(RETIRED.keys() & {*conf.values, *overrides}):

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host
-from clusterctl.config.values import Best, Every, Mode, Restarts
+from clusterctl.config.values import Best, Restarts
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Settings:
     grace_s: float
     restarts: Restarts
     on_trainer_loss: str
-    save_every: Every
-    save_model_every: Every | None
+    save_every: SaveInterval
+    save_model_every: SaveInterval | None
     keep: int
     keep_models: int | None
     copies: int

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import CodeType
 
-from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.config.host_sources import kubernetes, openmpi, slurm
 from clusterctl.config.hosts import Host
 from clusterctl.errors import ConfigError
@@ -24,7 +24,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
-class Source:
+class ConfFile:
     """The result of running a conf.py to its end.
 
     `values` holds its public upper-case names; `lines` the line of the last assignment of each name that the file
@@ -39,7 +39,7 @@ class Source:
     imported: frozenset[str] = frozenset()
 
 
-def run(path: Path) -> Source:
+def run(path: Path) -> ConfFile:
     """Read and run `path`. Raises ConfigError if it is missing, unreadable, not Python, or raises.
 
     Its output goes to stderr, since stdout belongs to the command (`--json`).
@@ -53,7 +53,7 @@ def run(path: Path) -> Source:
     except (ValueError, RecursionError, MemoryError) as exc:  # NUL bytes, excessive nesting
         raise _failure(path, None, f"is not Python: {exc}") from exc
     names = _execute(path, code)
-    return Source(
+    return ConfFile(
         file=str(path),
         values={name: value for name, value in names.items() if name.isupper() and name[0] != "_"},
         lines=_lines(tree),
@@ -108,7 +108,7 @@ def _described(exc: BaseException) -> str:
 
 
 def _failure(path: Path, line: int | None, message: str) -> ConfigError:
-    return config_error([Finding(str(path), line, "", message)])
+    return config_error([ConfMistake(str(path), line, "", message)])
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

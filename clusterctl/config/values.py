@@ -7,55 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_UNITS = {"pass": "pass", "passes": "pass", "step": "steps", "steps": "steps", "s": "s"}
-
-
-@dataclass(frozen=True)
-class Mode:
-    """The consistency model between trainers; `str(mode)` has the form used in conf.py, such as `ssp(4)`.
-
-    `bound` is the staleness bound of ssp, the number of steps between exchanges of geo, and None for the
-    others.
-    """
-
-    kind: str
-    bound: int | None = None
-
-    def __str__(self) -> str:
-        return self.kind if self.bound is None else f"{self.kind}({self.bound})"
-
-    @classmethod
-    def parse(cls, value: object) -> Mode:
-        """Parse "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1. Raises ValueError."""
-        text = value if isinstance(value, str) else ""
-        if text in ("sync", "async", "half-async"):
-            return cls(text)
-        match = re.fullmatch(r"(ssp|geo)\(([0-9]{1,9})\)", text)
-        if not match or (match[1] == "geo" and int(match[2]) == 0):
-            raise ValueError('must be "sync", "async", "half-async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1')
-        return cls(match[1], int(match[2]))
-
-
-@dataclass(frozen=True)
-class Every:
-    """The interval between saves: `count` times `unit`, which is "pass", "steps" or "s"."""
-
-    count: int
-    unit: str
-
-    def __str__(self) -> str:
-        return f"{self.count} {self.unit}"
-
-    @classmethod
-    def parse(cls, value: object) -> Every:
-        """Parse "1 pass", "500 steps", "600 s" or a bare number of steps. Raises ValueError."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = f"{value} steps"
-        match = re.fullmatch(r"([0-9]{1,9}) ?([a-z]+)", value) if isinstance(value, str) else None
-        if not match or int(match[1]) == 0 or match[2] not in _UNITS:
-            raise ValueError('must look like "1 pass", "500 steps" or "600 s"; a bare number means steps')
-        return cls(int(match[1]), _UNITS[match[2]])
-
 
 class Restarts(NamedTuple):
     """The number of times that a process of each role may be restarted within an hour."""

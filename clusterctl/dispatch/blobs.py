@@ -65,7 +65,7 @@ class Blobs:
             yield compressor.flush(), 0
 
 
-class Shelf:
+class BlobCache:
     """A cache of the last `Blobs`, so that all nodes that lack the same files share one stream."""
 
     def __init__(self, top: Path) -> None:

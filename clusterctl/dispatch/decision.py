@@ -24,7 +24,7 @@ class NewestJob(TypedDict):
     nodes: int
 
 
-class Room(TypedDict):
+class DiskSpace(TypedDict):
     """The space in a node's ROOT_DIR, in bytes: `free`, and what a `new` directory or a change `in_place` would take.
 
     Nodes with the same `disk` share the free bytes, of which some file systems do not report the number.
@@ -37,7 +37,7 @@ class Room(TypedDict):
     in_place: int | None
 
 
-class Answer(TypedDict, total=False):
+class DispatchAnswer(TypedDict, total=False):
     """A node's answer to a dispatch request.
 
     `holds`: the node has the job to complete. `missing`: ranges of rows of its tree. `gone`: paths that the tree no
@@ -51,7 +51,7 @@ class Answer(TypedDict, total=False):
     missing: list[list[int]]
     gone: list[str]
     torn: dict[str, int]
-    room: Room
+    room: DiskSpace
     dir: str
 
 
@@ -69,7 +69,7 @@ class Instruction(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredTrees:
     """The desired tree of each node, by node id; the source of the trees; and the job to complete, if any."""
 
     trees: Mapping[int, str]
@@ -94,7 +94,7 @@ class Wanted:
         )
 
 
-def decide(job: str, answers: Mapping[int, Answer], wanted: Wanted) -> tuple[str, dict[int, Instruction]]:
+def decide(job: str, answers: Mapping[int, DispatchAnswer], wanted: DesiredTrees) -> tuple[str, dict[int, Instruction]]:
     """Return the job id for all nodes and an instruction for each node: keep the job it has under that id, or go.
 
     A new job gets the id `job`, or the next one after the newest job of any node. Raises RefusedError if the job to
@@ -127,7 +127,9 @@ def decide(job: str, answers: Mapping[int, Answer], wanted: Wanted) -> tuple[str
     return target, instructions
 
 
-def _replaceable(id_: int, answer: Answer, answers: Mapping[int, Answer], wanted: Wanted) -> str | None:
+def _replaceable(
+    id_: int, answer: DispatchAnswer, answers: Mapping[int, DispatchAnswer], wanted: DesiredTrees
+) -> str | None:
     """Return the job on this node that the new one may replace: one that was never started on any node."""
     newest = answer["newest"]
     if wanted.completing or newest is None or not wanted.is_ours(id_, newest) or not newest["exact"]:
@@ -140,7 +142,7 @@ def _replaceable(id_: int, answer: Answer, answers: Mapping[int, Answer], wanted
     return old
 
 
-def _next_id(job: str, answers: Collection[Answer]) -> str:
+def _next_id(job: str, answers: Collection[DispatchAnswer]) -> str:
     """Return `job`, or the id after the newest one on any node: the clock of this machine may be behind another's."""
     known = (name for answer in answers for name in answer["jobs"] if is_job_id(name))
     newest = max(known, key=job_key, default=None)

@@ -18,8 +18,8 @@ from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combin
 from clusterctl.common.requests import DispatchRequest, DispatchTemplate
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan, room
-from clusterctl.dispatch.blobs import Blobs, Shelf
-from clusterctl.dispatch.decision import Answer, Instruction, NewestJob, Wanted, decide
+from clusterctl.dispatch.blobs import BlobCache, Blobs
+from clusterctl.dispatch.decision import DesiredTrees, DispatchAnswer, Instruction, NewestJob, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace
@@ -125,14 +125,14 @@ class _Dispatch:
         hosts_from = cluster.settings.hosts_from
         shards, trainers = cluster.settings.shards, cluster.inventory.trainer_count
         self._trees = make_trees(workspace, self._last, cluster.nodes, shards, trainers)
-        self._wanted = Wanted(
+        self._wanted = DesiredTrees(
             {id_: tree.id for id_, tree in self._trees.items()},
             source_of(workspace, hosts_from.allocation) if hosts_from else self._source,
             len(cluster.inventory.nodes),
             self._last.job if part and self._last else None,
         )
         self._calls: dict[int, AgentCall] = {}
-        self._shelf = Shelf(workspace.directory)
+        self._shelf = BlobCache(workspace.directory)
         self._relayed: Blobs | None = None
         self._changed: dict[str, NodeError] = {}
 
@@ -154,7 +154,7 @@ class _Dispatch:
         by_node = {outcome.node.id: outcome for outcome in done}
         outcomes: list[NodeOutcome[Any]] = [by_node.get(outcome.node.id, outcome) for outcome in asked]
         if self._last is None or (self._last.job, self._last.tree) != (target, self._workspace.content):
-            now = last_dispatch.Sent(target, self._workspace.content, self._workspace.tree)
+            now = last_dispatch.LastDispatch(target, self._workspace.content, self._workspace.tree)
             last_dispatch.save(self._cache, self._source, now)
         return Dispatched(target, outcomes, self._relayed is not None)
 
@@ -166,18 +166,18 @@ class _Dispatch:
         planned = {id_: self._planned(id_, instructions[id_], answer) for id_, answer in answers.items()}
         return [NodeOutcome[Planned](o.node, planned.get(o.node.id), o.error, o.seconds) for o in asked]
 
-    def _planned(self, id_: int, instruction: Instruction, answer: Answer) -> Planned:
+    def _planned(self, id_: int, instruction: Instruction, answer: DispatchAnswer) -> Planned:
         if "keep" in instruction:
             return Planned(instruction["keep"], [], [])
         lacking = self._trees[id_].rows(answer["missing"])
         return Planned(None, lacking, answer["gone"] if instruction["supersede"] else [])
 
-    def _left_out(self, outcome: NodeOutcome[Answer], error: NodeError | None) -> NodeOutcome[Answer]:
+    def _left_out(self, outcome: NodeOutcome[DispatchAnswer], error: NodeError | None) -> NodeOutcome[DispatchAnswer]:
         """Return the outcome. If there is an error, end the call to the node, and return the error as its outcome."""
         if error is None:
             return outcome
         self._calls.pop(outcome.node.id).close()
-        return NodeOutcome[Answer](outcome.node, None, error, outcome.seconds)
+        return NodeOutcome[DispatchAnswer](outcome.node, None, error, outcome.seconds)
 
     def _close(self) -> None:
         for call in self._calls.values():
@@ -186,7 +186,7 @@ class _Dispatch:
 
     def _negotiate(
         self, job: str, *, plan: bool = False
-    ) -> tuple[list[NodeOutcome[Answer]], dict[int, Answer], str, dict[int, Instruction]]:
+    ) -> tuple[list[NodeOutcome[DispatchAnswer]], dict[int, DispatchAnswer], str, dict[int, Instruction]]:
         """Ask every node. Return the outcomes, the answers, the id for all, and an instruction per node that answered.
 
         The agent of an unchanged node has already ended. If the decision changes that node after all, ask it again.
@@ -217,7 +217,9 @@ class _Dispatch:
             "plan": plan,
         }
 
-    def _ask_all(self, request: DispatchTemplate, nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Answer]]:
+    def _ask_all(
+        self, request: DispatchTemplate, nodes: Sequence[Node], *, expect: bool
+    ) -> list[NodeOutcome[DispatchAnswer]]:
         """Return every node's outcome. Raises if no node is reachable, or if one refuses or is busy."""
         asked = self._cluster.map(lambda node: self._ask(node, request, expect), nodes)
         errors = [outcome.error for outcome in asked if outcome.error]
@@ -228,7 +230,7 @@ class _Dispatch:
             raise combined(refused or errors, len(asked), "dispatch")
         return asked
 
-    def _ask(self, node: Node, template: DispatchTemplate, expect: bool) -> Answer:
+    def _ask(self, node: Node, template: DispatchTemplate, expect: bool) -> DispatchAnswer:
         tree = self._trees[node.id]
         request: DispatchRequest = {
             **template,
@@ -253,11 +255,11 @@ class _Dispatch:
                 call.send({"manifest_bytes": len(whole)})
                 call.write(whole)
             first.update(call.receive(SILENCE_S))
-        answer: Answer = first
+        answer: DispatchAnswer = first
         room.check_shape(answer["room"])
         return answer
 
-    def _as_expected(self, node: Node, directory: str) -> Answer:
+    def _as_expected(self, node: Node, directory: str) -> DispatchAnswer:
         """Return the answer of a node whose agent ended early because nothing has changed."""
         assert self._last is not None
         newest = NewestJob(
@@ -283,7 +285,7 @@ class _Dispatch:
             hint="give each node its own directory: Host(..., root_dir=...) in conf.py",
         )
 
-    def _plan_relay(self, answers: Mapping[int, Answer], instructions: dict[int, Instruction]) -> None:
+    def _plan_relay(self, answers: Mapping[int, DispatchAnswer], instructions: dict[int, Instruction]) -> None:
         """If a relay pays off, send every participating node its neighbours in the relay.
 
         This happens before any data is sent, because a node waits only a short time for its neighbours.
@@ -321,7 +323,7 @@ class _Dispatch:
         outcomes = self._cluster.map(listen, [node for node in self._cluster.nodes if node.id in ids])
         return {outcome.node.id: endpoint for outcome in outcomes if outcome.ok and (endpoint := outcome.get())}
 
-    def _announce(self, node: Node, instruction: Instruction, answer: Answer) -> None:
+    def _announce(self, node: Node, instruction: Instruction, answer: DispatchAnswer) -> None:
         """Report the bytes of files that a node is to get."""
         relayed = self._relayed if "relay" in instruction else None
         if "go" in instruction:
@@ -329,7 +331,7 @@ class _Dispatch:
                 direct = self._trees[node.id].bytes_of(answer["missing"], answer["torn"])
                 self._progress.expect(node, max(relayed.total if relayed else 0, direct))
 
-    def _transfer(self, node: Node, instruction: Instruction, answer: Answer) -> NodeDispatch:
+    def _transfer(self, node: Node, instruction: Instruction, answer: DispatchAnswer) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
         sent_bytes = 0
@@ -351,7 +353,7 @@ class _Dispatch:
             seconds=time.monotonic() - started,
         )
 
-    def _send(self, call: AgentCall, instruction: Instruction, answer: Answer) -> tuple[int, dict[str, Any]]:
+    def _send(self, call: AgentCall, instruction: Instruction, answer: DispatchAnswer) -> tuple[int, dict[str, Any]]:
         """Send a node its missing files. Return the bytes sent over the wire, and the node's final answer.
 
         If there is a relay, its head gets the stream first. Then send files directly until no file is missing.

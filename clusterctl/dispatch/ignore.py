@@ -41,7 +41,7 @@ class Ignored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class IgnoreRule:
     """One line of an ignore file. A `whole` rule matches the path below the file's directory, others the last name.
 
     A match begins with `literal`, and the remainder matches `rest`; without `rest` it equals `literal`.
@@ -68,7 +68,7 @@ class Rules:
     """The rules for one directory: those of its own ignore file take precedence over those of its parents."""
 
     base: str
-    rules: Sequence[Rule]
+    rules: Sequence[IgnoreRule]
     above: Rules | None = None
 
     def within(self, directory: str, data: bytes) -> Rules:
@@ -76,7 +76,7 @@ class Rules:
         base = f"{directory}/" if directory else ""
         return Rules(base, tuple(parse(data, base + IGNORE_FILE)), self)
 
-    def excluding(self, path: str, name: str, is_directory: bool) -> Rule | None:
+    def excluding(self, path: str, name: str, is_directory: bool) -> IgnoreRule | None:
         """Return the rule that excludes `path`, whose last part is `name`; None if the path is to be sent."""
         level: Rules | None = self
         while level is not None:
@@ -94,7 +94,7 @@ class Rules:
             return None
         return frozenset(os.fsdecode(rule.literal) for rule in self.rules)
 
-    def _last_match(self, path: str, name: str, is_directory: bool) -> Rule | None:
+    def _last_match(self, path: str, name: str, is_directory: bool) -> IgnoreRule | None:
         below, last = os.fsencode(path[len(self.base) :]), os.fsencode(name)
         for rule in reversed(self.rules):
             if (is_directory or not rule.only_directories) and rule.matches(below, last):
@@ -107,7 +107,7 @@ def default_rules() -> Rules:
     return Rules("", tuple(parse("\n".join(DEFAULTS).encode(), DEFAULT)))
 
 
-def parse(data: bytes, source: str) -> Iterator[Rule]:
+def parse(data: bytes, source: str) -> Iterator[IgnoreRule]:
     """Yield the rules of an ignore file in order, including those that can never match, such as `[` or `a//`."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -124,7 +124,7 @@ def _without_trailing_spaces(text: bytes) -> bytes:
     return text[: len(kept) + 1] if backslashes % 2 and len(kept) < len(text) else kept
 
 
-def _rule(text: bytes, source: str, line: int) -> Rule:
+def _rule(text: bytes, source: str, line: int) -> IgnoreRule:
     pattern = text.removeprefix(b"!")
     includes = pattern != text
     only_directories = pattern.endswith(b"/")
@@ -134,4 +134,4 @@ def _rule(text: bytes, source: str, line: int) -> Rule:
     special = SPECIAL.search(pattern)
     literal = pattern[: special.start()] if special else pattern
     rest = translate(pattern[len(literal) :], whole=whole) if special else None
-    return Rule(os.fsdecode(text), source, line, includes, only_directories, whole, literal, rest)
+    return IgnoreRule(os.fsdecode(text), source, line, includes, only_directories, whole, literal, rest)

@@ -16,7 +16,7 @@ from clusterctl.common.tree import Entry
 
 
 @dataclass(frozen=True)
-class Sent:
+class LastDispatch:
     """The last job made from a workspace: its id, the name of its contents, its entries."""
 
     job: str
@@ -24,18 +24,18 @@ class Sent:
     entries: Sequence[Entry]
 
 
-def load(cache: Path | None, source: str) -> Sent | None:
+def load(cache: Path | None, source: str) -> LastDispatch | None:
     """Return the last dispatch; None if it is unknown or the cache is damaged."""
     if cache is None:
         return None
     try:
         data = json.loads(_file(cache, source).read_bytes())
-        return Sent(data["job"], data["tree"], [Entry(*row) for row in data["entries"]])
+        return LastDispatch(data["job"], data["tree"], [Entry(*row) for row in data["entries"]])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it may have millions of values
         return None
 
 
-def save(cache: Path | None, source: str, sent: Sent) -> None:
+def save(cache: Path | None, source: str, sent: LastDispatch) -> None:
     """Cache the last dispatch. If the cache cannot be written, do without it."""
     if cache is None:
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from clusterctl.common.tree import FILE, Entry, content_of_json
-from clusterctl.dispatch.last_dispatch import Sent
+from clusterctl.dispatch.last_dispatch import LastDispatch
 from clusterctl.dispatch.shards import Shards
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.inventory import Node
@@ -39,13 +39,13 @@ class Tree:
 
 
 def make_trees(
-    workspace: Workspace, last: Sent | None, nodes: Sequence[Node], shards: Sequence[str], trainers: int
+    workspace: Workspace, last: LastDispatch | None, nodes: Sequence[Node], shards: Sequence[str], trainers: int
 ) -> Mapping[int, Tree]:
     """Return the trees by node id. Nodes with the same contents share one object."""
-    now = _Parts(workspace.tree, workspace.content, shards, trainers)
+    now = _NodeTrees(workspace.tree, workspace.content, shards, trainers)
     then = None
     if last:
-        then = now if last.tree == workspace.content else _Parts(last.entries, last.tree, shards, trainers)
+        then = now if last.tree == workspace.content else _NodeTrees(last.entries, last.tree, shards, trainers)
     made: dict[tuple[str, str | None], Tree] = {}
     trees = {}
     for node in nodes:
@@ -57,24 +57,24 @@ def make_trees(
     return trees
 
 
-class _Part(NamedTuple):
+class _NodeTree(NamedTuple):
     entries: Sequence[Entry]
     id: str
 
 
-class _Parts:
+class _NodeTrees:
     """A whole tree with its name, and each node's part of it with the name of that part."""
 
     def __init__(self, entries: Sequence[Entry], id_: str, shards: Sequence[str], trainers: int) -> None:
-        self._whole = _Part(entries, id_)
+        self._whole = _NodeTree(entries, id_)
         self._shards = Shards(entries, shards, trainers)
         self._names = Names() if self._shards.count else None
 
-    def of(self, node: Node) -> _Part:
+    def of(self, node: Node) -> _NodeTree:
         if self._names is None:
             return self._whole
         entries = self._shards.of(node)
-        return _Part(entries, self._names.content_of(entries))
+        return _NodeTree(entries, self._names.content_of(entries))
 
 
 class Names:
@@ -87,7 +87,7 @@ class Names:
         return content_of_json(f"[{','.join(map(self._encode, entries))}]".encode())
 
 
-def _tree(now: _Part, then: _Part | None) -> Tree:
+def _tree(now: _NodeTree, then: _NodeTree | None) -> Tree:
     if then is None:
         return Tree(now.entries, now.id, None, _pack(now.entries, []))
     if now.id == then.id:

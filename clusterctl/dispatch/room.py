@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from clusterctl.cluster import combined
 from clusterctl.common.safe_json import is_whole
-from clusterctl.dispatch.decision import Answer, Instruction, Room
+from clusterctl.dispatch.decision import DiskSpace, DispatchAnswer, Instruction
 from clusterctl.errors import NodeError
 from clusterctl.inventory import nodeset
 
@@ -16,7 +16,7 @@ LONGEST_PATH = 4096
 HINT = "free some space, for example with clusterctl prune, or set ROOT_DIR to a larger file system"
 
 
-def check_shape(room: Room) -> None:
+def check_shape(room: DiskSpace) -> None:
     """Raise ValueError if a node's report is malformed."""
     numbers = [room["new"], *(room[name] for name in ("free", "in_place") if room[name] is not None)]
     if not all(is_whole(number) for number in numbers) or not isinstance(room["path"], str):
@@ -24,7 +24,7 @@ def check_shape(room: Room) -> None:
 
 
 def check(
-    answers: Mapping[int, Answer], instructions: Mapping[int, Instruction], of: int, *, allow_partial: bool
+    answers: Mapping[int, DispatchAnswer], instructions: Mapping[int, Instruction], of: int, *, allow_partial: bool
 ) -> dict[int, NodeError]:
     """Return the errors of nodes with too little room. Raise them, unless `allow_partial` and others have enough.
 
@@ -39,7 +39,7 @@ def check(
     return errors
 
 
-def too_small(answers: Mapping[int, Answer], instructions: Mapping[int, Instruction]) -> dict[int, NodeError]:
+def too_small(answers: Mapping[int, DispatchAnswer], instructions: Mapping[int, Instruction]) -> dict[int, NodeError]:
     """Return an error for each node on whose disk the files do not fit."""
     needs: dict[int, int] = {}
     disks: Counter[str] = Counter()
@@ -59,7 +59,7 @@ def too_small(answers: Mapping[int, Answer], instructions: Mapping[int, Instruct
     return errors
 
 
-def _error(id_: int, room: Room, need: int, together: int, sharing: Collection[int]) -> NodeError:
+def _error(id_: int, room: DiskSpace, need: int, together: int, sharing: Collection[int]) -> NodeError:
     more = f"; {nodeset(sharing)} share its disk and need {_size(together)} together" if together > need else ""
     return NodeError(
         f"too little room in {room['path'][:LONGEST_PATH]}: it needs {_size(need)} and {_size(SPARE_BYTES)} to spare, "

@@ -4,6 +4,6 @@ May import `cluster`, `common`, `errors`, `escape`, `inventory` and `observe`. S
 Prometheus, at `scraped.py`.
 """
 
-from clusterctl.export.export import CSV, TENSORBOARD, TRACE, Exported, export
+from clusterctl.export.export import CSV, TENSORBOARD, TRACE, Export, export
 
-__all__ = ["CSV", "TENSORBOARD", "TRACE", "Exported", "export"]
+__all__ = ["CSV", "TENSORBOARD", "TRACE", "Export", "export"]

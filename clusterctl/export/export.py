@@ -25,7 +25,7 @@ TRACE_BUCKETS = 1000  # of a counter: a viewer shows more of it than a report do
 
 
 @dataclass(frozen=True)
-class Exported:
+class Export:
     """An export in `directory`. `count` is the number of points, or of events of a trace.
 
     `errors` are those of nodes whose part is missing.
@@ -49,7 +49,7 @@ class Exported:
         return {**about, "dir": str(self.directory), "files": list(self.files), "count": self.count}
 
 
-def export(cluster: Cluster, ref: str | None, to: str, directory: Path, *, run: str | None = None) -> Exported:
+def export(cluster: Cluster, ref: str | None, to: str, directory: Path, *, run: str | None = None) -> Export:
     """Export `run` (None: the newest) of job `ref` (None: the job that is meant) into `directory`.
 
     Raises UsageError if the format is unknown, its extra is not installed, or the directory has files of others. It
@@ -73,7 +73,7 @@ def export(cluster: Cluster, ref: str | None, to: str, directory: Path, *, run: 
                 errors[outcome.node.id] = outcome.error
         count = _write(new, record, to, parts)
         files = tuple(sorted(path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()))
-    return Exported(record, to, directory, files, count, tuple(error for _, error in sorted(errors.items())))
+    return Export(record, to, directory, files, count, tuple(error for _, error in sorted(errors.items())))
 
 
 def _about(record: RunRecord, to: str) -> dict[str, Any]:

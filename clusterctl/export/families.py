@@ -22,7 +22,7 @@ from clusterctl.cluster.answers import StatusFacts
 from clusterctl.errors import ClusterctlError
 from clusterctl.escape import for_label
 from clusterctl.observe.record.model import ProcessRecord
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from clusterctl.observe.record.status import JobStatus
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Collector:
     """The collector that prometheus_client calls at each scrape. `read` returns the runs, or why there are none."""
 
     def __init__(
-        self, read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Secrets
+        self, read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Redactor
     ) -> None:
         self._read = read
         self._secrets = secrets
@@ -70,7 +70,7 @@ class Collector:
 
 
 def application(
-    read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Secrets
+    read: Callable[[], tuple[Sequence[JobStatus], ClusterctlError | None]], secrets: Redactor
 ) -> Callable[..., Any]:
     """Return a WSGI application that serves the metrics of what `read` returns."""
     registry = CollectorRegistry(auto_describe=False)
@@ -78,7 +78,7 @@ def application(
     return make_wsgi_app(registry)
 
 
-def families(statuses: Sequence[JobStatus], *, is_known: bool, secrets: Secrets) -> Iterator[Metric]:
+def families(statuses: Sequence[JobStatus], *, is_known: bool, secrets: Redactor) -> Iterator[Metric]:
     """Yield the metrics of the runs; `is_known` is False if no node answered. `secrets` are hidden in names."""
     yield GaugeMetricFamily("clusterctl_success", "1 if the state of the run could be read.", value=float(is_known))
     yield from _of_runs(statuses)
@@ -132,7 +132,7 @@ def _of_processes(processes: Iterable[tuple[list[str], ProcessRecord]]) -> Itera
     yield from (state, restarts, *gauges.values())
 
 
-def _of_pservers(processes: Iterable[tuple[list[str], ProcessRecord]], secrets: Secrets) -> Iterator[Metric]:
+def _of_pservers(processes: Iterable[tuple[list[str], ProcessRecord]], secrets: Redactor) -> Iterator[Metric]:
     lost = CounterMetricFamily(
         "clusterctl_lost_pushes", "Pushes lost with the pserver before this one.", labels=PROCESS
     )
@@ -164,7 +164,7 @@ def _histogram(counts: Iterable[Sequence[int]]) -> tuple[list[tuple[str, float]]
     return [*buckets, ("+Inf", float(sum(n for _, n in pairs)))], float(sum(age * n for age, n in pairs))
 
 
-def _own(processes: Iterable[tuple[list[str], ProcessRecord]], secrets: Secrets) -> Iterator[Metric]:
+def _own(processes: Iterable[tuple[list[str], ProcessRecord]], secrets: Redactor) -> Iterator[Metric]:
     about = "Newest value of a metric that the program logged."
     values = GaugeMetricFamily("clusterctl_value", about, labels=(*PROCESS, "name"))
     about = f"Metrics of the program beyond {MOST_NAMES} a process, which are not shown."
@@ -178,7 +178,7 @@ def _own(processes: Iterable[tuple[list[str], ProcessRecord]], secrets: Secrets)
     yield from (values, left_out)
 
 
-def _by_label(named: Iterable[tuple[str, T]], secrets: Secrets) -> tuple[dict[str, T], int]:
+def _by_label(named: Iterable[tuple[str, T]], secrets: Redactor) -> tuple[dict[str, T], int]:
     """Return the first values by the label that their name becomes, and how many there are more."""
     shown: dict[str, T] = {}
     left = 0

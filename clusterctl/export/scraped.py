@@ -19,7 +19,7 @@ from clusterctl.cluster import Cluster, SeveralRunningError
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.export.metrics_server import MetricsServer
 from clusterctl.export.patient_cluster import ANSWER_S, PatientCluster
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from clusterctl.observe.record.status import JobStatus, status
 
 FRESH_S = 1.0
@@ -70,7 +70,7 @@ class Reader:
         self._clock = clock
         self._lock = threading.Lock()
         self._read: tuple[float, list[JobStatus], ClusterctlError | None] | None = None
-        self.secrets = Secrets(*(node.env for node in cluster.nodes))
+        self.secrets = Redactor(*(node.env for node in cluster.nodes))
         self.on_change: Callable[[ClusterctlError | None], None] = lambda error: None
 
     def read(self) -> tuple[list[JobStatus], ClusterctlError | None]:

@@ -15,7 +15,7 @@ from clusterctl.errors import ConfigError, NodeError
 from clusterctl.fabric.runner import Local, Remote, titled
 from clusterctl.inventory import Node
 from clusterctl.transport import Transport, paramiko_loader
-from clusterctl.transport.link import Link
+from clusterctl.transport.link import ConnectionLease
 
 
 def make_config(collection: Mapping[str, Any] | None = None) -> Any:
@@ -54,7 +54,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]
 
     node: Node
     _sftp: Any = None
-    link: Link | None = None  # declared, since invoke takes a new attribute for a setting
+    link: ConnectionLease | None = None  # declared, since invoke takes a new attribute for a setting
 
     def __init__(self, node: Node, transport: Transport, config: Any = None) -> None:
         """Make a connection that `open`, or the first command, opens. `config` is one of `make_config`."""

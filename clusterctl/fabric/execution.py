@@ -80,7 +80,7 @@ def _failure(exc: BaseException, path: Path, node: Node | None) -> ClusterctlErr
         return kind(exc.message, node=label, hint=exc.hint) if isinstance(exc, UsageError | ConfigError) else exc
     line = line_in(path, exc)
     place = "" if line is None else f" ({path.name}:{line})"
-    made = kind(_words(exc) + place, node=label, details={"exit_code": _code(exc)})
+    made = kind(_description(exc) + place, node=label, details={"exit_code": _code(exc)})
     made.__cause__ = exc
     return made
 
@@ -89,7 +89,7 @@ def _code(exc: BaseException) -> int:
     return int(exc.result.exited) if isinstance(exc, invoke.UnexpectedExit) else 1
 
 
-def _words(exc: BaseException) -> str:
+def _description(exc: BaseException) -> str:
     if isinstance(exc, invoke.CommandTimedOut):
         return f"timed out after {exc.timeout:g} s: {titled(exc.result.command)}"
     if isinstance(exc, invoke.UnexpectedExit):

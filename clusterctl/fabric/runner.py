@@ -13,7 +13,7 @@ import invoke
 from clusterctl.errors import NodeError, UsageError
 from clusterctl.transport import paramiko_loader
 from clusterctl.transport.channels import close_channel, speaking
-from clusterctl.transport.command import login_shell_word
+from clusterctl.transport.command import login_shell_argument
 
 CHUNK_BYTES = 32 * 1024
 SLICE_S = 0.5
@@ -28,7 +28,7 @@ def exported(variables: Mapping[str, object]) -> str:
     for name in variables:
         if not NAME.fullmatch(name):
             raise UsageError(f"{name!r} is not a valid environment variable name")
-    words = (f"{name}={login_shell_word(str(value))}" for name, value in sorted(variables.items()))
+    words = (f"{name}={login_shell_argument(str(value))}" for name, value in sorted(variables.items()))
     return f"export {' '.join(words)} && "
 
 

@@ -19,7 +19,7 @@ import invoke
 from invoke.parser import Parser, ParserContext
 
 from clusterctl.cluster import Cluster, NodeOutcome
-from clusterctl.config.findings import Finding, config_error
+from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.errors import ClusterctlError, ConfigError, UsageError
 from clusterctl.fabric.connection import Connection, make_config
 from clusterctl.fabric.execution import Call, Show, exit_code, here, line_in, on_node
@@ -32,7 +32,7 @@ EXAMPLE = "from fabric import task, then @task above def NAME(c): c.run('uname')
 
 
 @dataclass(frozen=True)
-class Listed:
+class TaskSummary:
     """A task as a list shows it."""
 
     name: str
@@ -52,10 +52,10 @@ class TaskFile:
         except ValueError as exc:  # names that collide, help for arguments that do not exist
             raise _finding(path, None, str(exc)) from exc
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[TaskSummary]:
         """Return all tasks, in the order of their names."""
         return [
-            Listed(name, tuple(aliases), (self._tasks[name].__doc__ or "").strip().partition("\n")[0])
+            TaskSummary(name, tuple(aliases), (self._tasks[name].__doc__ or "").strip().partition("\n")[0])
             for name, aliases in sorted(self._tasks.task_names.items())
         ]
 
@@ -228,4 +228,4 @@ def _find_file(directory: Path) -> Path:
 
 
 def _finding(path: Path, line: int | None, message: str) -> ConfigError:
-    return config_error([Finding(str(path), line, "", message)])
+    return config_error([ConfMistake(str(path), line, "", message)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.errors import UsageError
-from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State
+from clusterctl.fake.layout import ADDRESS, FakeNode, FakePaths, FakeState
 
 ANSWER_S = 5.0
 FAULTS = ("kill", "pause", "cut")
@@ -33,7 +33,7 @@ def silent(_: str) -> None:
 
 
 @dataclass(frozen=True)
-class Terms:
+class UpOptions:
     """The options of `fake.up`."""
 
     lifeline: bool = False
@@ -50,25 +50,25 @@ class Backend(Protocol):
     def check(self, n: int) -> None:
         """Raise UsageError if this machine cannot run `n` nodes; the hint names what to install."""
 
-    def start(self, layout: Layout, n: int, terms: Terms) -> State:
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
         """Start `n` nodes, write conf.py, known_hosts and ssh_config, and return the state. The nodes answer soon."""
 
-    def stop(self, layout: Layout, state: State | None) -> int:
+    def stop(self, layout: FakePaths, state: FakeState | None) -> int:
         """End the whole cluster, even one that never came up. Return the number of node processes ended."""
 
-    def is_up(self, layout: Layout, state: State) -> bool:
+    def is_up(self, layout: FakePaths, state: FakeState) -> bool:
         """Return True if any part of the cluster is running, so that `up` must not replace it."""
 
-    def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
+    def look(self, layout: FakePaths, state: FakeState) -> Sequence[NodeStatus]:
         """Return the current status of every node."""
 
-    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+    def commands(self, layout: FakePaths, state: FakeState) -> Sequence[str]:
         """Return the command lines of all processes on the nodes, their words joined by blanks."""
 
-    def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
+    def harm(self, layout: FakePaths, state: FakeState, node: FakeNode, fault: str) -> FakeState:
         """Inject one of `faults` into a node. Returns once it has taken effect."""
 
-    def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
+    def heal(self, layout: FakePaths, state: FakeState, node: FakeNode, node_state: str) -> FakeState:
         """Undo the fault of a node, whose state is `node_state`. Returns once the node answers."""
 
 

@@ -16,8 +16,8 @@ from types import TracebackType
 from clusterctl.common.paths import job_key
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
-from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
-from clusterctl.fake.layout import FakeNode, Layout, State, conf_is_ours, write_files, written_for
+from clusterctl.fake.backend import NAMES, Backend, NodeStatus, UpOptions, answers, backend_called, silent
+from clusterctl.fake.layout import FakeNode, FakePaths, FakeState, conf_is_ours, write_files, written_for
 
 LOCK_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 30.0
@@ -40,19 +40,19 @@ class FakeCluster:
 
     @property
     def conf(self) -> Path:
-        return Layout(self.directory).conf
+        return FakePaths(self.directory).conf
 
     @property
     def identity(self) -> Path:
-        return Layout(self.directory).identity
+        return FakePaths(self.directory).identity
 
     @property
     def known_hosts(self) -> Path:
-        return Layout(self.directory).known_hosts
+        return FakePaths(self.directory).known_hosts
 
     @property
     def ssh_config(self) -> Path:
-        return Layout(self.directory).ssh_config
+        return FakePaths(self.directory).ssh_config
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class DownCluster:
 
 
 @dataclass(frozen=True)
-class Healed:
+class HealedNode:
     """A node that answers again. `moved`: its port or address changed. `conf_is_right`: conf.py has the current one."""
 
     node: FakeNode
@@ -120,7 +120,7 @@ def up(
     if n < 1:
         raise UsageError(f"a fake cluster needs at least one node, not {n}")
     maker = check_backend(backend, n)
-    layout = Layout.of(directory)
+    layout = FakePaths.of(directory)
     _make_directory(layout)
     with _locked(layout):
         state = layout.read_state()
@@ -129,8 +129,8 @@ def up(
         layout.refuse_foreign_files()
         _clean(layout)
         layout.directory.mkdir(parents=True, exist_ok=True)
-        layout.write_state(State(backend))
-        return _start(layout, maker, n, Terms(lifeline, remove, tell))
+        layout.write_state(FakeState(backend))
+        return _start(layout, maker, n, UpOptions(lifeline, remove, tell))
 
 
 def check_backend(name: str, n: int) -> Backend:
@@ -146,7 +146,7 @@ def down(directory: Path) -> int:
     Returns the number of node processes ended. Does nothing if there is no cluster. Keeps an edited conf.py.
     Raises ClusterctlError if a process survives.
     """
-    layout = Layout.of(directory)
+    layout = FakePaths.of(directory)
     if not layout.directory.is_dir():
         return 0
     with _locked(layout):
@@ -158,7 +158,7 @@ def running_jobs(directory: Path) -> list[str]:
 
     A supervisor exits a moment after the end of its run, so those found are given that moment.
     """
-    layout = Layout.of(directory)
+    layout = FakePaths.of(directory)
     state = layout.read_state()
     if state is None:
         return []
@@ -178,7 +178,7 @@ def end(directory: Path, *, remove: bool) -> None:
     if remove:
         down(directory)
         return
-    layout = Layout.of(directory)
+    layout = FakePaths.of(directory)
     with _locked(layout):
         _stop(layout)
 
@@ -196,7 +196,7 @@ def find_down(conf: Path) -> DownCluster | None:
     directory = written_for(conf)
     if directory is None:
         return None
-    layout = Layout(directory)
+    layout = FakePaths(directory)
     state = layout.read_state()
     try:
         if state is not None and _is_up(layout, state):
@@ -229,7 +229,7 @@ def harm(directory: Path, node: str, fault: str) -> FakeNode:
     return target
 
 
-def heal(directory: Path, node: str) -> Healed:
+def heal(directory: Path, node: str) -> HealedNode:
     """Undo the fault of a node. Returns once the node answers. Does nothing if the node is up.
 
     Raises UsageError if there is no such node, RefusedError if the whole cluster is down.
@@ -242,15 +242,15 @@ def heal(directory: Path, node: str) -> Healed:
         if current == "down":
             raise RefusedError(f"the fake cluster in {layout.directory} is down", hint="start it: clusterctl fake up")
         if current == "up":
-            return Healed(target, moved=False, conf_is_right=True)
+            return HealedNode(target, moved=False, conf_is_right=True)
         healed = backend.heal(layout, state, target, current)
         layout.write_state(healed)
         _await_answers(healed, (target.index,))
         moved = healed.nodes != state.nodes
-        return Healed(healed.nodes[target.index], moved, write_files(layout, healed.nodes) if moved else True)
+        return HealedNode(healed.nodes[target.index], moved, write_files(layout, healed.nodes) if moved else True)
 
 
-def _start(layout: Layout, backend: Backend, n: int, terms: Terms) -> FakeCluster:
+def _start(layout: FakePaths, backend: Backend, n: int, terms: UpOptions) -> FakeCluster:
     try:
         state = backend.start(layout, n, terms)
         layout.write_state(state)
@@ -261,21 +261,21 @@ def _start(layout: Layout, backend: Backend, n: int, terms: Terms) -> FakeCluste
     return FakeCluster(layout.directory, _pid(state), state.nodes, backend.name)
 
 
-def _await_answers(state: State, indices: Sequence[int]) -> None:
+def _await_answers(state: FakeState, indices: Sequence[int]) -> None:
     for node in (state.nodes[index] for index in indices):
         if not wait_until(partial(answers, node.port), ANSWER_DEADLINE_S):
             raise ClusterctlError(f"no answer on port {node.port}", node=node.label)
 
 
-def _find(directory: Path) -> tuple[Layout, State, Backend]:
-    layout = Layout.of(directory)
+def _find(directory: Path) -> tuple[FakePaths, FakeState, Backend]:
+    layout = FakePaths.of(directory)
     state = layout.read_state()
     if state is None:
         raise RefusedError(f"no fake cluster in {layout.directory}", hint="start one: clusterctl fake up")
     return layout, state, backend_called(state.backend)
 
 
-def _node_called(state: State, name: str) -> FakeNode:
+def _node_called(state: FakeState, name: str) -> FakeNode:
     match = re.fullmatch(r"(?:node)?(\d{1,9})", name)
     index = int(match[1]) if match else len(state.nodes)
     if index >= len(state.nodes):
@@ -291,20 +291,20 @@ def _cannot(backend: Backend, fault: str) -> UsageError:
     )
 
 
-def _state_of(layout: Layout, state: State, backend: Backend, node: FakeNode) -> str:
+def _state_of(layout: FakePaths, state: FakeState, backend: Backend, node: FakeNode) -> str:
     return backend.look(layout, state)[node.index].state
 
 
-def _pid(state: State) -> int | None:
+def _pid(state: FakeState) -> int | None:
     return state.server.pid if state.server is not None else None
 
 
-def _is_up(layout: Layout, state: State) -> bool:
+def _is_up(layout: FakePaths, state: FakeState) -> bool:
     """Return True if the cluster is up. One without nodes is half-made: its `up` was killed, or is running now."""
     return bool(state.nodes) and backend_called(state.backend).is_up(layout, state)
 
 
-def _refuse_second(layout: Layout, state: State) -> None:
+def _refuse_second(layout: FakePaths, state: FakeState) -> None:
     if _is_up(layout, state):
         pid = f" (pid {_pid(state)})" if state.server is not None else ""
         raise RefusedError(
@@ -313,20 +313,20 @@ def _refuse_second(layout: Layout, state: State) -> None:
         )
 
 
-def _clean(layout: Layout) -> int:
+def _clean(layout: FakePaths) -> int:
     """End the servers and every process of the cluster, and remove our files. Return the number of processes ended."""
     ended = _stop(layout)
     layout.remove()
     return ended
 
 
-def _stop(layout: Layout) -> int:
+def _stop(layout: FakePaths) -> int:
     state = layout.read_state()
     backend = backend_called(state.backend if state is not None else DEFAULT_BACKEND)
     return backend.stop(layout, state)
 
 
-def _make_directory(layout: Layout) -> None:
+def _make_directory(layout: FakePaths) -> None:
     try:
         layout.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
@@ -334,7 +334,7 @@ def _make_directory(layout: Layout) -> None:
 
 
 @contextlib.contextmanager
-def _locked(layout: Layout) -> Iterator[None]:
+def _locked(layout: FakePaths) -> Iterator[None]:
     """Allow one `up` or `down` at a time in a directory. The directory itself is locked, so no lock file is left."""
     fd = os.open(layout.directory, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -11,12 +11,12 @@ import os
 import socket
 from collections.abc import Iterator
 
-from clusterctl.fake.layout import Layout
+from clusterctl.fake.layout import FakePaths
 
 ANSWER_S = 30.0
 
 
-def listen(layout: Layout) -> socket.socket:
+def listen(layout: FakePaths) -> socket.socket:
     """Return the server's end. Only this account may enter the directory."""
     sock = socket.socket(socket.AF_UNIX)
     with _short_name(layout) as name:
@@ -26,7 +26,7 @@ def listen(layout: Layout) -> socket.socket:
 
 
 @contextlib.contextmanager
-def connect(layout: Layout) -> Iterator[socket.socket]:
+def connect(layout: FakePaths) -> Iterator[socket.socket]:
     """Yield the client's end. Raises OSError if no server listens or it does not answer."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(ANSWER_S)
@@ -36,7 +36,7 @@ def connect(layout: Layout) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _short_name(layout: Layout) -> Iterator[str]:
+def _short_name(layout: FakePaths) -> Iterator[str]:
     fd = os.open(layout.control.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{layout.control.name}"

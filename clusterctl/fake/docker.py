@@ -11,8 +11,8 @@ from typing import Any
 
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.fake.backend import NodeStatus, Terms, answers
-from clusterctl.fake.layout import FakeNode, Layout, State, write_files
+from clusterctl.fake.backend import NodeStatus, UpOptions, answers
+from clusterctl.fake.layout import FakeNode, FakePaths, FakeState, write_files
 from clusterctl.fake.programs import call, end_everything, end_keeper, find_program, make_key, start_keeper, variable
 from clusterctl.templates import data_file
 
@@ -40,8 +40,8 @@ class Docker:
             raise UsageError(f"docker does not answer: {_last_lines(done.stderr)}", hint=_remedy(done.stderr))
         _compose()
 
-    def start(self, layout: Layout, n: int, terms: Terms) -> State:
-        state = State(self.name)
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
+        state = FakeState(self.name)
         if terms.lifeline:
             state = replace(state, server=start_keeper(layout, remove=terms.remove))
         layout.keys.mkdir(mode=0o700)
@@ -59,13 +59,13 @@ class Docker:
         write_files(layout, state.nodes)
         return state
 
-    def stop(self, layout: Layout, state: State | None) -> int:
+    def stop(self, layout: FakePaths, state: FakeState | None) -> int:
         end_keeper(state)
         end_everything(layout)  # a compose process whose parent was killed
         containers = _containers(layout, service=None)
         ended = sum(_count_processes(container) for container in containers)
         for container in containers:
-            if container["State"]["Paused"]:
+            if container["FakeState"]["Paused"]:
                 _docker("unpause", container["Id"])
         if containers:
             _docker("rm", "--force", "--volumes", *(container["Id"] for container in containers))
@@ -75,18 +75,18 @@ class Docker:
                 _docker(kind, "rm", *names)
         return ended
 
-    def is_up(self, layout: Layout, state: State) -> bool:
-        return any(container["State"]["Running"] for container in _containers(layout))
+    def is_up(self, layout: FakePaths, state: FakeState) -> bool:
+        return any(container["FakeState"]["Running"] for container in _containers(layout))
 
-    def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
+    def look(self, layout: FakePaths, state: FakeState) -> Sequence[NodeStatus]:
         containers = {_index(container): container for container in _containers(layout)}
         return [_look(node, containers.get(node.index)) for node in state.nodes]
 
-    def commands(self, layout: Layout, state: State) -> Sequence[str]:
-        running = [container for container in _containers(layout) if container["State"]["Running"]]
+    def commands(self, layout: FakePaths, state: FakeState) -> Sequence[str]:
+        running = [container for container in _containers(layout) if container["FakeState"]["Running"]]
         return [line for one in running for line in _docker("top", one["Id"], "-o", "pid,args").splitlines()[1:]]
 
-    def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
+    def harm(self, layout: FakePaths, state: FakeState, node: FakeNode, fault: str) -> FakeState:
         container = _container(layout, node)
         if fault == "cut":
             for network in container["NetworkSettings"]["Networks"]:
@@ -95,7 +95,7 @@ class Docker:
             _docker(fault, container["Id"])
         return state
 
-    def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
+    def heal(self, layout: FakePaths, state: FakeState, node: FakeNode, node_state: str) -> FakeState:
         """Heal a node. A container that is restarted or reconnected gets a new port, and maybe a new address."""
         container = _container(layout, node)
         if node_state == "paused":
@@ -114,7 +114,7 @@ class Docker:
 BACKEND = Docker()
 
 
-def project_name(layout: Layout) -> str:
+def project_name(layout: FakePaths) -> str:
     """Return the name of the compose project, one per directory."""
     return "clusterctl-" + hashlib.sha256(str(layout.directory).encode()).hexdigest()[:12]
 
@@ -128,7 +128,7 @@ def _compose() -> list[str]:
     raise UsageError("the docker backend needs docker compose", hint="apt-get install docker-compose")
 
 
-def _run_compose(layout: Layout, *words: str, settings: dict[str, str], deadline_s: float) -> None:
+def _run_compose(layout: FakePaths, *words: str, settings: dict[str, str], deadline_s: float) -> None:
     file = data_file("docker") / "compose.yaml"
     argv = [*_compose(), "--file", str(file), "--project-name", project_name(layout), *words]
     done = call(argv, more={**settings, "CLUSTERCTL_FAKE": str(layout.directory)}, deadline_s=deadline_s)
@@ -147,7 +147,7 @@ def _docker(*words: str) -> str:
     return done.stdout
 
 
-def _containers(layout: Layout, service: str | None = "node") -> list[dict[str, Any]]:
+def _containers(layout: FakePaths, service: str | None = "node") -> list[dict[str, Any]]:
     """Return the output of `docker inspect` for each container of the project, running or not, ordered by number."""
     filters = ["--filter", f"label={PROJECT}={project_name(layout)}"]
     if service is not None:
@@ -157,7 +157,7 @@ def _containers(layout: Layout, service: str | None = "node") -> list[dict[str, 
     return sorted(containers, key=_index)
 
 
-def _container(layout: Layout, node: FakeNode) -> dict[str, Any]:
+def _container(layout: FakePaths, node: FakeNode) -> dict[str, Any]:
     for container in _containers(layout):
         if _index(container) == node.index:
             return container
@@ -168,12 +168,12 @@ def _index(container: dict[str, Any]) -> int:
     return int(container["Config"]["Labels"].get(NUMBER, 1)) - 1
 
 
-def _are_healthy(layout: Layout, n: int) -> bool:
+def _are_healthy(layout: FakePaths, n: int) -> bool:
     containers = _containers(layout)
-    dead = [container["Name"].lstrip("/") for container in containers if container["State"]["Status"] == "exited"]
+    dead = [container["Name"].lstrip("/") for container in containers if container["FakeState"]["Status"] == "exited"]
     if dead:
         raise ClusterctlError(f"the container {dead[0]} exited at once", hint=f"see: docker logs {dead[0]}")
-    return len([c for c in containers if c["State"].get("Health", {}).get("Status") == "healthy"]) == n
+    return len([c for c in containers if c["FakeState"].get("Health", {}).get("Status") == "healthy"]) == n
 
 
 def _read_node(index: int, container: dict[str, Any]) -> FakeNode:
@@ -200,16 +200,16 @@ def _look(node: FakeNode, container: dict[str, Any] | None) -> NodeStatus:
 def _state(container: dict[str, Any] | None) -> str:
     if container is None:
         return "down"
-    if container["State"]["Paused"]:
+    if container["FakeState"]["Paused"]:
         return "paused"
-    if not container["State"]["Running"]:
+    if not container["FakeState"]["Running"]:
         return "killed"
     return "up" if container["NetworkSettings"]["Networks"] else "cut"
 
 
 def _count_processes(container: dict[str, Any]) -> int:
     """Return the number of processes that the image itself does not start."""
-    if not container["State"]["Running"]:
+    if not container["FakeState"]["Running"]:
         return 0
     names = _docker("top", container["Id"], "-o", "pid,comm").splitlines()[1:]
     return len([line for line in names if line.split()[-1] not in SYSTEM_PROCESSES])

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from clusterctl.common.procfs import is_alive, send_signal, wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake import control
-from clusterctl.fake.backend import NodeStatus, Terms, answers
-from clusterctl.fake.layout import FakeNode, Layout, State
+from clusterctl.fake.backend import NodeStatus, UpOptions, answers
+from clusterctl.fake.layout import FakeNode, FakePaths, FakeState
 from clusterctl.fake.processes import commands_on, counts_by_node
 from clusterctl.fake.programs import await_ready, end_everything, hold, stay
 
@@ -28,7 +28,7 @@ class Embedded:
         if importlib.util.find_spec("asyncssh") is None:
             raise UsageError("the fake cluster needs asyncssh", hint="pip install asyncssh")  # an old installation
 
-    def start(self, layout: Layout, n: int, terms: Terms) -> State:
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
         request = {"directory": str(layout.directory), "count": n, "lifeline": terms.lifeline, "remove": terms.remove}
         server = stay("clusterctl.fake.server", layout, request, lifeline=terms.lifeline)
         hold(layout, server)
@@ -39,7 +39,7 @@ class Embedded:
             raise
         return _read_state(layout)
 
-    def stop(self, layout: Layout, state: State | None) -> int:
+    def stop(self, layout: FakePaths, state: FakeState | None) -> int:
         server = state.server if state is not None else None
         if server is not None and is_alive(server):
             # KILL, not TERM: it has nothing to save, and must not start another command while we count.
@@ -47,27 +47,27 @@ class Embedded:
             wait_until(lambda: not is_alive(server), END_S)
         return end_everything(layout)
 
-    def is_up(self, layout: Layout, state: State) -> bool:
+    def is_up(self, layout: FakePaths, state: FakeState) -> bool:
         return is_alive(state.server)
 
-    def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
+    def look(self, layout: FakePaths, state: FakeState) -> Sequence[NodeStatus]:
         counts = counts_by_node(layout.directory)
         return [_look(node, _state_of(node, state), counts[node.index]) for node in state.nodes]
 
-    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+    def commands(self, layout: FakePaths, state: FakeState) -> Sequence[str]:
         return commands_on(layout.directory)
 
-    def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
+    def harm(self, layout: FakePaths, state: FakeState, node: FakeNode, fault: str) -> FakeState:
         return _request(layout, node, fault)
 
-    def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
+    def heal(self, layout: FakePaths, state: FakeState, node: FakeNode, node_state: str) -> FakeState:
         return _request(layout, node, "heal")
 
 
 BACKEND = Embedded()
 
 
-def _state_of(node: FakeNode, state: State) -> str:
+def _state_of(node: FakeNode, state: FakeState) -> str:
     """Return the state of a node. While the server is alive, it records every fault that it was asked for."""
     return state.faults.get(node.index, "up") if is_alive(state.server) else "down"
 
@@ -76,7 +76,7 @@ def _look(node: FakeNode, state: str, processes: int) -> NodeStatus:
     return NodeStatus(node, state, state == "up" and answers(node.port), processes)
 
 
-def _request(layout: Layout, node: FakeNode, action: str) -> State:
+def _request(layout: FakePaths, node: FakeNode, action: str) -> FakeState:
     """Have the server perform an action on a node, wait until it is done, and return the new state."""
     try:
         with control.connect(layout) as sock, sock.makefile("rw", encoding="utf-8") as lines:
@@ -90,7 +90,7 @@ def _request(layout: Layout, node: FakeNode, action: str) -> State:
     return _read_state(layout)
 
 
-def _read_state(layout: Layout) -> State:
+def _read_state(layout: FakePaths) -> FakeState:
     """Return the state that the server has just written."""
     state = layout.read_state()
     if state is None:

@@ -56,7 +56,7 @@ class FakeNode:
 
 
 @dataclass(frozen=True)
-class State:
+class FakeState:
     """The contents of fake.json.
 
     `server` is the server process: None while it is starting, or if the backend has none. `daemons` are the nodes'
@@ -71,13 +71,13 @@ class State:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FakePaths:
     """The paths of one fake cluster. `directory` is absolute and without symbolic links."""
 
     directory: Path
 
     @classmethod
-    def of(cls, directory: Path) -> Layout:
+    def of(cls, directory: Path) -> FakePaths:
         return cls(Path(directory).expanduser().resolve())
 
     @property
@@ -125,12 +125,12 @@ class Layout:
     def home(self, index: int) -> Path:
         return self.nodes / f"node{index}"
 
-    def read_state(self) -> State | None:
+    def read_state(self) -> FakeState | None:
         """Return the contents of fake.json, or None if it is missing or malformed."""
         try:
             document = json.loads(self.state.read_bytes())
             server = document["server"]
-            return State(
+            return FakeState(
                 backend=document["backend"],
                 server=Identity(**server) if server else None,
                 nodes=tuple(FakeNode(**{**node, "home": Path(node["home"])}) for node in document["nodes"]),
@@ -140,7 +140,7 @@ class Layout:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def write_state(self, state: State) -> None:
+    def write_state(self, state: FakeState) -> None:
         document: dict[str, Any] = {
             "backend": state.backend,
             "server": state.server.to_json() if state.server else None,
@@ -185,7 +185,7 @@ def read_public_key(file: Path) -> str:
     return " ".join(file.read_text().split()[:2])
 
 
-def write_files(layout: Layout, nodes: Sequence[FakeNode]) -> bool:
+def write_files(layout: FakePaths, nodes: Sequence[FakeNode]) -> bool:
     """Write the files for reaching the nodes: known_hosts, ssh_config and conf.py.
 
     An edited conf.py is left alone. Return True if all files were written.
@@ -198,7 +198,7 @@ def write_files(layout: Layout, nodes: Sequence[FakeNode]) -> bool:
     return True
 
 
-def conf_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
+def conf_text(layout: FakePaths, nodes: Sequence[FakeNode]) -> str:
     """Return the conf.py of a fake cluster, with a checksum in its first line."""
     hosts = "".join(f"    {node.entry},\n" for node in nodes)
     body = (
@@ -235,11 +235,11 @@ def written_for(conf: Path) -> Path | None:
         identity = Path(ast.literal_eval(named[-1])) if named else Path()
     except (OSError, ValueError, SyntaxError, TypeError):
         return None
-    layout = Layout(identity.parent.parent)
+    layout = FakePaths(identity.parent.parent)
     return layout.directory if identity.is_absolute() and identity == layout.identity else None
 
 
-def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
+def ssh_config_text(layout: FakePaths, nodes: Sequence[FakeNode]) -> str:
     """Return an ssh_config for interactive use: `ssh -F DIR/ssh_config node0` logs in to fake node 0."""
     blocks = [f"Host {n.label}\n  HostName {ADDRESS}\n  Port {n.port}\n  User {n.user}\n" for n in nodes]
     identity, known_hosts = (str(path).replace("%", "%%") for path in (layout.identity, layout.known_hosts))

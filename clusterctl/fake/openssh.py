@@ -13,8 +13,8 @@ from pathlib import Path
 
 from clusterctl.common.procfs import Identity, identify, is_alive, wait_until
 from clusterctl.errors import ClusterctlError
-from clusterctl.fake.backend import NodeStatus, Terms, answers
-from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, read_public_key, write, write_files
+from clusterctl.fake.backend import NodeStatus, UpOptions, answers
+from clusterctl.fake.layout import ADDRESS, FakeNode, FakePaths, FakeState, read_public_key, write, write_files
 from clusterctl.fake.processes import (
     commands_on,
     counts_by_node,
@@ -41,8 +41,8 @@ class OpenSsh:
     def check(self, n: int) -> None:
         find_sshd()
 
-    def start(self, layout: Layout, n: int, terms: Terms) -> State:
-        state = State(self.name)
+    def start(self, layout: FakePaths, n: int, terms: UpOptions) -> FakeState:
+        state = FakeState(self.name)
         if terms.lifeline:
             state = replace(state, server=start_keeper(layout, remove=terms.remove))
         layout.keys.mkdir(mode=0o700)
@@ -59,28 +59,28 @@ class OpenSsh:
         _prove_login(layout)
         return replace(state, nodes=tuple(nodes), daemons=tuple(daemons))
 
-    def stop(self, layout: Layout, state: State | None) -> int:
+    def stop(self, layout: FakePaths, state: FakeState | None) -> int:
         cut_power(lambda: find_by_log(layout.daemons))
         end_keeper(state)
         return end_everything(layout)
 
-    def is_up(self, layout: Layout, state: State) -> bool:
+    def is_up(self, layout: FakePaths, state: FakeState) -> bool:
         return any(map(is_alive, state.daemons))
 
-    def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
+    def look(self, layout: FakePaths, state: FakeState) -> Sequence[NodeStatus]:
         counts = counts_by_node(layout.directory)
         daemons = zip(state.nodes, state.daemons, strict=True)
         return [_look(node, daemon, counts[node.index]) for node, daemon in daemons]
 
-    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+    def commands(self, layout: FakePaths, state: FakeState) -> Sequence[str]:
         return commands_on(layout.directory)
 
-    def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
+    def harm(self, layout: FakePaths, state: FakeState, node: FakeNode, fault: str) -> FakeState:
         act = cut_power if fault == "kill" else freeze
         act(lambda: _processes(layout, node.index))
         return state
 
-    def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
+    def heal(self, layout: FakePaths, state: FakeState, node: FakeNode, node_state: str) -> FakeState:
         if node_state == "paused":
             thaw(lambda: _processes(layout, node.index))
             return state
@@ -96,7 +96,7 @@ class OpenSsh:
 BACKEND = OpenSsh()
 
 
-def _processes(layout: Layout, index: int) -> list[Identity]:
+def _processes(layout: FakePaths, index: int) -> list[Identity]:
     """Return all processes of a node: its daemon, the sessions, and the processes in them."""
     return [*find_by_log(_log(layout, index)), *on_node(layout.directory, index)]
 
@@ -106,7 +106,7 @@ def _look(node: FakeNode, daemon: Identity, processes: int) -> NodeStatus:
     return NodeStatus(node, state, state == "up" and answers(node.port), processes)
 
 
-def _start_on_free_port(layout: Layout, index: int) -> tuple[FakeNode, Identity]:
+def _start_on_free_port(layout: FakePaths, index: int) -> tuple[FakeNode, Identity]:
     """Start a node's daemon on a free port. If another process takes the port first, retry with a different one."""
     for _ in range(TRIES):
         port = _free_port()
@@ -117,7 +117,7 @@ def _start_on_free_port(layout: Layout, index: int) -> tuple[FakeNode, Identity]
     raise ClusterctlError(f"sshd did not start: {_last_log_line(layout, index)}", node=f"node{index}")
 
 
-def _start_daemon(layout: Layout, index: int, port: int) -> Identity | None:
+def _start_daemon(layout: FakePaths, index: int, port: int) -> Identity | None:
     """Start the daemon of a node and wait until it answers. Return None if it exits instead."""
     if os.getuid() == 0:
         SEPARATION.mkdir(mode=0o755, exist_ok=True)
@@ -140,7 +140,7 @@ def _start_daemon(layout: Layout, index: int, port: int) -> Identity | None:
     return process if daemon.poll() is None else None
 
 
-def _prove_login(layout: Layout) -> None:
+def _prove_login(layout: FakePaths) -> None:
     """Log in once. A daemon that answers may still refuse every login: the account is locked, or has no shell."""
     done = call(["ssh", "-F", str(layout.ssh_config), "-o", "BatchMode=yes", "node0", "true"])
     if done.returncode:
@@ -166,11 +166,11 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _log(layout: Layout, index: int) -> Path:
+def _log(layout: FakePaths, index: int) -> Path:
     return layout.daemons / f"node{index}.log"
 
 
-def _last_log_line(layout: Layout, index: int) -> str:
+def _last_log_line(layout: FakePaths, index: int) -> str:
     with contextlib.suppress(OSError):
         lines = _log(layout, index).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "its log is empty"

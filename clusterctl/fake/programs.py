@@ -15,7 +15,7 @@ from pathlib import Path
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.procfs import Identity, end_all, identify, is_alive
 from clusterctl.errors import ClusterctlError
-from clusterctl.fake.layout import Layout, State
+from clusterctl.fake.layout import FakePaths, FakeState
 from clusterctl.fake.processes import NODES_GRACE_S, cut_power, marks, on_cluster
 
 SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/sbin"  # not in every user's PATH
@@ -60,7 +60,7 @@ def make_key(path: Path, comment: str) -> None:
         raise ClusterctlError(f"ssh-keygen failed: {done.stderr.strip()}")
 
 
-def stay(module: str, layout: Layout, request: Mapping[str, object], *, lifeline: bool) -> subprocess.Popen[bytes]:
+def stay(module: str, layout: FakePaths, request: Mapping[str, object], *, lifeline: bool) -> subprocess.Popen[bytes]:
     """Start `main` of one of our modules as a long-running process, in its own session and without our terminal.
 
     The request is the first line of its standard input. With `lifeline`, that input stays open until this process ends.
@@ -86,7 +86,7 @@ def stay(module: str, layout: Layout, request: Mapping[str, object], *, lifeline
     return program
 
 
-def await_ready(program: subprocess.Popen[bytes], layout: Layout, deadline_s: float) -> None:
+def await_ready(program: subprocess.Popen[bytes], layout: FakePaths, deadline_s: float) -> None:
     """Wait for the program to report that it is ready. Raises ClusterctlError with the reason if it does not."""
     assert program.stdout is not None
     with program.stdout as answers:
@@ -104,12 +104,12 @@ def await_ready(program: subprocess.Popen[bytes], layout: Layout, deadline_s: fl
 _HELD: dict[Path, list[subprocess.Popen[bytes]]] = {}
 
 
-def hold(layout: Layout, program: subprocess.Popen[bytes]) -> None:
+def hold(layout: FakePaths, program: subprocess.Popen[bytes]) -> None:
     """Keep a program until `release`, so that it is reaped and its lifeline stays open."""
     _HELD.setdefault(layout.directory, []).append(program)
 
 
-def start_keeper(layout: Layout, *, remove: bool) -> Identity | None:
+def start_keeper(layout: FakePaths, *, remove: bool) -> Identity | None:
     """Start the keeper, with a lifeline from this process. With `remove`, it also removes the cluster's files."""
     request = {"directory": str(layout.directory), "remove": remove}
     keeper = stay("clusterctl.fake.keeper", layout, request, lifeline=True)
@@ -118,14 +118,14 @@ def start_keeper(layout: Layout, *, remove: bool) -> Identity | None:
     return identify(keeper.pid)
 
 
-def end_keeper(state: State | None) -> None:
+def end_keeper(state: FakeState | None) -> None:
     """End the keeper, if there is one and it is not this process."""
     keeper = state.server if state is not None else None
     if keeper is not None and keeper.pid != os.getpid():
         cut_power(lambda: [keeper] if is_alive(keeper) else [])
 
 
-def end_everything(layout: Layout) -> int:
+def end_everything(layout: FakePaths) -> int:
     """End all processes of the cluster and return their number. Raises ClusterctlError if some survive."""
     ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
     release(layout)
@@ -134,7 +134,7 @@ def end_everything(layout: Layout) -> int:
     return ended
 
 
-def release(layout: Layout) -> None:
+def release(layout: FakePaths) -> None:
     """Reap the programs held for a cluster, which have ended by now, and close their lifelines."""
     for program in _HELD.pop(layout.directory, []):
         program.wait(END_S)

@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.fake import control
 from clusterctl.fake.backend import BECOMES
 from clusterctl.fake.command_session import Children, CommandSession
-from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, write, write_files
+from clusterctl.fake.layout import ADDRESS, FakeNode, FakePaths, FakeState, write, write_files
 from clusterctl.fake.processes import NODES_GRACE_S, cut_power, freeze, marks, on_cluster, on_node, thaw
 from clusterctl.fake.sftp import ExecOrSftp, HomeSftp
 
@@ -33,7 +33,7 @@ BACKLOG = 256
 
 
 @dataclass(frozen=True)
-class Request:
+class UpRequest:
     """The request of `fake.up` to the server process. With `lifeline`, standard input ends when the caller ends."""
 
     directory: Path
@@ -42,15 +42,15 @@ class Request:
     remove: bool
 
     @classmethod
-    def parse(cls, text: str) -> Request:
+    def parse(cls, text: str) -> UpRequest:
         document = json.loads(text)
         return cls(Path(document["directory"]), document["count"], document["lifeline"], document["remove"])
 
 
-class Node:
+class EmbeddedNode:
     """One node: its port, key, connections and state."""
 
-    def __init__(self, layout: Layout, index: int, client_key: bytes, children: Children) -> None:
+    def __init__(self, layout: FakePaths, index: int, client_key: bytes, children: Children) -> None:
         self.layout = layout
         self.index = index
         self.home = layout.home(index)
@@ -142,7 +142,7 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 class NodeServer(asyncssh.SSHServer):
     """One connection to one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: EmbeddedNode) -> None:
         self._node = node
         self._connection: asyncssh.SSHServerConnection | None = None
         self._peer = ""
@@ -190,13 +190,13 @@ class NodeServer(asyncssh.SSHServer):
         }
 
 
-class Cluster:
+class EmbeddedCluster:
     """All nodes, and the control socket through which they are changed."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: FakePaths) -> None:
         self._layout = layout
-        self._nodes: list[Node] = []
-        self._state = State("embedded", identify(os.getpid()))
+        self._nodes: list[EmbeddedNode] = []
+        self._state = FakeState("embedded", identify(os.getpid()))
 
     async def begin(self, count: int, children: Children) -> None:
         layout = self._layout
@@ -204,7 +204,7 @@ class Cluster:
         client = asyncssh.generate_private_key("ssh-ed25519", comment="clusterctl fake cluster")
         write(layout.identity, client.export_private_key().decode())
         write(layout.identity.with_suffix(".pub"), client.export_public_key().decode(), 0o644)
-        self._nodes = [Node(layout, index, client.public_data, children) for index in range(count)]
+        self._nodes = [EmbeddedNode(layout, index, client.public_data, children) for index in range(count)]
         nodes = tuple([await node.begin() for node in self._nodes])
         write_files(layout, nodes)
         self._state = replace(self._state, nodes=nodes)
@@ -223,7 +223,7 @@ class Cluster:
             await writer.drain()
         writer.close()
 
-    async def _do(self, node: Node, action: str) -> None:
+    async def _do(self, node: EmbeddedNode, action: str) -> None:
         if action == "kill":
             node.kill()
         elif action == "pause":
@@ -235,16 +235,16 @@ class Cluster:
         self._layout.write_state(self._state)
 
 
-async def serve(request: Request) -> None:
+async def serve(request: UpRequest) -> None:
     """Bring the nodes up, report that on standard output, and run until a signal or the end of the lifeline."""
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
-    layout = Layout(request.directory)
+    layout = FakePaths(request.directory)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
     orphaned = _follow_lifeline(loop, end) if request.lifeline else asyncio.Event()
     _allow_descriptors(request.count)
-    await Cluster(layout).begin(request.count, Children(loop))
+    await EmbeddedCluster(layout).begin(request.count, Children(loop))
     print(json.dumps({"ready": True}), flush=True)  # the answer that `up` waits for
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     await end.wait()
@@ -264,7 +264,7 @@ def _follow_lifeline(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> asy
     return orphaned
 
 
-def _clean_up(layout: Layout, remove: bool) -> None:
+def _clean_up(layout: FakePaths, remove: bool) -> None:
     end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
     if remove:
         layout.remove()
@@ -282,7 +282,7 @@ def _allow_descriptors(count: int) -> None:
 def main() -> None:
     """Run the process that `fake.up` starts. The request comes on standard input."""
     asyncssh.set_log_level("ERROR")
-    request = Request.parse(sys.stdin.readline())
+    request = UpRequest.parse(sys.stdin.readline())
     try:
         asyncio.run(serve(request))
     except OSError as exc:

@@ -7,14 +7,14 @@ from clusterctl.launch.adopt import Adopted, adopt
 from clusterctl.launch.load import SavedModel, choose_model
 from clusterctl.launch.plan import LaunchPlan, plan
 from clusterctl.launch.resume import Resume, choose, has_checkpoint, kept_settings
-from clusterctl.launch.start import Origin, Run, start
+from clusterctl.launch.start import Launch, Origin, start
 
 __all__ = [
     "Adopted",
+    "Launch",
     "LaunchPlan",
     "Origin",
     "Resume",
-    "Run",
     "SavedModel",
     "adopt",
     "choose",

@@ -44,7 +44,7 @@ class Adopted:
         return {"job": self.job, **counts}
 
 
-class Comparison:
+class AdoptedFiles:
     """The files of several nodes. Each path is kept once, with a digest of its contents. Thread-safe."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ def adopt(cluster: Cluster, ref: str, *, allow_partial: bool = False) -> Adopted
     be reached or fail are in `failed`.
     """
     _check_name(ref, cluster.settings.root_dir)
-    comparison = Comparison()
+    comparison = AdoptedFiles()
 
     def one(node: Node) -> dict[str, int]:
         request: AdoptRequest = {"op": "adopt", "job": ref, "node": node.id, "nodes": len(cluster.inventory.nodes)}

@@ -10,7 +10,7 @@ from clusterctl.cluster import Cluster
 from clusterctl.errors import RefusedError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.launch.plan import LaunchPlan, require_our_pservers
-from clusterctl.launch.saved import Found, Holders, Manifest, find, sources, verify
+from clusterctl.launch.saved import FoundSave, Holders, Manifest, find, sources, verify
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def choose_model(
     raise RefusedError("\n  ".join(lines), hint="name another job, or start without --load")
 
 
-def _unknown(job: str, found: Sequence[Found], run: int | None, tag: str | None) -> UsageError:
+def _unknown(job: str, found: Sequence[FoundSave], run: int | None, tag: str | None) -> UsageError:
     """Return the error for a model that was named, or for a job that has none; its hint lists those that there are."""
     words = ["no model", *([tag] if tag is not None else []), *([f"in run {run}"] if run is not None else [])]
     there = [f"{one.tag} (run {int(one.run)})" for one in found if one.manifest]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.common.engines import ENGINES, ports_of
-from clusterctl.common.process_environment import NodeFacts, environment
+from clusterctl.common.modes import SaveInterval
+from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
     Gpus,
@@ -25,12 +26,11 @@ from clusterctl.common.run_spec import (
     ProcessSpec,
     ResumePoint,
     RunSpec,
-    SaveEvery,
     Saving,
     Timing,
     Training,
 )
-from clusterctl.config import Every, Settings
+from clusterctl.config import Settings
 from clusterctl.config.declarations import BY_SPELLING, NOT_RECORDED
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
@@ -38,11 +38,10 @@ from clusterctl.launch.copies import copy_plan
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 OUR_ENGINE = "clusterctl"
-EVERY = {"pass": "pass", "steps": "step", "s": "s"}
 
 
 @dataclass(frozen=True)
-class Process:
+class PlannedProcess:
     """One process of the plan. `index` counts a role's processes on the node; `ours`: it uses our control protocol."""
 
     node: int
@@ -70,7 +69,7 @@ class LaunchPlan:
     inventory: Inventory
     nodes: tuple[Node, ...]
     program_args: tuple[str, ...] | None
-    processes: tuple[Process, ...]
+    processes: tuple[PlannedProcess, ...]
     name: str | None = None
     cwd: str | None = None
 
@@ -93,7 +92,7 @@ class LaunchPlan:
     def count(self, role: str) -> int:
         return sum(process.role == role for process in self.processes)
 
-    def on(self, node: Node) -> list[Process]:
+    def on(self, node: Node) -> list[PlannedProcess]:
         return [process for process in self.processes if process.node == node.id]
 
     def with_arguments(self, program_args: Sequence[str]) -> LaunchPlan:
@@ -200,7 +199,7 @@ class LaunchPlan:
 
     def _saving(self, machines: Mapping[int, str] | None) -> Saving:
         """Return the entry of a spec; with `machines` that of the lead."""
-        every, best = self.settings.save_every, self.settings.keep_best
+        best = self.settings.keep_best
         copies, limit_mb = None, None
         ours = self.count("pserver") > 0 and self._restarts_one_by_one()
         if machines is not None and ours:
@@ -209,7 +208,7 @@ class LaunchPlan:
             limit_mb = self.settings.model_on_lead_mb
         return Saving(
             checkpoints=True,
-            save_every=SaveEvery(unit=EVERY[every.unit], n=every.count),
+            save_every=self.settings.save_every,
             save_model_every=_model_schedule(self.settings.save_model_every),
             keep=self.settings.keep,
             keep_models=self.settings.keep_models,
@@ -253,7 +252,7 @@ class LaunchPlan:
             job_dir = f"{node.root_dir}/{job}"
             lib_dir = f"{node.root_dir}/.clusterctl/lib/..."
             known = () if process.role == "pserver" and process.ours else pservers
-            facts = NodeFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
+            facts = LaunchFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
             spec = self.spec(
                 node, job=job, run="(chosen at start)", addresses=addresses, lead=None, gpus=_named_gpus(node)
             )
@@ -314,14 +313,18 @@ def _place(
         nodes = tuple(replace(node, pserver_ranks=()) for node in nodes)
     processes = []
     if engine.scheduled:
-        processes.append(Process(nodes[0].id, "scheduler", 0, 0, _command(server or trainer, settings.python), False))
+        processes.append(
+            PlannedProcess(nodes[0].id, "scheduler", 0, 0, _command(server or trainer, settings.python), False)
+        )
     for node in nodes:
         if server is not None:
             generic = settings.engine == OUR_ENGINE and settings.pserver_command is None
             argv = _command(server, settings.python)
-            processes += [Process(node.id, "pserver", r, i, argv, generic) for i, r in enumerate(node.pserver_ranks)]
+            processes += [
+                PlannedProcess(node.id, "pserver", r, i, argv, generic) for i, r in enumerate(node.pserver_ranks)
+            ]
         argv = _command(trainer, settings.python)
-        processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
+        processes += [PlannedProcess(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
     return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
 
 
@@ -331,11 +334,11 @@ def _named_gpus(node: Node) -> Gpus | None:
     return None if limit is None else Gpus(limit=limit, devices=tuple(map(str, range(limit))))
 
 
-def _model_schedule(every: Every | None) -> SaveEvery | None:
+def _model_schedule(every: SaveInterval | None) -> SaveInterval | None:
     """Return the schedule of models; None for the default, the end of every pass."""
     if every is None:
-        return SaveEvery(unit="end", n=0)
-    return None if (every.unit, every.count) == ("pass", 1) else SaveEvery(unit=EVERY[every.unit], n=every.count)
+        return SaveInterval("end", 0)
+    return None if (every.unit, every.n) == ("pass", 1) else every
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import RefusedError
 from clusterctl.inventory import Node
 from clusterctl.launch.plan import LaunchPlan, require_our_pservers
-from clusterctl.launch.saved import Found, Holders, Manifest, Piece, find, saves_in, sources, verify
+from clusterctl.launch.saved import FoundSave, Holders, Manifest, Piece, find, saves_in, sources, verify
 
 ANEW = "to start over, run start without --resume"
 
@@ -133,7 +133,7 @@ def has_checkpoint(cluster: Cluster, job: str) -> bool:
     return any(one.manifest is not None for one in find(cluster, "checkpoint", job, cluster.nodes)[1])
 
 
-def _without_states(found: Found, launch: LaunchPlan) -> Found:
+def _without_states(found: FoundSave, launch: LaunchPlan) -> FoundSave:
     """Return a checkpoint without the states of trainers if it was made with another number of them."""
     if found.manifest is None or found.manifest.get("trainers") == launch.count("trainer"):
         return found
@@ -164,7 +164,7 @@ def _settings_of(manifest: Manifest) -> dict[str, str]:
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def _refuse_another_seed(found: Found, manifest: Manifest, settings: Settings) -> None:
+def _refuse_another_seed(found: FoundSave, manifest: Manifest, settings: Settings) -> None:
     if manifest["seed"] != settings.seed:
         raise RefusedError(
             f"{found.name} was made with SEED = {manifest['seed']}, but "

@@ -60,7 +60,7 @@ class SavedRow(TypedDict):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSave:
     """A save on the nodes: complete if it has a `manifest`; otherwise `reason` explains why it is unusable."""
 
     kind: str
@@ -80,7 +80,7 @@ class Found:
         return int(self.run), step, len(self.tag), self.tag
 
 
-def find(cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node]) -> tuple[str, list[Found]]:
+def find(cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node]) -> tuple[str, list[FoundSave]]:
     """Return the job and all its saves of a kind, "checkpoint" or "model", newest first.
 
     A manifest on one node is enough. Raises an error if no node has the job.
@@ -116,16 +116,16 @@ def _ask(
     return {one.node.id: answer for one, answer in zip(have, answers, strict=True)}
 
 
-def saves_in(kind: str, answers: Iterable[Mapping[str, Any]]) -> list[Found]:
+def saves_in(kind: str, answers: Iterable[Mapping[str, Any]]) -> list[FoundSave]:
     """Return the saves in the nodes' answers, newest first."""
-    found: dict[tuple[str, str], Found] = {}
+    found: dict[tuple[str, str], FoundSave] = {}
     for row in (row for answer in answers for row in answer[f"{kind}s"] if _is_sound(row)):
         key = (str(row["run"]), str(row["tag"]))
         manifest, reason = row["manifest"], row["reason"] or "it is incomplete (no manifest)"
         if manifest is not None and not _describes(manifest, kind, row["tag"]):
             manifest, reason = None, f"its manifest does not describe a {kind}"
         if manifest is not None or key not in found or (row["reason"] and found[key].manifest is None):
-            found[key] = Found(kind, *key, manifest, reason)
+            found[key] = FoundSave(kind, *key, manifest, reason)
     return sorted(found.values(), key=lambda one: one.order, reverse=True)
 
 
@@ -167,7 +167,7 @@ def _is_file(file: Any, writer: str) -> bool:
     return isinstance(file[writer], int) and isinstance(file["sha256"], str) and fits(Count, file["bytes"])
 
 
-def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: Found) -> tuple[Holders, str | None]:
+def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: FoundSave) -> tuple[Holders, str | None]:
     """Return the nodes that have each piece, and the problem if no node has one of them.
 
     Every file is read and hashed on its node.

@@ -15,7 +15,6 @@ from clusterctl.check import connectivity
 from clusterctl.check.findings import (
     AT_LOOPBACK,
     AT_LOOPBACK_HINT,
-    STOPS,
     WARNS,
     Finding,
     NodeFacts,
@@ -73,7 +72,7 @@ class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, NamedNode, No
 
 
 @dataclass(frozen=True)
-class Run:
+class Launch:
     """One start of a job on `nodes`, which have their ranks in this run; the first one leads.
 
     `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
@@ -114,14 +113,14 @@ def start(
     cluster: Cluster,
     launch: LaunchPlan,
     ref: str | None,
-    on_go: Callable[[Run], None],
+    on_go: Callable[[Launch], None],
     *,
     allow_partial: bool = False,
     failed: Mapping[int, ClusterctlError] | None = None,
     find_origin: FindOrigin | None = None,
     patient: bool = False,
     on_wait: Callable[[Node, str], None] = lambda node, words: None,
-) -> Run:
+) -> Launch:
     """Start job `ref` (None: the one that ran last). On failure raise every node's reason; nothing runs anywhere then.
 
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
@@ -256,7 +255,7 @@ def _make_run(
     looks: Mapping[int, ReadyNode],
     skews: Mapping[int, Skew],
     left_out: Mapping[int, ClusterctlError],
-) -> Run:
+) -> Launch:
     """Return the run that the nodes agree on; raise RefusedError if they disagree."""
     job = _same_job(looks)
     _check_addresses(looks)
@@ -267,13 +266,13 @@ def _make_run(
     members = max(launch.count("trainer"), len(looks))
     open_files, seals = launch.settings.open_files, launch.seals_streams
     warnings = quick(looks, skews, members=members, open_files=open_files, seals=seals)
-    _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
+    _raise_for([finding for finding in warnings if finding.blocks], "nothing was started")
     port, differ = choose_pserver_port(launch, looks)
     findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks), *check_gpus(launch, looks))
-    return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
+    return Launch(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
 
 
-def _check_routes(cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Run) -> None:
+def _check_routes(cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Launch) -> None:
     """Let the nodes try to reach each other on the job's ports. Raises NodeError with every pair that cannot."""
 
     def reach(node: Node) -> list[list[Any]]:
@@ -341,7 +340,7 @@ def _go(
     launch: LaunchPlan,
     calls: dict[int, AgentCall],
     looks: Mapping[int, ReadyNode],
-    run: Run,
+    run: Launch,
 ) -> float:
     """Start all supervisors. Return the time at which the lead's node began, by its clock."""
     from clusterctl.launch.keys import make_keys  # noqa: PLC0415 - cryptography takes 40 ms
@@ -379,7 +378,7 @@ def _spec_for(
     node: Node,
     launch: LaunchPlan,
     addresses: dict[int, str],
-    run: Run,
+    run: Launch,
     lead: LeadAddress | None,
     machines: Mapping[int, str],
     gpus: Gpus | None,
@@ -400,7 +399,7 @@ def _spec_for(
     )
 
 
-def _undo(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
+def _undo(cluster: Cluster, run: Launch, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
     """Stop the nodes that started, then raise the errors of those that did not."""
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     error = combined(errors, len(run.nodes), "start")
@@ -408,7 +407,7 @@ def _undo(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[dict[str, Any]]
     raise error
 
 
-def _stop_again(cluster: Cluster, run: Run, error: ClusterctlError, nodes: Sequence[Node]) -> None:
+def _stop_again(cluster: Cluster, run: Launch, error: ClusterctlError, nodes: Sequence[Node]) -> None:
     reasons = "; ".join(line.strip() for line in str(error).splitlines())
     because = f"the start failed: {reasons}"[:REASON_CHARS]
     cluster.ask({"op": "stop", "ref": run.job, "because": because}, nodes)

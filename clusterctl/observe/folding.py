@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from clusterctl.observe.follow import LogLine
+from clusterctl.observe.follow import OutputLine
 
 WINDOW_S = 1.0
 MOST_LINES = 2000
@@ -19,7 +19,7 @@ MOST_CHARS = 8 << 20
 class FoldedLine:
     """A line that processes `ranks` of one role printed. `first` is the first of them."""
 
-    first: LogLine
+    first: OutputLine
     ranks: set[int]
     number: int = field(compare=False)
     since: float = field(compare=False)
@@ -41,7 +41,7 @@ class Folder:
         self._count = 0
         self._chars = 0
 
-    def add(self, line: LogLine, now: float) -> Iterator[FoldedLine]:
+    def add(self, line: OutputLine, now: float) -> Iterator[FoldedLine]:
         """Add a line, and yield the folded lines that nothing can join any more."""
         yield from self.due(now)
         folded = self._joinable(line)
@@ -51,14 +51,14 @@ class Folder:
         self._last[line.role, line.rank] = folded.number
         yield from self.due(now)
 
-    def _joinable(self, line: LogLine) -> FoldedLine | None:
+    def _joinable(self, line: OutputLine) -> FoldedLine | None:
         """Return the next line after the process's last one that has the same text, and about the same time."""
         alike = self._alike.get((line.role, line.text), [])
         last = self._last.get((line.role, line.rank), -1)
         at = bisect.bisect_right(alike, last, key=lambda folded: folded.number)
         return next((one for one in alike[at : at + 1] if abs(line.t - one.first.t) <= WINDOW_S), None)
 
-    def _begin(self, line: LogLine, now: float) -> FoldedLine:
+    def _begin(self, line: OutputLine, now: float) -> FoldedLine:
         folded = FoldedLine(line, set(), self._count, now)
         self._count += 1
         self._chars += len(line.text)

@@ -34,7 +34,7 @@ PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
 @dataclass(frozen=True)
-class LogLine:
+class OutputLine:
     """One line of a process's output. `t` is the node's clock, in seconds since the epoch."""
 
     t: float
@@ -56,7 +56,7 @@ class News:
 
     node: Node
     events: tuple[Mapping[str, Any], ...] = ()
-    lines: tuple[LogLine, ...] = ()
+    lines: tuple[OutputLine, ...] = ()
     held: tuple[tuple[str, int, int], ...] = ()
     ended: FollowEnd | None = None
     final: bool = True
@@ -64,13 +64,13 @@ class News:
     back: bool = False
     caught_up: bool = False
     in_order: bool = False
-    shown: tuple[LogLine, ...] = ()
+    shown: tuple[OutputLine, ...] = ()
     anew: bool = False
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """The process that is shown, and the number of this wish: answers to earlier ones may still arrive."""
+class _ScreenProcess:
+    """The process that is shown, and the id of this request: answers to earlier ones may still arrive."""
 
     id: int
     node: Node
@@ -149,8 +149,8 @@ class Follower:
         self._calls: dict[int, AgentCall] = {}
         self._lock = threading.Lock()  # on the calls and their inputs
         self._ended: set[int] = set()
-        self._shown: _Shown | None = None
-        self._wishes = itertools.count(1)
+        self._shown: _ScreenProcess | None = None
+        self._request_ids = itertools.count(1)
         self._answered = 0
         self._over = threading.Event()
         self._all_reported = threading.Event()
@@ -180,19 +180,19 @@ class Follower:
             before = self._shown
             self._shown = None
             if process is not None:
-                self._shown = _Shown(next(self._wishes), process.node, process.role, process.rank, tail)
+                self._shown = _ScreenProcess(next(self._request_ids), process.node, process.role, process.rank, tail)
             for shown in (before, self._shown):
                 if shown is not None and shown.node.id in self._calls:
-                    self._send_wish(self._calls[shown.node.id], shown if shown is self._shown else None)
+                    self._send_request(self._calls[shown.node.id], shown if shown is self._shown else None)
             if self._shown is not None and self._shown.node.id in self._ended:
                 threading.Thread(target=self._read_shown, args=(self._shown,), daemon=True).start()
 
     @staticmethod
-    def _send_wish(call: AgentCall, shown: _Shown | None) -> None:
+    def _send_request(call: AgentCall, shown: _ScreenProcess | None) -> None:
         with contextlib.suppress(ClusterctlError):  # its thread sees it too
             call.send({"show": shown and shown.request()})
 
-    def _read_shown(self, shown: _Shown) -> None:
+    def _read_shown(self, shown: _ScreenProcess) -> None:
         """Read the log of a process whose node has ended the run."""
         request: LogsRequest = {
             "id": shown.id,
@@ -274,8 +274,8 @@ class Follower:
             with self._lock:
                 self._calls[node.id] = call
                 if self._shown is not None and self._shown.node.id == node.id:
-                    self._shown = replace(self._shown, id=next(self._wishes))
-                    self._send_wish(call, self._shown)
+                    self._shown = replace(self._shown, id=next(self._request_ids))
+                    self._send_request(call, self._shown)
             try:
                 while not self._over.is_set():
                     message = answers.news(call.receive(SILENCE_S))
@@ -323,7 +323,7 @@ class Follower:
         shown, rows = self._shown, message.get("lines", ())
         if shown is None or shown.id != message["shown"] or not rows:
             return
-        lines = tuple(LogLine(t, node, shown.role, shown.rank, text) for t, _, text, _ in rows)
+        lines = tuple(OutputLine(t, node, shown.role, shown.rank, text) for t, _, text, _ in rows)
         anew, self._answered = self._answered != shown.id, shown.id
         self._put(News(node, shown=lines, anew=anew))
 
@@ -347,7 +347,7 @@ def _name(stream: LogStream) -> str:
 
 def lines_of(
     node: Node, streams: Sequence[LogStream], rows: Sequence[tuple[float, int, str, int]]
-) -> tuple[LogLine, ...]:
+) -> tuple[OutputLine, ...]:
     return tuple(
-        LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
+        OutputLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
     )

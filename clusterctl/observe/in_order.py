@@ -12,7 +12,7 @@ from dataclasses import replace
 from clusterctl.cluster import Cluster
 from clusterctl.common.requests import FollowSelection
 from clusterctl.inventory import Node
-from clusterctl.observe.follow import TICK_S, Follower, LogLine, News
+from clusterctl.observe.follow import TICK_S, Follower, News, OutputLine
 
 PATIENCE_S = 5.0  # wait for a node's lines from before the follow began
 
@@ -28,7 +28,7 @@ class Backlog:
     def __init__(self, nodes: Iterable[int], now: float) -> None:
         self._awaited = dict.fromkeys(nodes, now)  # since when, if none of its lines is here
         self._behind = set(self._awaited)
-        self._held: dict[int, deque[LogLine]] = {}
+        self._held: dict[int, deque[OutputLine]] = {}
         self._first: list[tuple[float, int]] = []  # the first held line of each node
 
     @property
@@ -51,7 +51,7 @@ class Backlog:
         self._behind.discard(node)
         self._awaited.pop(node, None)
 
-    def lines(self, now: float) -> Iterator[LogLine]:
+    def lines(self, now: float) -> Iterator[OutputLine]:
         """Yield the lines that are next in time, until a node has to be waited for."""
         for node, since in list(self._awaited.items()):
             if now - since > PATIENCE_S:

@@ -11,12 +11,12 @@ from clusterctl.common.requests import LogSelection, LogsRequest
 from clusterctl.common.schema import typed
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.observe.follow import LogLine, lines_of
+from clusterctl.observe.follow import OutputLine, lines_of
 
 
 def read_logs(
     cluster: Cluster, nodes: Sequence[Node], job: str, run: str | None, wanted: LogSelection
-) -> Iterator[LogLine]:
+) -> Iterator[OutputLine]:
     """Yield every line of a run that is `wanted`, in time order; raise the errors of nodes that failed at the end.
 
     Memory does not grow with the logs.
@@ -42,7 +42,7 @@ def read_logs(
 
 def _lines_of(
     node: Node, call: AgentCall, streams: list[LogStream], errors: list[ClusterctlError]
-) -> Iterator[LogLine]:
+) -> Iterator[OutputLine]:
     """Yield one node's lines; a failure of the node goes to `errors` and does not end the other nodes' lines."""
     try:
         while "lines" in (message := answers.news(call.receive())) or "alive" in message:

@@ -17,7 +17,7 @@ from typing import IO
 
 from clusterctl.common.files import write_all
 from clusterctl.ranks.errors import RankError, say
-from clusterctl.ranks.private import Directory, open_shared
+from clusterctl.ranks.private import PrivateDirectory, open_shared
 
 SCRIPT, EXIT = "script", "exit"
 PIECE_BYTES = 1 << 20
@@ -27,10 +27,10 @@ QUICK_S, SLOW_S = 0.01, 0.1  # between looks at a call, while something happens 
 NO_SUCH_RUN, INTERRUPTED = 3, 143
 
 
-class Outgoing:
+class OutgoingPieces:
     """Pieces of one stream of a call."""
 
-    def __init__(self, call: Directory, name: str) -> None:
+    def __init__(self, call: PrivateDirectory, name: str) -> None:
         self._call, self._name = call, name
         self._count = 0
 
@@ -43,10 +43,10 @@ class Outgoing:
         return sum(name.startswith(f"{self._name}-") for name in names) < MOST_UNREAD
 
 
-class Incoming:
+class IncomingPieces:
     """Pieces of one stream of a call, from its other side."""
 
-    def __init__(self, call: Directory, name: str) -> None:
+    def __init__(self, call: PrivateDirectory, name: str) -> None:
         self._call, self._name = call, name
         self._count = 0
 
@@ -76,9 +76,9 @@ def reach(calls: Path, script: str) -> int:
         return _has_ended()
 
 
-def _run(call: Directory, script: str) -> int:
+def _run(call: PrivateDirectory, script: str) -> int:
     call.write(SCRIPT, script.encode(errors="surrogateescape"))
-    ours = Outgoing(call, "in")
+    ours = OutgoingPieces(call, "in")
     try:
         return _attend(call, ours)
     except (KeyboardInterrupt, BrokenPipeError):
@@ -95,8 +95,8 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _attend(call: Directory, ours: Outgoing) -> int:
-    outputs = {1: Incoming(call, "out"), 2: Incoming(call, "err")}
+def _attend(call: PrivateDirectory, ours: OutgoingPieces) -> int:
+    outputs = {1: IncomingPieces(call, "out"), 2: IncomingPieces(call, "err")}
     is_open, pause_s = True, QUICK_S
     while True:
         names = call.names()
@@ -120,7 +120,7 @@ def _attend(call: Directory, ours: Outgoing) -> int:
 class Call:
     """A script that runs on this node, with its streams in the files of a call."""
 
-    def __init__(self, call: Directory, environ: Mapping[str, str]) -> None:
+    def __init__(self, call: PrivateDirectory, environ: Mapping[str, str]) -> None:
         self._call = call
         script = call.read(SCRIPT).decode(errors="surrogateescape")
         call.unlink(SCRIPT)
@@ -134,8 +134,8 @@ class Call:
             start_new_session=True,
         )
         self._stdin, out, err = (_fd(end) for end in (self._popen.stdin, self._popen.stdout, self._popen.stderr))
-        self._input = Incoming(call, "in")
-        self._outputs = {out: Outgoing(call, "out"), err: Outgoing(call, "err")}
+        self._input = IncomingPieces(call, "in")
+        self._outputs = {out: OutgoingPieces(call, "out"), err: OutgoingPieces(call, "err")}
         self._unsent = bytearray()
         self._input_ended = False
 
@@ -177,7 +177,7 @@ class Call:
         self._call.close()
 
 
-def _drain(fd: int, output: Outgoing) -> None:
+def _drain(fd: int, output: OutgoingPieces) -> None:
     for _ in range(READS_PER_TURN):
         try:
             piece = os.read(fd, PIECE_BYTES)
@@ -200,7 +200,7 @@ class CallServer:
     def __init__(self, calls: Path, environ: Mapping[str, str]) -> None:
         self._path = calls
         self._environ = environ
-        self._directory: Directory | None = None
+        self._directory: PrivateDirectory | None = None
         self._live: dict[str, Call] = {}
         self._refused: set[str] = set()
 
@@ -217,7 +217,7 @@ class CallServer:
                 del self._live[name]
         return bool(self._live)
 
-    def _begin(self, directory: Directory, name: str) -> None:
+    def _begin(self, directory: PrivateDirectory, name: str) -> None:
         """Begin a call once its script is there. One that another account may have written is reported, and not run."""
         try:
             call = directory.open(name)

@@ -15,16 +15,16 @@ from clusterctl.config import Host, Settings, from_values, load
 from clusterctl.config.scripts import scripts
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
-from clusterctl.launch import Run, plan, start
+from clusterctl.launch import Launch, plan, start
 from clusterctl.ranks.conf_file import ConfNode, conf_text
 from clusterctl.ranks.errors import USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import REACH, program
-from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
+from clusterctl.ranks.meeting import Meeting, Plan, PlannedNode, RankProcess, World, nodes_of
 from clusterctl.ranks.private import check_program
 
 RECORD_S = 60.0
 MOST_ALIKE = 100  # jobs that began in the same second
-Groups = Sequence[Sequence[Entry]]
+Groups = Sequence[Sequence[RankProcess]]
 
 
 def control(
@@ -34,7 +34,7 @@ def control(
 
     `conf` is the conf.py with the settings; None: that of the shared directory, if there is one.
     """
-    entries: Sequence[Entry] = []
+    entries: Sequence[RankProcess] = []
     try:
         entries = meeting.gather(world.size)
         nodes = nodes_of(entries)
@@ -94,7 +94,7 @@ def inventory_of(settings: Settings, nodes: Groups) -> Inventory:
     return Inventory(tuple(replace(node, trainer_ranks=own) for node, own in zip(built, ranks, strict=True)))
 
 
-def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings: Settings) -> Run:
+def _start(meeting: Meeting, entries: Sequence[RankProcess], groups: Groups, settings: Settings) -> Launch:
     inventory = inventory_of(settings, groups)
     launch = plan(settings, inventory, cwd=str(Path.cwd()))
     for _, script in scripts(settings):
@@ -113,7 +113,7 @@ def _start(meeting: Meeting, entries: Sequence[Entry], groups: Groups, settings:
         return start(cluster, launch, job, lambda run: None)
 
 
-def _cpus(group: Sequence[Entry]) -> list[int]:
+def _cpus(group: Sequence[RankProcess]) -> list[int]:
     return sorted({cpu for entry in group for cpu in entry.cpus})
 
 

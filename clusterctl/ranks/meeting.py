@@ -4,7 +4,7 @@ DIR/clusterctl-jobs/
   conf.py                     the nodes of the newest run, for commands
   node0/JOB/                  the job directory of each node
   ranks/NAMESPACE/            made by rank 0, and removed at the end of the run
-    rank-3.json               who a rank is (`Entry`)
+    rank-3.json               who a rank is (`RankProcess`)
     plan.json                 which ranks share a node, and the job directory of each (`Plan`)
     failed.json               the exit code of all ranks, if the run could not start
     calls                     the name of the directory of calls, which command lines have and NAMESPACE is not on
@@ -31,7 +31,7 @@ from clusterctl.common.paths import OF_RANKS
 from clusterctl.common.procfs import boot_id, identify
 from clusterctl.common.safe_json import dumps, parse
 from clusterctl.ranks.errors import USAGE_CODE, RankError
-from clusterctl.ranks.private import Directory, open_shared
+from clusterctl.ranks.private import PrivateDirectory, open_shared
 
 SEEN_S = 30.0  # in which a rank has to see the directory of rank 0
 GATHERED_S = 60.0  # in which all others have to come
@@ -64,7 +64,7 @@ class World(NamedTuple):
         return cls(rank, size, local_rank, local_size, f"mpi-{namespace}")
 
 
-class Entry(NamedTuple):
+class RankProcess(NamedTuple):
     """A rank and its process: (pid, start ticks, boot id). `machine` differs between machines, `parent` or
     `session` between the daemons of mpirun on one machine. `cpus` are those that mpirun has bound it to. `nonce` tells
     it from a rank of an earlier mpirun with the same namespace.
@@ -82,7 +82,7 @@ class Entry(NamedTuple):
     nonce: str
 
     @classmethod
-    def mine(cls, world: World) -> Entry:
+    def mine(cls, world: World) -> RankProcess:
         host, process = socket.gethostname(), identify(os.getpid())
         assert process is not None
         machine, nonce = f"{boot_id()} {host}", os.urandom(8).hex()
@@ -119,7 +119,7 @@ class Meeting:
         self.home = shared / OF_RANKS
         self.dir = self.home / "ranks" / namespace
         self.conf = self.home / "conf.py"
-        self._ranks: Directory | None = None  # open, once it was seen
+        self._ranks: PrivateDirectory | None = None  # open, once it was seen
 
     def make(self) -> None:
         """Make the directory, in place of one that an earlier mpirun may have left. Raises RankError."""
@@ -158,11 +158,11 @@ class Meeting:
             return True
         return False
 
-    def _open(self) -> Directory:
+    def _open(self) -> PrivateDirectory:
         """Open the directory, below one that stays open from the first time on."""
         return self._above().open(self.dir.name)
 
-    def _above(self) -> Directory:
+    def _above(self) -> PrivateDirectory:
         if self._ranks is None:
             with open_shared(self.shared) as shared, shared.open(OF_RANKS) as home:
                 self._ranks = home.open("ranks")
@@ -176,29 +176,29 @@ class Meeting:
         with self._open() as here:
             return self.dir.with_name(here.read(CALLS).decode()) / f"node-{node}"
 
-    def enter(self, mine: Entry) -> None:
+    def enter(self, mine: RankProcess) -> None:
         """Write the entry of a rank, unless it is there."""
         with contextlib.suppress(FileNotFoundError), self._open() as here:  # rank 0 may be making it again
             if _entry(mine.rank) not in here.names():
                 here.write(_entry(mine.rank), dumps(mine._asdict()))
 
-    def gather(self, size: int, limit_s: float = GATHERED_S) -> list[Entry]:
+    def gather(self, size: int, limit_s: float = GATHERED_S) -> list[RankProcess]:
         """Return the entries of all ranks, in order. Raises RankError naming those that did not come."""
-        found: dict[int, Entry] = {}
+        found: dict[int, RankProcess] = {}
         deadline = time.monotonic() + limit_s
         while True:
             with self._open() as here:
                 names = here.names()
                 for rank in set(range(size)).difference(found):
                     if _entry(rank) in names and (entry := _value(here, _entry(rank))):
-                        found[rank] = Entry(**entry)
+                        found[rank] = RankProcess(**entry)
             if len(found) == size:
                 return [found[rank] for rank in range(size)]
             if time.monotonic() > deadline:
                 raise _missing(self, sorted(set(range(size)).difference(found)), limit_s)
             time.sleep(POLL_S)
 
-    def publish(self, plan: Plan, entries: Sequence[Entry]) -> None:
+    def publish(self, plan: Plan, entries: Sequence[RankProcess]) -> None:
         """Let all ranks go on, each with its node, whose calls may begin."""
         nodes = [node._asdict() for node in plan.nodes]
         with self._open() as here, self._above().open(here.read(CALLS).decode()) as calls:
@@ -207,29 +207,29 @@ class Meeting:
             text = dumps({"job": plan.job, "nodes": nodes, "nonces": _nonces(entries)})
             here.write(PLAN, text, durable=True)
 
-    def plan(self, mine: Entry) -> Plan | None:
+    def plan(self, mine: RankProcess) -> Plan | None:
         """Return the plan, once there is one for this rank."""
         written = self._read(PLAN, mine)
         return Plan(written["job"], [PlannedNode(**node) for node in written["nodes"]]) if written else None
 
-    def fail(self, code: int, entries: Sequence[Entry]) -> None:
+    def fail(self, code: int, entries: Sequence[RankProcess]) -> None:
         """Let all ranks end with this exit code."""
         with self._open() as here:
             here.write(FAILED, dumps({"code": code, "nonces": _nonces(entries)}), durable=True)
 
-    def failure(self, mine: Entry) -> int | None:
+    def failure(self, mine: RankProcess) -> int | None:
         """Return the exit code if the run could not start."""
         written = self._read(FAILED, mine)
         return int(written["code"]) if written else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[RankProcess]:
         """Yield the entries that are there."""
         with self._open() as here:
             for name in here.names():
                 if name.startswith("rank-") and (entry := _value(here, name)):
-                    yield Entry(**entry)
+                    yield RankProcess(**entry)
 
-    def _read(self, name: str, mine: Entry) -> Any:
+    def _read(self, name: str, mine: RankProcess) -> Any:
         try:
             with self._open() as here:
                 written = _value(here, name) if name in here.names() else None
@@ -253,7 +253,7 @@ class Meeting:
             above.remove(self.dir.name)
 
 
-def _value(here: Directory, name: str) -> Any:
+def _value(here: PrivateDirectory, name: str) -> Any:
     """Return the content of a JSON file, None if it has none."""
     try:
         return parse(here.read(name))
@@ -265,7 +265,7 @@ def _entry(rank: int) -> str:
     return f"rank-{rank}.json"
 
 
-def _nonces(entries: Sequence[Entry]) -> list[str]:
+def _nonces(entries: Sequence[RankProcess]) -> list[str]:
     return [entry.nonce for entry in entries]
 
 
@@ -275,13 +275,13 @@ def _missing(meeting: Meeting, ranks: Sequence[int], limit_s: float) -> RankErro
     return RankError(f"these ranks did not come to {meeting.dir} within {limit_s:.0f} s: {named}", hint)
 
 
-def nodes_of(entries: Sequence[Entry]) -> list[list[Entry]]:
+def nodes_of(entries: Sequence[RankProcess]) -> list[list[RankProcess]]:
     """Return the ranks of each node by local rank. The node of the lowest rank comes first.
 
     Ranks on one machine are those of one node, unless their local ranks show that several daemons of mpirun run there.
     Raises RankError if that does not explain them.
     """
-    nodes: list[list[Entry]] = []
+    nodes: list[list[RankProcess]] = []
     for group in _split(entries, lambda entry: entry.machine):
         ways = ([group], _split(group, lambda entry: entry.parent), _split(group, lambda entry: entry.session))
         found = next((way for way in ways if all(map(_is_a_node, way))), None)
@@ -293,13 +293,13 @@ def nodes_of(entries: Sequence[Entry]) -> list[list[Entry]]:
     return sorted(nodes, key=lambda group: min(entry.rank for entry in group))
 
 
-def _split(entries: Sequence[Entry], key: Callable[[Entry], object]) -> list[list[Entry]]:
-    groups: dict[object, list[Entry]] = {}
+def _split(entries: Sequence[RankProcess], key: Callable[[RankProcess], object]) -> list[list[RankProcess]]:
+    groups: dict[object, list[RankProcess]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)
     return list(groups.values())
 
 
-def _is_a_node(group: Sequence[Entry]) -> bool:
+def _is_a_node(group: Sequence[RankProcess]) -> bool:
     local = sorted(entry.local_rank for entry in group)
     return local == list(range(len(group))) and {entry.local_size for entry in group} == {len(group)}

@@ -14,7 +14,7 @@ READ_BYTES = 1 << 20
 LONGEST_LINE = 64 << 10
 
 
-class Output:
+class LogForwarder:
     """Passes on what is added to a log, also after it was rotated.
 
     Whole lines, if they are complete by the next look: mpirun mixes what ranks write.

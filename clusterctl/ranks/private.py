@@ -143,14 +143,14 @@ def _is_alone(gid: int) -> bool:
     return {"root", account}.issuperset(members) and (group.gr_name == account or not has_it)
 
 
-class Directory:
+class PrivateDirectory:
     """An open directory. `open_shared` opens the first one, in which `open` opens others."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self.path = path
 
-    def __enter__(self) -> Directory:
+    def __enter__(self) -> PrivateDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,7 +161,7 @@ class Directory:
             os.close(self._fd)
         self._fd = -1
 
-    def open(self, name: str) -> Directory:
+    def open(self, name: str) -> PrivateDirectory:
         """Open a directory of this account to which nobody else can write. Raises OSError and RankError."""
         path = self.path / name
         try:
@@ -171,9 +171,9 @@ class Directory:
         if not _is_own(os.fstat(fd)):
             os.close(fd)
             raise RankError(f"{path} belongs to another account, or others can write to it", USE_OWN)
-        return Directory(fd, path)
+        return PrivateDirectory(fd, path)
 
-    def make(self, name: str, *, exist_ok: bool = False) -> Directory:
+    def make(self, name: str, *, exist_ok: bool = False) -> PrivateDirectory:
         """Make a private directory and open it. Raises OSError and RankError."""
         try:
             os.mkdir(name, 0o700, dir_fd=self._fd)
@@ -227,7 +227,7 @@ def _is_own(status: os.stat_result) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def open_shared(path: Path) -> Directory:
+def open_shared(path: Path) -> PrivateDirectory:
     """Open a directory in which nobody else can replace what is ours. `path` is absolute.
 
     Raises OSError, and RankError if another account could replace a part of the path.
@@ -238,4 +238,4 @@ def open_shared(path: Path) -> Directory:
         os.close(fd)
         raise RankError(f"{path} can be written by {writers}, who could replace what is in it", USE_OWN)
     os.listdir(fd)  # noqa: PTH208 - of a descriptor. NFS then looks again for names that were missing
-    return Directory(fd, path)
+    return PrivateDirectory(fd, path)

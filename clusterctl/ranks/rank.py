@@ -15,10 +15,10 @@ from clusterctl.common.procfs import Identity, is_alive, wait_until
 from clusterctl.ranks.calls import CallServer
 from clusterctl.ranks.errors import LINGER_S, say
 from clusterctl.ranks.lifeline import Lifeline
-from clusterctl.ranks.meeting import POLL_S, SEEN_S, Entry, Meeting, Plan, World
+from clusterctl.ranks.meeting import POLL_S, SEEN_S, Meeting, Plan, RankProcess, World
 from clusterctl.ranks.node_run import BY_SIGNAL, FAILED_CODE, NodeRun, exit_code, is_cause, outcome
 from clusterctl.ranks.orders import Orders
-from clusterctl.ranks.output import Output
+from clusterctl.ranks.output import LogForwarder
 
 IDLE_S = 0.25  # between looks while the run is under way
 SETTLED_S = 60.0  # for the last processes of this node to end
@@ -68,7 +68,7 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Over(Exception):  # noqa: N818 - an ordinary end
+class _RankExit(Exception):  # noqa: N818 - an ordinary end
     def __init__(self, code: int) -> None:
         super().__init__()
         self.code = code
@@ -82,7 +82,7 @@ class Rank:
         self._meeting = meeting
         self._environ = {name: value for name, value in environ.items() if not name.startswith("SSH_")}
         self._orders = Orders()
-        self._mine = Entry.mine(world)
+        self._mine = RankProcess.mine(world)
         self._starter: Starter | None = None
         self._calls: CallServer | None = None
 
@@ -100,7 +100,7 @@ class Rank:
                 state = self._see_through(node, Identity(*plan.nodes[number].front))
             else:
                 state = self._lead_node(plan, number, node)
-        except _Over as over:
+        except _RankExit as over:
             if self._starter is not None:
                 self._starter.end()
                 wait_until(lambda: bool(self._orders.number), READ_S)
@@ -132,13 +132,13 @@ class Rank:
             self._orders.pause(POLL_S)
 
     def _check(self) -> None:
-        """Raise _Over if the run cannot start, or is not to."""
+        """Raise _RankExit if the run cannot start, or is not to."""
         if self._orders.number:
-            raise _Over(BY_SIGNAL + self._orders.number)
+            raise _RankExit(BY_SIGNAL + self._orders.number)
         self._starter_failed()
         code = self._meeting.failure(self._mine)
         if code is not None:
-            raise _Over(code)
+            raise _RankExit(code)
 
     def _starter_failed(self) -> bool:
         """Return True if the run did not start. A starter that was killed could not tell the other ranks."""
@@ -174,7 +174,7 @@ class Rank:
 
     def _see_through(self, node: NodeRun, front: Identity | None) -> dict[str, Any]:
         """Wait for the end of the run on this node, and return its last state. `front` is the node's first rank."""
-        output = Output(node.log_of_trainer(self._world.local_rank))
+        output = LogForwarder(node.log_of_trainer(self._world.local_rank))
         is_stopping = False
         while True:
             is_busy = self._calls is not None and self._calls.serve()
@@ -186,9 +186,9 @@ class Rank:
             if not has_begun:
                 self._check()
                 if self._meeting.is_gone() or (front is not None and not is_alive(front)):
-                    raise _Over(FAILED_CODE)
+                    raise _RankExit(FAILED_CODE)
             elif node.is_lost():
-                raise _Over(FAILED_CODE)
+                raise _RankExit(FAILED_CODE)
             elif not is_stopping and (self._orders.number or self._starter_failed()):
                 is_stopping = True
                 node.stop()

@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[[float | None], str]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class ProcessCurve:
     """The points of one process."""
 
     name: str
@@ -31,7 +31,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Group:
+class MergedCurve:
     """Processes that are merged into one curve.
 
     `lines` are single ones, only those far from the others with `are_odd`; `undone` are points that a roll back undid;
@@ -40,8 +40,8 @@ class Group:
 
     name: str
     buckets: Sequence[Bucket]
-    lines: Sequence[Line] = ()
-    undone: Sequence[Line] = ()
+    lines: Sequence[ProcessCurve] = ()
+    undone: Sequence[ProcessCurve] = ()
     has_band: bool = True
     are_odd: bool = False
     last: float | None = None
@@ -51,7 +51,7 @@ class Group:
 class Picture:
     """A chart by step or by time. `x` gives the place of a bucket; `marks` are places of events on that axis."""
 
-    groups: Sequence[Group]
+    groups: Sequence[MergedCurve]
     axis: Axis
     x: Callable[[Bucket], float]
     x_name: str
@@ -119,7 +119,7 @@ def hover_data(picture: Picture) -> dict[str, Any]:
     return {"a": [picture.axis.low, picture.axis.high], "f": picture.format, "x": picture.x_name, "g": groups}
 
 
-def _behind(picture: Picture, y: Axis, group: Group, number: int) -> Iterator[Html]:
+def _behind(picture: Picture, y: Axis, group: MergedCurve, number: int) -> Iterator[Html]:
     """Yield the range of the group, single processes, and undone points."""
     if group.has_band:
         yield _path(_band(picture, y, group.buckets), f"band c{number}")
@@ -128,7 +128,7 @@ def _behind(picture: Picture, y: Axis, group: Group, number: int) -> Iterator[Ht
             yield _path(_curve(picture, y, line.buckets), f"{kind} c{number}", element("title", line.name))
 
 
-def _in_front(picture: Picture, y: Axis, group: Group, number: int) -> Iterator[Html]:
+def _in_front(picture: Picture, y: Axis, group: MergedCurve, number: int) -> Iterator[Html]:
     yield _path(_curve(picture, y, group.buckets), f"all c{number}")
     known = [bucket for bucket in group.buckets if bucket.mean is not None]
     if len(known) <= FEW:

@@ -10,7 +10,7 @@ from functools import partial
 from clusterctl.observe.record.curves import Axis, clipped, final, merged, summed
 from clusterctl.observe.record.model import Bucket, Curve, RunRecord
 from clusterctl.report.axes import step_axis, time_axis
-from clusterctl.report.chart import FORMATS, Group, Line, Picture
+from clusterctl.report.chart import FORMATS, MergedCurve, Picture, ProcessCurve
 from clusterctl.report.frame import frame
 from clusterctl.report.html import shortened
 
@@ -27,7 +27,7 @@ MARKED = ("restarting", "rolled_back", "lost")
 
 
 @dataclass(frozen=True)
-class Source:
+class CurveSource:
     """One merged curve: the processes' curves, and how they become one."""
 
     name: str
@@ -58,7 +58,7 @@ def charts(record: RunRecord) -> Iterator[Chart]:
     for name in record.metrics[:MOST_METRICS]:
         yield from _chart(record, shortened(name, LONGEST_NAME), [_source(record, "log", name)])
     speed = _source(record, "step", "samples_per_s")
-    whole = Source("all trainers together", speed.curves, is_total=True)
+    whole = CurveSource("all trainers together", speed.curves, is_total=True)
     yield from _chart(record, "Throughput, samples/s", [whole], from_zero=True)
     if len(speed.curves) > 1:
         yield from _chart(record, "Throughput of each trainer, samples/s", [speed], from_zero=True)
@@ -79,12 +79,12 @@ def charts(record: RunRecord) -> Iterator[Chart]:
 
 def _source(
     record: RunRecord, of: str, name: str, role: str = "trainer", *, title: str = "trainers", has_lines: bool = True
-) -> Source:
+) -> CurveSource:
     undone = list(record.find(of, name, role=role, undone=True))
-    return Source(title, list(record.find(of, name, role=role)), undone, has_lines=has_lines)
+    return CurveSource(title, list(record.find(of, name, role=role)), undone, has_lines=has_lines)
 
 
-def _tables(record: RunRecord) -> Iterator[Source]:
+def _tables(record: RunRecord) -> Iterator[CurveSource]:
     """Yield the rows of the largest tables, each summed over the pservers."""
     by_name: dict[str, list[Curve]] = {}
     for curve in record.curves:
@@ -92,13 +92,13 @@ def _tables(record: RunRecord) -> Iterator[Source]:
             by_name.setdefault(curve.name, []).append(curve)
     size = {name: sum(curve.buckets[-1].last or 0.0 for curve in curves) for name, curves in by_name.items()}
     for name in sorted(by_name, key=lambda name: -size[name])[:MOST_TABLES]:
-        yield Source(shortened(name, LONGEST_NAME), by_name[name], is_total=True)
+        yield CurveSource(shortened(name, LONGEST_NAME), by_name[name], is_total=True)
 
 
 def _chart(
     record: RunRecord,
     title: str,
-    sources: Sequence[Source],
+    sources: Sequence[CurveSource],
     *,
     format: str = "number",
     from_zero: bool = False,
@@ -119,7 +119,7 @@ def _chart(
     )
 
 
-def _by_step(sources: Sequence[Source], drawn: Callable[..., Picture]) -> Picture | None:
+def _by_step(sources: Sequence[CurveSource], drawn: Callable[..., Picture]) -> Picture | None:
     steps = [
         step
         for source in sources
@@ -133,9 +133,9 @@ def _by_step(sources: Sequence[Source], drawn: Callable[..., Picture]) -> Pictur
     return drawn(_groups(sources, "step"), step_axis(clipped(min(steps)), clipped(max(steps))), _step, "step")
 
 
-def _groups(sources: Sequence[Source], by: Axis) -> list[Group]:
+def _groups(sources: Sequence[CurveSource], by: Axis) -> list[MergedCurve]:
     return [
-        Group(
+        MergedCurve(
             source.name,
             summed(source.curves, by=by, cells=CELLS) if source.is_total else merged(source.curves, by=by, cells=CELLS),
             [_line(curve, by) for curve in _shown(source)],
@@ -148,7 +148,7 @@ def _groups(sources: Sequence[Source], by: Axis) -> list[Group]:
     ]
 
 
-def _shown(source: Source) -> Sequence[Curve]:
+def _shown(source: CurveSource) -> Sequence[Curve]:
     """Return the curves that get a line of their own."""
     if not source.has_single:
         return ()
@@ -178,8 +178,8 @@ def _mean(buckets: Sequence[Bucket]) -> float | None:
     return sum(clipped(mean) * count / points for mean, count in known) if points else None
 
 
-def _line(curve: Curve, by: Axis) -> Line:
-    return Line(f"{curve.role}{curve.rank}", merged([curve], by=by, cells=LINE_CELLS))
+def _line(curve: Curve, by: Axis) -> ProcessCurve:
+    return ProcessCurve(f"{curve.role}{curve.rank}", merged([curve], by=by, cells=LINE_CELLS))
 
 
 def _step(bucket: Bucket) -> float:

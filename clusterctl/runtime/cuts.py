@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clusterctl.runtime.modes import Every
+from clusterctl.common.modes import SaveInterval
 
 #: What a cut is for: any of these, added.
 CHECKPOINT, MODEL = 1, 2
@@ -21,14 +21,14 @@ class CutSchedule(NamedTuple):
     Either way a later cut has a higher number.
     """
 
-    checkpoints: Every | None
-    models: Every
+    checkpoints: SaveInterval | None
+    models: SaveInterval
 
     def timed(self) -> dict[int, float]:
         """Return the purposes that are due by the clock, with their intervals in seconds."""
         return {purpose: every.n for purpose, every in self.by_purpose().items() if every.unit == "s"}
 
-    def by_purpose(self) -> dict[int, Every]:
+    def by_purpose(self) -> dict[int, SaveInterval]:
         checkpoints = {} if self.checkpoints is None else {CHECKPOINT: self.checkpoints}
         return {**checkpoints, **({MODEL: self.models} if self.has_models else {})}
 

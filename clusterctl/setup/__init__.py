@@ -5,6 +5,6 @@ May import `cluster`, `common`, `config`, `dispatch`, `errors`, `inventory` and 
 """
 
 from clusterctl.setup.requirements import Requirements, read_requirements
-from clusterctl.setup.setup import Group, NodeSetup, Prepared, Wishes, prepare
+from clusterctl.setup.setup import NodeGroup, NodeSetup, SetupOptions, SetupResult, prepare
 
-__all__ = ["Group", "NodeSetup", "Prepared", "Requirements", "Wishes", "prepare", "read_requirements"]
+__all__ = ["NodeGroup", "NodeSetup", "Requirements", "SetupOptions", "SetupResult", "prepare", "read_requirements"]

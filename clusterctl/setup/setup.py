@@ -16,11 +16,11 @@ from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
-from clusterctl.setup.locks import LockFile, Picked
+from clusterctl.setup.locks import LockFile, LockSelection
 from clusterctl.setup.platforms import Kind, Platform, SetupFacts, kind_of, platform_of
 from clusterctl.setup.requirements import Requirements
 from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
-from clusterctl.transport import Outcome
+from clusterctl.transport import WorkOutcome
 
 T = TypeVar("T")
 OnStep = Callable[[Node | None, str], None]
@@ -47,7 +47,7 @@ class NodeSetup:
 
 
 @dataclass
-class Group:
+class NodeGroup:
     """Nodes of one kind, which get exactly the same wheels.
 
     `chosen_by` is the machine that chose them in this setup, if any. `online` is False once the package index is known
@@ -75,13 +75,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class SetupResult:
     outcomes: list[NodeOutcome[NodeSetup]]
-    groups: list[Group]
+    groups: list[NodeGroup]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SetupOptions:
     """The options of a setup. `offline`: nodes use no network. `upgrade`: choose new versions for all nodes.
 
     `uv`: build with uv, and send it to every node that lacks it (True), only if that pays off (None), or never (False).
@@ -95,17 +95,17 @@ class Wishes:
 def prepare(
     cluster: Cluster,
     requirements: Requirements,
-    wishes: Wishes,
+    options: SetupOptions,
     report: Callable[[str], None],
     cache: Path,
     on_step: OnStep = lambda node, words: None,
-) -> Prepared:
+) -> SetupResult:
     """Build the environment on every node that does not have it, and return the outcome of every node.
 
     One SSH command per node stays open from start to end and holds that node's lock. `report` receives messages, and
     `on_step` what a node (None: this machine) is doing. `cache` is the directory of this machine's wheels.
     """
-    work = _Setup(cluster, requirements, wishes, report, Downloads(cache), on_step)
+    work = _Setup(cluster, requirements, options, report, Downloads(cache), on_step)
     try:
         return work.run()
     finally:
@@ -118,7 +118,7 @@ class _Setup:
         self,
         cluster: Cluster,
         requirements: Requirements,
-        wishes: Wishes,
+        options: SetupOptions,
         report: Callable[[str], None],
         downloads: Downloads,
         on_step: OnStep = lambda node, words: None,
@@ -127,7 +127,7 @@ class _Setup:
         self._requirements = list(requirements.lines)
         self._options = requirements.options
         self._lock = requirements.lock
-        self._wishes = wishes
+        self._setup_options = options
         self._report = report
         self._downloads = downloads
         self._on_step = on_step
@@ -138,7 +138,7 @@ class _Setup:
         self._began = time.monotonic()
         self.calls: dict[int, AgentCall] = {}
 
-    def run(self) -> Prepared:
+    def run(self) -> SetupResult:
         self._on(self._cluster.nodes, self._inspect)
         groups = self._groups()
         for group in groups:
@@ -150,7 +150,7 @@ class _Setup:
             self._guard(group, self._gather)
             self._relay(group)
         finished = self._on(self._able(groups), lambda node: self._finish(node, members[node.id]))
-        return Prepared([self._outcome(node, finished) for node in self._cluster.nodes], groups)
+        return SetupResult([self._outcome(node, finished) for node in self._cluster.nodes], groups)
 
     def _on(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> dict[int, T]:
         """Do one step on these nodes. A node that fails takes no part in later steps."""
@@ -158,7 +158,7 @@ class _Setup:
         self._errors.update({outcome.node.id: outcome.error for outcome in outcomes if outcome.error is not None})
         return {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
 
-    def _guard(self, group: Group, work: Callable[[Group], None]) -> None:
+    def _guard(self, group: NodeGroup, work: Callable[[NodeGroup], None]) -> None:
         try:
             work(group)
         except ClusterctlError as exc:
@@ -166,11 +166,11 @@ class _Setup:
                 error = type(exc)(exc.message, node=node.label, hint=exc.hint, details=exc.details)
                 self._errors[node.id] = error
 
-    def _able(self, groups: Iterable[Group]) -> list[Node]:
+    def _able(self, groups: Iterable[NodeGroup]) -> list[Node]:
         return [node for group in groups for node in group.nodes if node.id not in self._errors]
 
     def _outcome(self, node: Node, finished: dict[int, NodeSetup]) -> NodeOutcome[NodeSetup]:
-        return Outcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
+        return WorkOutcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
 
     def _inspect(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
@@ -186,14 +186,14 @@ class _Setup:
         if step in STEPS and isinstance(package, str):
             self._on_step(node, f"{STEPS[step]} {package}".rstrip())
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[NodeGroup]:
         kinds: dict[Kind, list[Node]] = {}
         for node in self._cluster.nodes:
             if node.id in self._facts:
                 kinds.setdefault(kind_of(self._facts[node.id]), []).append(node)
-        return [Group(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
+        return [NodeGroup(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
 
-    def _choose(self, group: Group) -> None:
+    def _choose(self, group: NodeGroup) -> None:
         """Choose the wheels that a node of the kind already has, else those of the lock file or of pip."""
         picked = self._lock.pick(group.platform, self._downloads.store) if self._lock else None
         group.options = [*self._options, *(picked.indexes if picked else ())]
@@ -209,7 +209,7 @@ class _Setup:
             group.lock = self._by_pip(group, self._requirements)
         self._report(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
 
-    def _use_lock_file(self, group: Group, picked: Picked, lock: LockFile) -> None:
+    def _use_lock_file(self, group: NodeGroup, picked: LockSelection, lock: LockFile) -> None:
         """Take the files that the lock file names. pip builds those without wheels, and adds what the runtime needs."""
         self._report(f"{group.kind}  versions of {lock.name}")
         wheels = list(picked.wheels)
@@ -223,17 +223,17 @@ class _Setup:
         group.lock = sorted(wheels)
         group.chosen_by = lock.name
 
-    def _by_pip(self, group: Group, lines: Sequence[str], *, exact: bool = False) -> list[Wheel]:
+    def _by_pip(self, group: NodeGroup, lines: Sequence[str], *, exact: bool = False) -> list[Wheel]:
         """Let pip choose, on a node or here. `exact`: all lines have hashes, and nothing else is needed."""
         wheels: list[Wheel] | None = None
         failed: ClusterctlError | None = None
-        if group.online and not self._wishes.offline:
+        if group.online and not self._setup_options.offline:
             wheels, failed = self._choose_on_node(group, lines, exact)
         if wheels is not None:
             return wheels
         self._on_step(None, "choosing versions on this machine")
         try:
-            cached = self._wishes.offline and not self._wishes.upgrade
+            cached = self._setup_options.offline and not self._setup_options.upgrade
             wheels = self._downloads.resolve(lines, group.platform, cached=cached, exact=exact)
         except ClusterctlError as exc:
             raise (failed if isinstance(failed, ConfigError) else exc) from None
@@ -241,7 +241,7 @@ class _Setup:
         return wheels
 
     def _choose_on_node(
-        self, group: Group, lines: Sequence[str], exact: bool
+        self, group: NodeGroup, lines: Sequence[str], exact: bool
     ) -> tuple[list[Wheel] | None, ClusterctlError | None]:
         """Let pip choose on a node of the group. Report why this machine must do it instead, and return the error."""
         bare = [node.id for node in self._able([group]) if not self._facts[node.id]["pip"]]
@@ -259,14 +259,14 @@ class _Setup:
         group.chosen_by = node.label
         return wheels, None
 
-    def _known_lock(self, group: Group) -> list[Wheel] | None:
+    def _known_lock(self, group: NodeGroup) -> list[Wheel] | None:
         """Return the lock that the nodes of the group have in common; None if they have none or differ."""
         locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
-        if self._wishes.upgrade or not locks or any(lock != locks[0] for lock in locks):
+        if self._setup_options.upgrade or not locks or any(lock != locks[0] for lock in locks):
             return None
         return [Wheel(*row) for row in locks[0] or ()]
 
-    def _resolver(self, group: Group) -> Node | None:
+    def _resolver(self, group: NodeGroup) -> Node | None:
         """Return the node with pip and the oldest C library: wheels that run there run on the others."""
         able = [node for node in self._able([group]) if self._facts[node.id]["pip"]]
         return min(able, key=lambda node: (self._facts[node.id]["glibc"] or [], node.id), default=None)
@@ -288,34 +288,34 @@ class _Setup:
     def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
         return self._facts[node.id]["lock"] == [list(wheel) for wheel in lock]
 
-    def _provide_uv(self, group: Group) -> None:
+    def _provide_uv(self, group: NodeGroup) -> None:
         """Choose the wheel of uv for nodes without it, if they build enough for that to pay off."""
         nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
         bare = [node for node in nodes if not self._facts[node.id]["uv"]]
         total = sum(wheel.size for wheel in group.lock)
-        if not bare or self._wishes.uv is False or (self._wishes.uv is None and total < WORTH_UV_BYTES):
+        if not bare or self._setup_options.uv is False or (self._setup_options.uv is None and total < WORTH_UV_BYTES):
             return
         self._on_step(None, "fetching uv to this machine")
         try:
             lines = [*group.options, REQUIRED_UV]
-            [group.uv] = self._downloads.resolve(lines, group.platform, cached=not self._wishes.upgrade)
+            [group.uv] = self._downloads.resolve(lines, group.platform, cached=not self._setup_options.upgrade)
         except (ClusterctlError, ValueError) as exc:
             self._report(f"{nodeset(node.id for node in bare)}  building without uv: {exc}")
 
-    def _offer(self, node: Node, group: Group) -> None:
+    def _offer(self, node: Node, group: NodeGroup) -> None:
         """Let a node fetch all wheels that it can; record the rest as missing."""
         self._missing[node.id] = []
         if self._is_ready(node, group.lock):
             return
         call = self.calls[node.id]
-        online = group.online and not self._wishes.offline
+        online = group.online and not self._setup_options.offline
         order = {"lock": group.lock, "online": online, "options": group.options, "urls": group.urls}
         needs_uv = group.uv is not None and not self._facts[node.id]["uv"]
         call.send({"do": "offer", **order, "uv": group.uv if needs_uv else None})
         wheels = [*group.lock, *([group.uv] if group.uv else [])]
         self._missing[node.id] = [wheels[index] for index in call.receive(WORK_S)["missing"]]
 
-    def _gather(self, group: Group) -> None:
+    def _gather(self, group: NodeGroup) -> None:
         """Get the wheels that nodes of the group lack onto this machine: from a node that has them, or with pip."""
         store = self._downloads.store
         nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
@@ -332,7 +332,7 @@ class _Setup:
             self._downloads.fetch(sorted(wanted), group.options, group.platform, group.urls)
             _check_all_there(wanted, store)
 
-    def _relay(self, group: Group) -> None:
+    def _relay(self, group: NodeGroup) -> None:
         """Send wheels through the nodes of the group, if that pays off; wheels still missing afterwards go directly."""
         lacking = [node for node in self._able([group]) if self._missing[node.id]]
         relay = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
@@ -344,7 +344,7 @@ class _Setup:
         self._sent.update(self._on([node for node in members if node.id in ordered], relay.transfer))
         group.relayed = bool(members)
 
-    def _finish(self, node: Node, group: Group) -> NodeSetup:
+    def _finish(self, node: Node, group: NodeGroup) -> NodeSetup:
         call = self.calls[node.id]
         sent = self._sent.get(node.id, 0)
         if self._is_ready(node, group.lock):
@@ -352,7 +352,9 @@ class _Setup:
         else:
             report = partial(self._on_step, node)
             sent += send_files(call, self._missing[node.id], self._downloads.store, report)
-            call.send({"do": "build", "lock": group.lock, "with_uv": self._wishes.uv is not False, "uv": group.uv})
+            call.send(
+                {"do": "build", "lock": group.lock, "with_uv": self._setup_options.uv is not False, "uv": group.uv}
+            )
         answer = call.result(WORK_S)
         builder, problem = _text(answer.get("builder")), _text(answer.get("problem"))
         return NodeSetup(answer["environment"], answer["built"], sent, builder, problem)

@@ -13,7 +13,7 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import places_in_turn
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.packing import Handle
-from clusterctl.torch.embeddings import Rows, sparse_modules
+from clusterctl.torch.embeddings import ModuleRows, sparse_modules
 from clusterctl.torch.rules import check_optimizer, check_unchanged, fixed_numbers, rule_of
 
 #: (gradients, samples, loss, rates): the push of a step.
@@ -44,7 +44,7 @@ class Distribution:
         self._optimizer = optimizer
         self._fixed = [fixed_numbers(optimizer, group) for group in groups]
         self._dense: list[tuple[Any, Dense]] = []
-        self.rows: list[Rows] = []
+        self.rows: list[ModuleRows] = []
         dense_ones = [one for group in groups for one in group["params"] if id(one) not in sparse]
         place_of = dict(zip(map(id, dense_ones), places_in_turn(one.numel() for one in dense_ones)))
         #: The number of the group whose rate a table has; those with a rule of their own are not here.
@@ -53,7 +53,7 @@ class Distribution:
         for number, (group, rule) in enumerate(zip(groups, rules)):
             for parameter in group["params"]:
                 if id(parameter) in sparse:
-                    rows = Rows(*sparse.pop(id(parameter)), embedding, rule, group["params"])
+                    rows = ModuleRows(*sparse.pop(id(parameter)), embedding, rule, group["params"])
                     self.rows.append(rows)
                     if rows.has_rule_of_group:
                         self._group_of[rows.table] = number
@@ -63,7 +63,7 @@ class Distribution:
                     table = dense(named[id(parameter)], value.shape, rule, from_rank0(value), place=place)
                     self._dense.append((parameter, table))
                     self._group_of[table] = number
-        self.rows += [Rows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
+        self.rows += [ModuleRows(*module, embedding, None, groups[0]["params"]) for module in sparse.values()]
         #: Outside sync, tables change while a batch is computed; these are the values that `refresh` copied.
         self._copies = None if is_sync else [table.tensor().clone() for _, table in self._dense]
         self.refresh()  # makes the tables, which may fail: the model changes afterwards

@@ -76,7 +76,7 @@ class _Leaf(NamedTuple):
     ids: Any
 
 
-class Rows:
+class ModuleRows:
     """The rows of one module in its `table`, and their gradients until the next push.
 
     `embedding` is `ps.embedding`, and `rule` that of the optimizer's group with the list `parameters`. The list and the
@@ -108,7 +108,7 @@ class Rows:
         #: `_pull`, which torch.compile leaves as it is.
         self.pull = torch.compiler.disable(self._pull)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rows:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleRows:
         return self  # a copy of the model has the same rows
 
     def attach(self) -> None:

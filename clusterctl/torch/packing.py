@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from clusterctl.runtime.arrays import Array
-from clusterctl.runtime.checkpoint.safetensors import DTYPES, Entry
+from clusterctl.runtime.checkpoint.safetensors import DTYPES, TensorEntry
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.state.files import Loadable, entry_of
 
@@ -55,11 +55,11 @@ def array_of(tensor: Any) -> tuple[str, Array]:
     return dtype, plain.view(_BITS[dtype]).numpy().view(DTYPES[dtype]) if dtype in _BITS else plain.numpy()
 
 
-class Packer:
+class ValuePacker:
     """Packs one value; its tensors become `entries`, whose names are `name`/PATH."""
 
     def __init__(self, name: str) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TensorEntry] = []
         self._name = name
         self._used: set[str] = set()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, TypeVar
 
 from clusterctl.runtime import connector
-from clusterctl.runtime.checkpoint.safetensors import Entry
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.buffers import BufferSender
 from clusterctl.runtime.state.loops import Batches, Site
@@ -27,7 +27,7 @@ from clusterctl.torch.state import (
     gradients_of,
     rates_of,
     saved_buffers,
-    unkept_scheduler,
+    unsaved_scheduler,
 )
 
 Model = TypeVar("Model")
@@ -174,7 +174,7 @@ class Session(OuterSession):
                 with contextlib.suppress(UseError):  # the program need not pass them
                     self._parameters.prefetch(rows.table, rows.table.id_batch(ids), 1)
 
-    def _buffers_of(self, model: Any) -> list[Entry]:
+    def _buffers_of(self, model: Any) -> list[TensorEntry]:
         entries = entries_of(model)
         self._add_buffers(model)
         return entries
@@ -240,7 +240,7 @@ class Session(OuterSession):
             self._lr = rates
         elif self._lr and self._lr != rates:
             self._lr = {}
-            name = unkept_scheduler(self._optimizer, self._things)
+            name = unsaved_scheduler(self._optimizer, self._things)
             if name is not None:
                 self._progress.warn(
                     f"{name} is not kept, and starts anew after a restart; call ps.keep before the loop"

@@ -94,7 +94,7 @@ class DatasetSource(LoaderSource):
         own = self._loading.batches(rng, seed, *self._share_of(pass_))
         wanted = [(Position(self._seed, self._rank, pass_, n), own[n]) for n in range(batch, len(own))]
         given = self._loading.given
-        batches = _Batches(given.dataset, given.collate_fn, self._loading.is_batched)
+        batches = _BatchDataset(given.dataset, given.collate_fn, self._loading.is_batched)
         here = given.num_workers == 0 and not given.pin_memory  # then a DataLoader would only take time
         loaded = map(batches.__getitem__, wanted) if here else self._loading.loader(batches, wanted)
         for (position, indices), value in zip(wanted, loaded):
@@ -109,7 +109,7 @@ class StreamSource(LoaderSource):
         position = Position(self._seed, self._reader, pass_, ORDER)
         position.seed_all()
         every, offset = self._share_of(pass_)
-        loader = self._loading.loader(_Stream(self._loading, position))
+        loader = self._loading.loader(_BatchStream(self._loading, position))
         own = itertools.islice(loader, offset + batch * every, None, every)
         ahead = [*itertools.islice(own, 1)]
         for number in itertools.count(batch):
@@ -119,7 +119,7 @@ class StreamSource(LoaderSource):
             yield number, not ahead, (length_of(value), value)
 
 
-class _Batches:
+class _BatchDataset:
     """A Dataset of whole batches: its index is (position, indices)."""
 
     def __init__(self, original: Any, collate: Any, is_batched: bool) -> None:
@@ -138,7 +138,7 @@ class _Batches:
         return self._collate([self.original[number] for number in numbers])
 
 
-class _Stream(torch_data.IterableDataset):  # type: ignore[misc]
+class _BatchStream(torch_data.IterableDataset):  # type: ignore[misc]
     """An IterableDataset of whole batches; a worker makes those of its own copy."""
 
     def __init__(self, loading: Loading, position: Position) -> None:

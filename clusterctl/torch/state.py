@@ -9,10 +9,10 @@ from typing import Any, Callable
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from clusterctl.runtime.checkpoint.safetensors import Entry
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.state.files import Loadable, State, entry_of
-from clusterctl.torch.packing import Packer, array_of, is_plain, unpack
+from clusterctl.runtime.state.files import Loadable, StateContent, entry_of
+from clusterctl.torch.packing import ValuePacker, array_of, is_plain, unpack
 
 #: Names of things that are kept without a call; `ps.keep` accepts none that begins with `_`.
 BUFFERS, RATES, GRADIENTS = "_buffers", "_rates", "_gradients"
@@ -30,12 +30,12 @@ class Value:
         self._get = get
         self._put = put
 
-    def take(self) -> State | None:
+    def take(self) -> StateContent | None:
         value = self._get()
         if value is None:
             return None
-        packer = Packer(self._name)
-        return State({self._name: packer.pack(value)}, packer.entries)
+        packer = ValuePacker(self._name)
+        return StateContent({self._name: packer.pack(value)}, packer.entries)
 
     def load(self, saved: Loadable) -> None:
         try:
@@ -72,7 +72,7 @@ def saved_buffers(model: Any) -> dict[str, Any]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-def entries_of(model: Any) -> list[Entry]:
+def entries_of(model: Any) -> list[TensorEntry]:
     """Return the same for a saved model. Raises UseError for one that cannot be saved."""
     named = saved_buffers(model)
     for name, buffer in named.items():
@@ -150,7 +150,7 @@ def _whole(saved: Any) -> Any:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True, is_coalesced=is_coalesced)
 
 
-def unkept_scheduler(optimizer: Any, kept: Iterable[Any]) -> str | None:
+def unsaved_scheduler(optimizer: Any, kept: Iterable[Any]) -> str | None:
     """Return the name of the class of a scheduler of the optimizer that is not kept, None if there is none."""
     known = [thing for thing in kept if isinstance(thing, LRScheduler)]
     for scheduler in known:

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from clusterctl.transfer.protocol import LineReader, PieceFile, PieceGoneError, Request, TransferError, answer_of
+from clusterctl.transfer.protocol import LineReader, PieceFile, PieceGoneError, PieceRequest, TransferError, answer_of
 from clusterctl.transfer.tls import peer_node
 
 CONNECT_S = 10.0
@@ -43,7 +43,7 @@ class PieceClient:
     def stream(self, piece: PieceFile, start: int, stop: int, *, verify: bool = False) -> Iterator[bytes]:
         """Yield these bytes in parts."""
         try:
-            self._sock.sendall(Request(piece, start, stop, verify).to_line())
+            self._sock.sendall(PieceRequest(piece, start, stop, verify).to_line())
             while (line := self._reader.line()) == b" ":
                 pass
             left = answer_of(line)

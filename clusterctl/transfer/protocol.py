@@ -44,7 +44,7 @@ class PieceFile(NamedTuple):
     sha256: str
 
 
-class Request(NamedTuple):
+class PieceRequest(NamedTuple):
     """Bytes `start` to `stop` of a piece. With `verify` the server compares the whole piece with its checksum first."""
 
     piece: PieceFile
@@ -57,7 +57,7 @@ class Request(NamedTuple):
         return json.dumps(fields).encode() + b"\n"
 
 
-def request_of(line: bytes) -> Request:
+def request_of(line: bytes) -> PieceRequest:
     """Return the request in a line of a peer. Raises ValueError for any that our clients never send."""
     fields = parse(line)
     if not isinstance(fields, dict):
@@ -71,7 +71,7 @@ def request_of(line: bytes) -> Request:
         raise ValueError("not a piece")
     if not (is_whole(start) and is_whole(stop) and 0 <= start <= stop <= piece.bytes):
         raise ValueError("not a range of the piece")
-    return Request(piece, start, stop, verify)
+    return PieceRequest(piece, start, stop, verify)
 
 
 def is_sound(piece: PieceFile) -> bool:

@@ -19,7 +19,7 @@ from clusterctl.transfer.protocol import (
     LineReader,
     PieceFile,
     PieceGoneError,
-    Request,
+    PieceRequest,
     TransferError,
     request_of,
 )
@@ -149,11 +149,11 @@ class PieceServer:
             with source:
                 _send_range(tls, source.fileno(), request)
 
-    def _open(self, request: Request, beat: Callable[[], None]) -> _Source:
+    def _open(self, request: PieceRequest, beat: Callable[[], None]) -> _ServedFile:
         piece, damaged = request.piece, False
         for path in self._find(piece):
             try:
-                source = _Source(path)
+                source = _ServedFile(path)
             except OSError:
                 continue
             try:
@@ -170,7 +170,7 @@ class PieceServer:
         raise PieceGoneError(f"it does not have {piece.file} of {piece.tag}")
 
 
-class _Source:
+class _ServedFile:
     """An open file: a rename or a removal in the meantime does not change what is sent."""
 
     def __init__(self, path: Path) -> None:
@@ -186,7 +186,7 @@ class _Source:
     def close(self) -> None:
         os.close(self._fd)
 
-    def __enter__(self) -> _Source:
+    def __enter__(self) -> _ServedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +200,7 @@ class _Verifier:
         self._digests: dict[tuple[int, ...], str] = {}
         self._lock = threading.Lock()
 
-    def is_sound(self, source: _Source, piece: PieceFile, beat: Callable[[], None]) -> bool:
+    def is_sound(self, source: _ServedFile, piece: PieceFile, beat: Callable[[], None]) -> bool:
         while not self._lock.acquire(timeout=BEAT_S):
             beat()
         try:
@@ -228,7 +228,7 @@ def _send(tls: ssl.SSLSocket, answer: dict[str, object]) -> None:
     tls.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _send_range(tls: ssl.SSLSocket, fd: int, request: Request) -> None:
+def _send_range(tls: ssl.SSLSocket, fd: int, request: PieceRequest) -> None:
     _send(tls, {"bytes": request.stop - request.start})
     at = request.start
     while at < request.stop:

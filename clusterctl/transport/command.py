@@ -34,7 +34,7 @@ Argument: TypeAlias = "str | RemotePath | Raw"
 
 
 @dataclass(frozen=True)
-class Command:
+class RemoteCommand:
     """A command for a node: an argument vector, run by the node's POSIX `sh` in the user's home directory.
 
     Strings and paths reach the program byte for byte (non-UTF-8 bytes as surrogate escapes); the shell interprets
@@ -49,27 +49,27 @@ class Command:
         return sh_text(self)
 
 
-def command(*argv: Argument) -> Command:
+def command(*argv: Argument) -> RemoteCommand:
     """Build a command from these arguments."""
-    return Command(argv)
+    return RemoteCommand(argv)
 
 
-def sh_text(command: Command) -> str:
+def sh_text(command: RemoteCommand) -> str:
     """Return the command as a line of POSIX shell, for messages and for `quote`."""
-    return " ".join(_sh_word(argument) for argument in command.argv)
+    return " ".join(_sh_argument(argument) for argument in command.argv)
 
 
-def quote(command: Command) -> str:
+def quote(command: RemoteCommand) -> str:
     """Return the text for an SSH server, which passes it to the user's login shell.
 
     The login shell sees only `exec /bin/sh -c '...'`, quoted so that POSIX shells, csh and fish parse it
     identically; that sh interprets the rest. Raises UsageError for an empty command, or one with a NUL byte,
     which no process argument can contain.
     """
-    return f"exec /bin/sh -c {login_shell_word(script_of(command))}"
+    return f"exec /bin/sh -c {login_shell_argument(script_of(command))}"
 
 
-def script_of(command: Command, before: str = "") -> str:
+def script_of(command: RemoteCommand, before: str = "") -> str:
     """Return a command as a script for `/bin/sh -c`: one line of valid UTF-8, after the shell text `before`.
 
     Raises as `quote` does.
@@ -86,15 +86,15 @@ def script_of(command: Command, before: str = "") -> str:
     return before + _sendable(script)
 
 
-def _sh_word(argument: Argument) -> str:
+def _sh_argument(argument: Argument) -> str:
     if isinstance(argument, Raw):
         return argument.text
     if isinstance(argument, RemotePath):
-        return _path_word(argument.path)
+        return _path_argument(argument.path)
     return shlex.quote(argument)
 
 
-def _path_word(path: str) -> str:
+def _path_argument(path: str) -> str:
     tilde = _TILDE.match(path)
     if tilde is None:
         return shlex.quote(f"./{path}" if path.startswith("-") else path)
@@ -115,7 +115,7 @@ def _byte(char: str) -> int:
     return char.encode("utf-8", "surrogateescape")[0]
 
 
-def login_shell_word(text: str) -> str:
+def login_shell_argument(text: str) -> str:
     """Quote one word of one line, so that POSIX shells, csh and fish parse it identically."""
     parts = _QUOTE_STOPPERS.split(text)
     return "".join(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.failures import Attempts
 from clusterctl.transport.known_hosts import HostKey, KnownHosts, judge
-from clusterctl.transport.secrets import Ask, SecretNeededError, Secrets
+from clusterctl.transport.secrets import Ask, Credentials, SecretNeededError
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Dialer:
 
     def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float, ask: Ask | None = None) -> None:
         self._known_hosts = KnownHosts()
-        self._secrets = Secrets(ask)
+        self._secrets = Credentials(ask)
         self._strict = strict
         self._timeout_s = timeout_s
         self._slots = threading.BoundedSemaphore(max_handshakes)

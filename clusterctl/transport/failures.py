@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.errors import ConfigError, InterruptedRun, NodeError, RefusedError, UnreachableError
 from clusterctl.transport.known_hosts import HostKey, Verdict
-from clusterctl.transport.target import Node, Target
+from clusterctl.transport.target import Destination, Target
 
 MOST_WORDS = 300  # characters of a server's words in a message
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
@@ -168,7 +168,7 @@ def input_closed(label: str, where: str, what: str) -> NodeError:
     )
 
 
-def not_by_ssh(node: Node) -> ConfigError:
+def not_by_ssh(node: Destination) -> ConfigError:
     """Return the error for a node without an SSH server of ours to connect to."""
     return ConfigError(
         f"this needs SSH, but VIA reaches {node.ssh_host} by {node.carrier}",

@@ -11,16 +11,16 @@ from typing import Generic, TypeVar
 
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.transport import failures
-from clusterctl.transport.target import Node
+from clusterctl.transport.target import Destination
 
-N = TypeVar("N", bound=Node)
+N = TypeVar("N", bound=Destination)
 T = TypeVar("T")
 INTERRUPT_WAIT_S = 3.0
 POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[N, T]):
+class WorkOutcome(Generic[N, T]):
     """The result of the work for one node: a value or an error, and the time it took."""
 
     node: N
@@ -56,7 +56,7 @@ def fan_out(
     max_workers: int,
     cancellation: Cancellation,
     on_interrupt: Callable[[], None],
-) -> list[Outcome[N, T]]:
+) -> list[WorkOutcome[N, T]]:
     """Call `work` for every node and return the outcomes, in the order of the nodes.
 
     A ClusterctlError or OSError from `work` becomes an outcome. Any other exception is a bug and is raised after
@@ -64,7 +64,7 @@ def fan_out(
     must make running work fail; the exception propagates after a short wait for that work.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, Outcome[N, T], BaseException | None]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, WorkOutcome[N, T], BaseException | None]] = queue.SimpleQueue()
     stop = threading.Event()
     for index in range(len(nodes)):
         todo.put(index)
@@ -98,7 +98,7 @@ def fan_out(
     return [outcome for _, outcome, _ in sorted(finished, key=lambda item: item[0])]
 
 
-def _attempt(node: N, work: Callable[[N], T]) -> tuple[Outcome[N, T], BaseException | None]:
+def _attempt(node: N, work: Callable[[N], T]) -> tuple[WorkOutcome[N, T], BaseException | None]:
     began = time.monotonic()
     value: T | None = None
     error: ClusterctlError | None = None
@@ -112,7 +112,7 @@ def _attempt(node: N, work: Callable[[N], T]) -> tuple[Outcome[N, T], BaseExcept
         error.__cause__ = exc
     except BaseException as exc:  # noqa: BLE001 - handed to the waiting thread, which raises it
         bug = exc
-    return Outcome(node, value, error, time.monotonic() - began), bug
+    return WorkOutcome(node, value, error, time.monotonic() - began), bug
 
 
 def _take(done: queue.SimpleQueue[T]) -> T:

@@ -81,21 +81,24 @@ class KnownHosts:
     """
 
     def __init__(self) -> None:
-        self._read: dict[Path, tuple[tuple[int, ...], _File]] = {}
+        self._read: dict[Path, tuple[tuple[int, ...], _KnownHostsFile]] = {}
 
     def keys(self, files: Iterable[Path], name: str) -> list[KnownKey]:
         """Return the entries for a host in all these files, in order."""
         return [key for file in files for key in self._file(file).keys(name)]
 
-    def _file(self, file: Path) -> _File:
+    def _file(self, file: Path) -> _KnownHostsFile:
         try:
             stat = file.stat()
             state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             known = self._read.get(file)
             if known is None or known[0] != state:
-                known = self._read[file] = (state, _File(file, file.read_text(encoding="utf-8", errors="replace")))
+                known = self._read[file] = (
+                    state,
+                    _KnownHostsFile(file, file.read_text(encoding="utf-8", errors="replace")),
+                )
         except OSError:
-            return _File(file, "")
+            return _KnownHostsFile(file, "")
         return known[1]
 
 
@@ -107,7 +110,7 @@ class _Line(NamedTuple):
     revoked: bool
 
 
-class _File:
+class _KnownHostsFile:
     """One known_hosts file: lines with plain names are looked up by name, the others are tried in turn."""
 
     def __init__(self, path: Path, text: str) -> None:

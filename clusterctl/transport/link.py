@@ -19,7 +19,7 @@ from clusterctl.transport.target import Target
 SFTP_STALL_S = 60.0
 
 
-class Link:
+class ConnectionLease:
     """The connection to a node, which others may use at the same time. It is not evicted until `close`.
 
     Every method raises UnreachableError if the connection is lost, and NodeError if the server refuses a request or

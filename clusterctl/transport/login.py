@@ -14,14 +14,14 @@ from paramiko.ssh_exception import BadAuthenticationType, SSHException
 
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.failures import Attempts
-from clusterctl.transport.secrets import Secrets
+from clusterctl.transport.secrets import Credentials
 from clusterctl.transport.target import Target
 
 AGENT_S = 10.0
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
 
 
-def authenticate(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+def authenticate(connection: Connection, target: Target, attempts: Attempts, secrets: Credentials) -> bool:
     """Log in with the first key that the server accepts, else with a password. Records each try in `attempts`.
 
     Returns False if the server accepted nothing, or hung up after it rejected some. Raises EOFError if it hung up
@@ -30,7 +30,7 @@ def authenticate(connection: Connection, target: Target, attempts: Attempts, sec
     return _by_key(connection, target, attempts, secrets) or _by_password(connection, target, attempts, secrets)
 
 
-def _by_key(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+def _by_key(connection: Connection, target: Target, attempts: Attempts, secrets: Credentials) -> bool:
     with _agent_keys(target) as agent_keys:
         for name, key in _candidates(target, agent_keys, attempts, secrets):
             attempts.tried.append(name)
@@ -49,7 +49,7 @@ def _by_key(connection: Connection, target: Target, attempts: Attempts, secrets:
     return False
 
 
-def _by_password(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+def _by_password(connection: Connection, target: Target, attempts: Attempts, secrets: Credentials) -> bool:
     """Try the passwords entered for this user, if the server accepts any. Never prompts: the clock is running."""
     try:
         if not attempts.allowed and connection.is_active():
@@ -84,7 +84,7 @@ def _hung_up(attempts: Attempts) -> bool:
 
 
 def _candidates(
-    target: Target, agent_keys: tuple[paramiko.AgentKey, ...], attempts: Attempts, secrets: Secrets
+    target: Target, agent_keys: tuple[paramiko.AgentKey, ...], attempts: Attempts, secrets: Credentials
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     by_blob = {key.asbytes(): key for key in agent_keys}
     for path in target.identities:
@@ -94,7 +94,7 @@ def _candidates(
 
 
 def _of_file(
-    path: Path, explicit: bool, by_blob: dict[bytes, paramiko.AgentKey], attempts: Attempts, secrets: Secrets
+    path: Path, explicit: bool, by_blob: dict[bytes, paramiko.AgentKey], attempts: Attempts, secrets: Credentials
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     try:
         data = path.read_bytes()

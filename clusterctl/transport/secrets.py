@@ -55,7 +55,7 @@ class _Account:
     prompts: int = 0  # since the last correct one
 
 
-class Secrets:
+class Credentials:
     """The unlocked keys and passwords of one transport. Thread-safe: one thread prompts, the others wait."""
 
     def __init__(self, ask: Ask | None = None) -> None:

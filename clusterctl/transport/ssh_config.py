@@ -39,7 +39,7 @@ class Condition(NamedTuple):
     words: tuple[str, ...]
 
 
-class Setting(NamedTuple):
+class Directive(NamedTuple):
     """A line of ssh_config with its enclosing blocks; a line of an included file may have several."""
 
     conditions: tuple[Condition, ...]
@@ -138,7 +138,7 @@ def _parse_ssh_output(text: str) -> Options:
     return options
 
 
-def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> Iterator[Setting]:
+def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> Iterator[Directive]:
     if depth > MAX_INCLUDE_DEPTH:
         raise ConfigError(f"{path}: Include is nested too deeply", hint="look for a file that includes itself")
     try:
@@ -152,16 +152,16 @@ def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> I
             continue
         key, value = match[1].lower(), match[2]
         if key in ("host", "match"):
-            conditions = (*outer, Condition(key, _words(value, path, number)))
+            conditions = (*outer, Condition(key, _arguments(value, path, number)))
         elif key == "include":
-            for pattern in _words(value, path, number):
+            for pattern in _arguments(value, path, number):
                 for included in _glob(pattern, base):
                     yield from _read(included, base, conditions, depth + 1)
         else:
-            yield Setting(conditions, key, value if key.endswith("command") else _unquoted(value))
+            yield Directive(conditions, key, value if key.endswith("command") else _unquoted(value))
 
 
-def _words(value: str, path: Path, number: int) -> tuple[str, ...]:
+def _arguments(value: str, path: Path, number: int) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value, comments=True))
     except ValueError as exc:

@@ -23,7 +23,7 @@ DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 DEFAULT_ALIVE = (10.0, 3)
 
 
-class Node(Protocol):
+class Destination(Protocol):
     """The attributes of a node that the transport uses; `clusterctl.inventory.Node` has them."""
 
     @property
@@ -96,7 +96,7 @@ class Resolver:
         self._config: SshConfig | None = None
         self._known: dict[tuple[object, ...], Target] = {}
 
-    def resolve(self, node: Node) -> Target:
+    def resolve(self, node: Destination) -> Target:
         """Return the node's target. Raises ConfigError if ssh_config is unreadable or invalid."""
         key = (node.label, node.ssh_host, node.ssh_user, node.ssh_port, node.identity)
         with self._lock:
@@ -119,7 +119,7 @@ class Resolver:
         seen: tuple[str, ...],
     ) -> Target:
         options = config.lookup(alias, user, port)
-        words = Tokens(alias, options)
+        words = HostOptions(alias, options)
         configured = [words.path(path) for path in options.get("identityfile", [])]
         # IDENTITY_FILE applies to the nodes, and to jump hosts without their own key.
         named = None if seen and configured else identity or self._settings.identity_file
@@ -142,14 +142,14 @@ class Resolver:
             is_jump=bool(seen),
         )
 
-    def _known_hosts(self, words: Tokens) -> tuple[Path, ...]:
+    def _known_hosts(self, words: HostOptions) -> tuple[Path, ...]:
         chosen = self._settings.known_hosts
         configured = [words.expand(path) for path in shlex.split(words.value("userknownhostsfile"))]
         users = [str(chosen)] if chosen else configured or [str(USER_KNOWN_HOSTS)]
         return (*(Path(path).expanduser() for path in users), SYSTEM_KNOWN_HOSTS)
 
     def _proxy(
-        self, config: SshConfig, label: str, alias: str, options: Options, words: Tokens, seen: tuple[str, ...]
+        self, config: SshConfig, label: str, alias: str, options: Options, words: HostOptions, seen: tuple[str, ...]
     ) -> tuple[Target | None, str | None]:
         # As with ssh, the first of the two wins.
         first = next((key for key in options if key in ("proxyjump", "proxycommand")), None)
@@ -180,7 +180,7 @@ class Resolver:
         return via
 
 
-class Tokens:
+class HostOptions:
     """The options of one host, and the values of the tokens and variables in them."""
 
     def __init__(self, alias: str, options: Options) -> None:
@@ -219,7 +219,7 @@ class Tokens:
         self._tokens |= {"l": full, "L": full.split(".")[0], "C": digest}
 
 
-def _alive(words: Tokens, alias: str) -> tuple[float, int]:
+def _alive(words: HostOptions, alias: str) -> tuple[float, int]:
     """Return the seconds between probes of a silent peer, and how many may go unanswered.
 
     An interval of 0 switches probes off in ssh; here it selects the default.
@@ -234,7 +234,7 @@ def _jump_host(jump: str) -> str:
     return _split_hop(jump.rsplit(",", maxsplit=1)[-1])[1] if jump else ""
 
 
-def _wants_agent(words: Tokens) -> bool:
+def _wants_agent(words: HostOptions) -> bool:
     only = words.value("identitiesonly").lower() == "yes"
     return not only and words.value("identityagent").lower() != "none"
 

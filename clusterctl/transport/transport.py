@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, TypeVar
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.carrier.carriers import Carriers
-from clusterctl.transport.command import Command, quote
+from clusterctl.transport.command import RemoteCommand, quote
 from clusterctl.transport.dial import Dialer
-from clusterctl.transport.fanout import Cancellation, N, Outcome, fan_out
+from clusterctl.transport.fanout import Cancellation, N, WorkOutcome, fan_out
 from clusterctl.transport.known_hosts import HostKey, Verdict, judge, known_keys, record
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.remote_process import STDERR_TAIL_BYTES, Completed, RemoteProcess, Take
 from clusterctl.transport.secrets import Ask
-from clusterctl.transport.target import Node, Resolver, SshSettings, Target
+from clusterctl.transport.target import Destination, Resolver, SshSettings, Target
 
 if TYPE_CHECKING:
-    from clusterctl.transport.link import Link
+    from clusterctl.transport.link import ConnectionLease
 
 T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
@@ -70,7 +70,9 @@ class Transport:
         self._stop_warming = threading.Event()
         self._with_login_shell: set[str] = set()  # the labels of nodes that have shown it
 
-    def run(self, node: Node, command: Command, stdin: bytes = b"", *, deadline_s: float | None = 30) -> Completed:
+    def run(
+        self, node: Destination, command: RemoteCommand, stdin: bytes = b"", *, deadline_s: float | None = 30
+    ) -> Completed:
         """Run a command to its end. Returns its exit code, output and standard error (the last 64 MiB).
 
         The deadline starts once the connection is open. Raises NodeError after the deadline, UnreachableError if the
@@ -80,11 +82,11 @@ class Transport:
         with self._start(node, command, stderr_limit=WHOLE_STDERR_BYTES) as process:
             return process.finish(stdin, deadline_s)
 
-    def open(self, node: Node, command: Command) -> RemoteProcess:
+    def open(self, node: Destination, command: RemoteCommand) -> RemoteProcess:
         """Start a command and return it with open streams. The caller closes it. Raises as `run` does."""
         return self._start(node, command, drain_stderr=True)
 
-    def stream(self, node: Node, command: Command, take: Take) -> int:
+    def stream(self, node: Destination, command: RemoteCommand, take: Take) -> int:
         """Run a command to its end, without a deadline. Returns its exit code.
 
         `take(piece, is_error)` receives the output as it arrives, in the calling thread. Raises as `run` does.
@@ -92,7 +94,7 @@ class Transport:
         with self._start(node, command) as process:
             return process.stream(take)
 
-    def need_login_shell(self, node: Node) -> None:
+    def need_login_shell(self, node: Destination) -> None:
         """Raise NodeError if the login shell of a node that SSH reaches ends, but does not run what it is given.
 
         A start-up file may replace it by another shell, which reads commands from its input and exits with 0. Raises as
@@ -102,7 +104,9 @@ class Transport:
             return
         mark = f"clusterctl: {secrets.token_hex(8)}"
         try:
-            done = self.run(node, Command(("echo", mark), title="a test of the login shell"), deadline_s=LOGIN_SHELL_S)
+            done = self.run(
+                node, RemoteCommand(("echo", mark), title="a test of the login shell"), deadline_s=LOGIN_SHELL_S
+            )
         except NodeError as exc:
             if exc.details.get("reason") == "deadline":  # it may just be slow
                 return
@@ -112,25 +116,25 @@ class Transport:
             raise failures.no_login_shell(node.label, self._resolver.resolve(node).where, said)
         self._with_login_shell.add(node.label)
 
-    def link(self, node: Node) -> Link:
+    def link(self, node: Destination) -> ConnectionLease:
         """Borrow the open connection to a node, for a library that works on paramiko's objects.
 
         The caller closes the link, which gives the connection back. Raises as `run` does.
         """
         paramiko_loader.load()
-        from clusterctl.transport.link import Link
+        from clusterctl.transport.link import ConnectionLease
 
         self._cancellation.check(node.label)
         target = self.target(node)
-        return Link(self._pool(), target, node.label)
+        return ConnectionLease(self._pool(), target, node.label)
 
-    def target(self, node: Node) -> Target:
+    def target(self, node: Destination) -> Target:
         """Return the server of a node: its host, port and user. Raises ConfigError if it is not reached by SSH."""
         if node.via != "ssh":
             raise failures.not_by_ssh(node)
         return self._resolver.resolve(node)
 
-    def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[Outcome[N, T]]:
+    def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[WorkOutcome[N, T]]:
         """Call `fn` for every node from up to `max_workers` threads. Returns the outcomes in node order.
 
         Ctrl-C closes all connections, which ends all running work, and raises KeyboardInterrupt in the caller's
@@ -138,12 +142,12 @@ class Transport:
         """
         return fan_out(nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort)
 
-    def warm_up(self, nodes: Sequence[Node]) -> None:
+    def warm_up(self, nodes: Sequence[Destination]) -> None:
         """Start to connect to those of these nodes that are reached by SSH, in the background.
 
         Errors are not lost: a call that needs a connection shares the attempt in flight, and its failure.
         """
-        todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
+        todo: queue.SimpleQueue[Destination] = queue.SimpleQueue()
         nodes = [node for node in nodes if node.via == "ssh"][: self._max_connections]
         stop = self._stop_warming
 
@@ -159,21 +163,21 @@ class Transport:
         for number in range(min(self._max_handshakes, len(nodes))):
             threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
 
-    def scan_host_key(self, node: Node) -> HostKey:
+    def scan_host_key(self, node: Destination) -> HostKey:
         """Return the host key that the node presents, unchecked. Raises UnreachableError."""
         target = self.target(node)
         return self._pool().host_key(target)
 
-    def host_key_verdict(self, node: Node, key: HostKey) -> Verdict:
+    def host_key_verdict(self, node: Destination, key: HostKey) -> Verdict:
         """Check a key of this node against the known_hosts files: known, unknown, changed or revoked."""
         target = self._resolver.resolve(node)
         return judge(known_keys(target.known_hosts, target.key_name), key)
 
-    def host_key_refusal(self, node: Node, key: HostKey, verdict: Verdict) -> RefusedError:
+    def host_key_refusal(self, node: Destination, key: HostKey, verdict: Verdict) -> RefusedError:
         """Return the error that refuses this key: the entries it contradicts, their location, and a hint."""
         return failures.untrusted(self._resolver.resolve(node), key, verdict)
 
-    def record_host_key(self, node: Node, key: HostKey, *, hashed: bool = False) -> bool:
+    def record_host_key(self, node: Destination, key: HostKey, *, hashed: bool = False) -> bool:
         """Add a key to the node's known_hosts file. Returns False if the file had it already."""
         file = self._resolver.resolve(node).known_hosts[0]
         try:
@@ -211,7 +215,7 @@ class Transport:
         self.close()
 
     def _start(
-        self, node: Node, command: Command, *, stderr_limit: int | None = None, drain_stderr: bool = False
+        self, node: Destination, command: RemoteCommand, *, stderr_limit: int | None = None, drain_stderr: bool = False
     ) -> RemoteProcess:
         self._cancellation.check(node.label)
         what, limit = command.title or _short(str(command)), stderr_limit or STDERR_TAIL_BYTES

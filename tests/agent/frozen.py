@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.nodes import LocalTransport, Pipes
 from clusterctl.inventory import Node
-from clusterctl.transport import Command, quote
+from clusterctl.transport import RemoteCommand, quote
 from support.processes import descendants, is_alive, wait_until
 
 # Forwards both ways; exits as the command does.
@@ -74,7 +74,7 @@ class CarrierTransport(LocalTransport):
         super().__init__(directory)
         self.carriers: list[Carrier] = []
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         argv = [sys.executable, "-I", "-S", "-c", CARRIER, "sh", "-c", quote(command)]
         self.carriers.append(Carrier(argv, self.home(node)))
         return self.carriers[-1]

@@ -17,7 +17,7 @@ from clusterctl.cluster.cluster import SILENCE_S
 from clusterctl.config import from_values
 from clusterctl.errors import ClusterctlError, NodeError, UnreachableError
 from clusterctl.inventory import Node, build
-from clusterctl.transport import Command, Outcome, failures, quote
+from clusterctl.transport import RemoteCommand, WorkOutcome, failures, quote
 from support.processes import Proc, processes_with_environment
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class LocalTransport:
         home.mkdir(exist_ok=True)
         return home
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         return Pipes(["sh", "-c", quote(command)], self.home(node))
 
     def need_login_shell(self, node: Node) -> None:
@@ -159,9 +159,9 @@ class LocalTransport:
         outcomes: list[NodeOutcome[T]] = []
         for node in nodes:
             try:
-                outcomes.append(Outcome(node, work(node), None, 0.0))
+                outcomes.append(WorkOutcome(node, work(node), None, 0.0))
             except ClusterctlError as exc:
-                outcomes.append(Outcome(node, None, exc, 0.0))
+                outcomes.append(WorkOutcome(node, None, exc, 0.0))
         return outcomes
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterctl.agent.relay.links import Branch, Keys, RelayBroken
+from clusterctl.agent.relay.links import DownstreamNode, Keys, RelayBroken
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.dispatch.relay_plan import Hop, make_keys, name_of, plan
 
@@ -59,7 +59,7 @@ class Relays:
         source = None if hop.upstream is not None else reader(stream)
         upstream = None if hop.upstream is None else name_of(hop.upstream)
         branches = [
-            Branch("127.0.0.1", self.members[branch.node].relay.port, name_of(branch.node), branch.nodes)
+            DownstreamNode("127.0.0.1", self.members[branch.node].relay.port, name_of(branch.node), branch.nodes)
             for branch in hop.downstream
         ]
         values = {"keys": self.keys[node], "upstream": upstream, "downstream": branches, **changes}

@@ -21,17 +21,17 @@ from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
 from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
 from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
-from clusterctl.cluster.beats import AgentInput, Beats
+from clusterctl.cluster.beats import AgentInput, Heartbeats
 from clusterctl.cluster.bundle import PACKAGE, boot_program
 from clusterctl.cluster.kept_agents import FILES_EACH, OTHER_FILES, KeptAgents
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.common.errors import Gone
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.inventory import Node
-from clusterctl.launch import Run, plan, start
+from clusterctl.launch import Launch, plan, start
 from clusterctl.observe import follow
 from clusterctl.observe.record.status import status
-from clusterctl.transport import Command, command, quote
+from clusterctl.transport import RemoteCommand, command, quote
 from support.processes import is_alive, wait_until
 
 SILENCE_S = 1.0
@@ -58,7 +58,7 @@ def agents(*inputs: Input) -> list[AgentInput]:
 
 def test_all_agents_get_beats_from_one_thread_which_ends_with_the_last_of_them() -> None:
     inputs = [Input(), Input(broken=True), Input()]
-    beats = Beats(0.01)
+    beats = Heartbeats(0.01)
     for one_agent in agents(*inputs):
         beats.add(one_agent)
     assert [thread.name for thread in threading.enumerate()].count("beats") == 1
@@ -74,7 +74,7 @@ def test_all_agents_get_beats_from_one_thread_which_ends_with_the_last_of_them()
 def test_no_beat_gets_into_bulk_data() -> None:
     served, other = Input(), Input()
     first, second = agents(served, other)
-    beats = Beats(0.001)
+    beats = Heartbeats(0.001)
     with first.turn:
         for one in (first, second):
             beats.add(one)
@@ -164,7 +164,7 @@ def test_a_start_whose_control_machine_vanishes_releases_the_job_and_leaves_no_r
 ) -> None:
     cluster, transport = cluster_of(tmp_path)
 
-    def vanish(run: Run) -> None:
+    def vanish(run: Launch) -> None:
         carrier = transport.carriers[-1]
         pid = carrier.command()
         carrier.freeze()
@@ -316,7 +316,7 @@ def test_one_agent_serves_all_requests_to_a_node_and_a_dead_one_is_replaced(tmp_
 class Counting(LocalTransport):
     opened = 0
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         self.opened += 1
         return super().open(node, command)
 
@@ -344,7 +344,7 @@ def test_an_agent_stays_on_each_node_of_a_large_cluster(tmp_path: Path) -> None:
 def test_where_not_all_agents_can_stay_most_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked in the order of the nodes, again and again, an agent that replaced another would never be met."""
     monkeypatch.setattr(kept_agents, "_room", lambda nodes: 8)
-    kept, started = KeptAgents(Beats(60), 12), 0
+    kept, started = KeptAgents(Heartbeats(60), 12), 0
     for _ in range(3):
         for node in range(12):
             agent_input = kept.take(node)
@@ -362,7 +362,7 @@ class _Closed:
 class Truncating(LocalTransport):
     """Passes on a few lines, then exits 0, as kubectl may."""
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         return Pipes(["sh", "-c", 'sh -c "$1" | sed -u 3q', "sh", quote(command)], self.home(node))
 
 
@@ -404,7 +404,7 @@ class TruncatingOnce(LocalTransport):
 
     opened = 0
 
-    def open(self, node: Node, command: Command) -> Pipes:
+    def open(self, node: Node, command: RemoteCommand) -> Pipes:
         self.opened += 1
         cut = 'sh -c "$1" | sed -u 6q' if self.opened == 1 else 'exec sh -c "$1"'
         return Pipes(["sh", "-c", cut, "sh", quote(command)], self.home(node))

@@ -20,12 +20,12 @@ from agent.nodes import BUNDLE, NODE, OLDEST, PYTHONS, PipeCluster, Pipes, agent
 from clusterctl.cluster import AgentCall
 from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_program
-from clusterctl.cluster.cluster import BEATS
+from clusterctl.cluster.cluster import HEARTBEATS
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError, UnreachableError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.launch import Run, plan, start
+from clusterctl.launch import Launch, plan, start
 from clusterctl.observe.record.status import status
 from support.processes import wait_until
 
@@ -221,7 +221,7 @@ def begin(
     workspace: Path,
     train: str,
     monkeypatch: pytest.MonkeyPatch,
-    on_go: Callable[[Run], object] = lambda run: None,
+    on_go: Callable[[Launch], object] = lambda run: None,
 ) -> str:
     workspace.mkdir()
     (workspace / "train.py").write_text(train)
@@ -287,9 +287,9 @@ def test_nodes_that_wait_longer_than_agents_live_without_beats_get_beats(
         waiting[agent] += 1
         real(agent)
 
-    def on_go(run: Run) -> None:
+    def on_go(run: Launch) -> None:
         waiting.clear()  # while the workspace was being sent to them
-        assert wait_until(lambda: len(waiting) == 2 and min(waiting.values()) > BEATS)
+        assert wait_until(lambda: len(waiting) == 2 and min(waiting.values()) > HEARTBEATS)
 
     monkeypatch.setattr(AgentInput, "beat", beat)
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)

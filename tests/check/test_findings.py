@@ -36,7 +36,7 @@ def test_a_shim_is_named_with_the_interpreter_behind_it_if_it_is_slow() -> None:
         for node, seconds in enumerate(times)
     }
     [found] = folded(findings.shims(by_node, "python3"))
-    assert (found.check, found.severity, found.nodes) == ("python", WARNS, (2, 3))
+    assert (found.check, found.blocks, found.nodes) == ("python", WARNS, (2, 3))
     assert found.message == "PYTHON = 'python3' is a script that adds 0.3 s to every call of the node"
     assert found.hint == "set PYTHON = '/opt/python3' in conf.py"
 
@@ -60,7 +60,7 @@ def test_nodes_that_cannot_seal_streams_are_named_where_streams_would_be_sealed(
     by_node = {node: facts(versions=one) for node, one in enumerate([*seals, *cannot, {"python": "3.11.2"}])}
     assert quick(by_node) == []
     [found] = findings.quick(by_node, {}, members=4, open_files=None, seals=True)
-    assert (found.check, found.severity, found.nodes) == ("cryptography", WARNS, (2, 3, 4, 5, 6))
+    assert (found.check, found.blocks, found.nodes) == ("cryptography", WARNS, (2, 3, 4, 5, 6))
     assert "stay with CURVE" in found.message
 
 
@@ -74,7 +74,7 @@ def clocks(*ahead: float, error: float = 0.01) -> list[Finding]:
 @pytest.mark.parametrize(("ahead", "offset"), [(2.1, "2 s ahead"), (-41, "41 s behind"), (86_400, "24.0 hours ahead")])
 def test_a_clock_that_is_off_by_two_seconds_is_reported(ahead: float, offset: str) -> None:
     (finding,) = clocks(0.0, ahead, 0.1, -0.1)
-    assert (finding.nodes, finding.message, finding.severity) == ((1,), f"clock is {offset}", WARNS)
+    assert (finding.nodes, finding.message, finding.blocks) == ((1,), f"clock is {offset}", WARNS)
     assert "chronyc" in str(finding.hint)
 
 
@@ -98,7 +98,7 @@ def test_when_all_nodes_agree_this_machine_is_blamed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "severity"),
+    ("changes", "blocks"),
     [
         ({"read_only": True}, STOPS),
         ({"free": 0}, STOPS),
@@ -107,9 +107,9 @@ def test_when_all_nodes_agree_this_machine_is_blamed() -> None:
         ({"inodes_free": 10}, WARNS),
     ],
 )
-def test_a_full_disk_blocks_and_a_nearly_full_disk_warns(changes: dict[str, Any], severity: str) -> None:
+def test_a_full_disk_blocks_and_a_nearly_full_disk_warns(changes: dict[str, Any], blocks: bool) -> None:
     (finding,) = quick({0: facts(), 1: facts(disk=disk(**changes))})
-    assert (finding.check, finding.severity, finding.nodes) == ("disk", severity, (1,))
+    assert (finding.check, finding.blocks, finding.nodes) == ("disk", blocks, (1,))
     assert "ROOT_DIR" in f"{finding.message} {finding.hint}"
 
 
@@ -124,7 +124,7 @@ def test_the_open_files_limit_must_suffice_for_the_size_of_the_job() -> None:
     assert "1,024" in finding.message
     assert findings.quick(by_node, {}, members=481, open_files=4096) == []
     (finding,) = findings.quick(by_node, {}, members=1, open_files=4097)
-    assert finding.severity == STOPS
+    assert finding.blocks == STOPS
 
 
 # Versions.
@@ -151,9 +151,9 @@ def test_cpus_with_different_instruction_sets_are_reported() -> None:
 
 
 def test_identical_findings_are_folded_and_blocking_ones_come_first() -> None:
-    warn, stop = (Finding("disk", severity, (), severity, None) for severity in (WARNS, STOPS))
-    many = [Finding(f.check, f.severity, (node,), f.message) for node in (3, 1, 2) for f in (warn, stop)]
-    assert [(f.severity, f.nodes) for f in folded(many)] == [(STOPS, (1, 2, 3)), (WARNS, (1, 2, 3))]
+    warn, stop = (Finding("disk", blocks, (), "the disk of ROOT_DIR is full", None) for blocks in (WARNS, STOPS))
+    many = [Finding(f.check, f.blocks, (node,), f.message) for node in (3, 1, 2) for f in (warn, stop)]
+    assert [(f.blocks, f.nodes) for f in folded(many)] == [(STOPS, (1, 2, 3)), (WARNS, (1, 2, 3))]
 
 
 def test_a_busy_port_names_its_holder_and_holders_of_the_same_name_are_folded() -> None:
@@ -171,7 +171,7 @@ def test_a_busy_port_names_its_holder_and_holders_of_the_same_name_are_folded() 
 def test_a_loopback_address_among_others_blocks() -> None:
     assert list(findings.addresses({0: facts(address="127.0.0.1"), 1: facts(address="::1")})) == []
     (finding,) = findings.addresses({0: facts(), 1: facts(address="127.0.0.1")})
-    assert (finding.nodes, finding.severity) == ((1,), STOPS)
+    assert (finding.nodes, finding.blocks) == ((1,), STOPS)
 
 
 # Pairs.
@@ -200,7 +200,7 @@ def failure(source: int, target: int, outcome: str = "silent") -> Failure:
 
 def test_a_node_that_nobody_can_reach_is_one_finding() -> None:
     (finding,) = failed([failure(source, 3) for source in range(3)], 7164)
-    assert (finding.nodes, finding.severity) == ((3,), STOPS)
+    assert (finding.nodes, finding.blocks) == ((3,), STOPS)
     assert finding.message == "does not respond at 10.0.0.3:7164, tried from nodes 0-2"
     assert "firewall" in str(finding.hint)
     assert "7164-8163" in str(finding.hint)
@@ -232,7 +232,7 @@ def test_leftover_processes_are_one_finding_per_job_with_pids_and_a_hint() -> No
 def test_carriers_that_do_not_encrypt_are_named() -> None:
     hosts = ["a", Host("b", via=("srun", "-u", "-w", "{host}")), Host("c", via=("/opt/bin/mpirun", "-H", "{host}"))]
     found = findings.folded(findings.in_the_clear(build(from_values({"HOSTS": hosts})).nodes))
-    assert [(one.check, one.severity, one.nodes) for one in found] == [
+    assert [(one.check, one.blocks, one.nodes) for one in found] == [
         ("carrier", WARNS, (1,)),
         ("carrier", WARNS, (2,)),
     ]

@@ -62,7 +62,7 @@ def test_free_gpus_that_are_enough_and_no_gpus_give_no_finding() -> None:
 
 def test_a_process_on_a_gpu_is_named_with_its_account_or_job_and_memory() -> None:
     (finding,) = findings(report(users=[USER]))
-    assert finding.severity == WARNS
+    assert finding.blocks == WARNS
     assert finding.message == "GPU 1 is in use by pid 812 (python) of alice, 3.2 GB"
     job = {**USER, "job": "JOB20261120-101010", "memory": 24_000_000}
     assert messages(report(users=[job])) == ["GPU 1 is in use by pid 812 (python) of JOB20261120-101010, 24 MB"]

@@ -12,7 +12,7 @@ from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.commands import diff
 from clusterctl.cli.console import Console
 from clusterctl.config import from_values
-from clusterctl.observe.record.compare import Comparison, compare
+from clusterctl.observe.record.compare import RunDiff, compare
 from clusterctl.observe.record.contents import Contents, File
 from clusterctl.observe.record.model import Curve, RunRecord
 from support.records import EVIL, START, failed, points, succeeded
@@ -20,12 +20,12 @@ from support.records import EVIL, START, failed, points, succeeded
 LONG = "x" * 300
 
 
-def shown(compared: Comparison, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def shown(compared: RunDiff, capsys: pytest.CaptureFixture[str]) -> list[str]:
     diff._show(Console(GlobalOptions()), compared)
     return capsys.readouterr().out.splitlines()
 
 
-def compared(a: RunRecord, b: RunRecord, *, files: int = 2) -> Comparison:
+def compared(a: RunRecord, b: RunRecord, *, files: int = 2) -> RunDiff:
     trees = {"a": {EVIL: File(9, "1")}, "b": {f"{i}{EVIL}": File(2_000_000, EVIL) for i in range(files)}}
     of_a, of_b = (Contents({0: name}, {0: {EVIL: f"{name}{EVIL}"}}, {}) for name in "ab")
     return compare((a, b), (of_a, of_b), trees)

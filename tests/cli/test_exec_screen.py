@@ -6,13 +6,13 @@ import pytest
 
 from agent.nodes import NODE
 from clusterctl.cli.arguments import GlobalOptions
-from clusterctl.cli.commands.exec import Screen
+from clusterctl.cli.commands.exec import OutputDisplay
 from clusterctl.cli.console import Console
 
 
 @pytest.mark.parametrize("fold", [None, True, False])
 def test_output_received_before_a_node_was_lost_is_shown(fold: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Screen(Console(GlobalOptions()), [NODE], fold)
+    screen = OutputDisplay(Console(GlobalOptions()), [NODE], fold)
     screen.take(NODE.id, b"last\nwords", False)
     screen.close()
     assert capsys.readouterr().out == "node0: last\nnode0: words\n"

@@ -7,7 +7,7 @@ from clusterctl.config import from_values
 from clusterctl.dispatch import Dispatched
 from clusterctl.errors import ClusterctlError, NodeError, UnreachableError
 from clusterctl.inventory import build
-from clusterctl.transport import Outcome
+from clusterctl.transport import WorkOutcome
 
 JOB = "JOB20261121-081530"
 NODES = build(from_values({"HOSTS": ["host0", "host1", "host2"]})).nodes
@@ -15,7 +15,7 @@ CHANGED = {"hint": "dispatch again when nothing writes to the workspace", "detai
 
 
 def dispatched(*errors: ClusterctlError | None) -> Dispatched:
-    return Dispatched(JOB, [Outcome(node, None, error, 0.0) for node, error in zip(NODES, errors, strict=True)])
+    return Dispatched(JOB, [WorkOutcome(node, None, error, 0.0) for node, error in zip(NODES, errors, strict=True)])
 
 
 def test_failed_nodes_can_be_repeated() -> None:

@@ -9,7 +9,7 @@ from clusterctl.cli.attached.live_display import Display
 from clusterctl.cli.console import Console
 from clusterctl.config import from_values
 from clusterctl.inventory import build
-from clusterctl.observe.follow import LogLine, News
+from clusterctl.observe.follow import News, OutputLine
 from clusterctl.observe.record.live import LiveRecord
 
 NODES = build(from_values({"HOSTS": ["a", "b"]})).nodes
@@ -31,7 +31,7 @@ def test_of_other_processes_only_problems_are_printed(
     view.take({"event": "phase", "t": 1.0, "node": 0, "phase": phase})
     with Display(Console(GlobalOptions()), view, "title") as display:
         for role, rank in PROCESSES:
-            display.news(News(NODES[rank], lines=(LogLine(1.0, NODES[rank], role, rank, text),)))
+            display.news(News(NODES[rank], lines=(OutputLine(1.0, NODES[rank], role, rank, text),)))
     printed = capsys.readouterr()
     lines = [line.split() for line in (printed.out + printed.err).splitlines() if text in line]
     assert [line[1].partition("@")[0] for line in lines] == shown

@@ -13,15 +13,15 @@ from clusterctl.cli.console import Console
 from clusterctl.cluster import Cluster
 from clusterctl.config import from_values
 from clusterctl.inventory import build
-from clusterctl.observe.follow import LogLine
+from clusterctl.observe.follow import OutputLine
 
 SETTINGS = from_values({"HOSTS": ["a", "b", "c"]})
 NODES = build(SETTINGS).nodes
 CLUSTER = Cluster(SETTINGS, build(SETTINGS), NODES)
 
 
-def line(rank: int, text: str, t: float = 1.0, role: str = "trainer") -> LogLine:
-    return LogLine(t, NODES[rank], role, rank, text)
+def line(rank: int, text: str, t: float = 1.0, role: str = "trainer") -> OutputLine:
+    return OutputLine(t, NODES[rank], role, rank, text)
 
 
 def words(out: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.collect.choice import Choice, Selection, listed_by
+from clusterctl.collect.choice import Choice, ModelSelection, listed_by
 from clusterctl.collect.collect import _complete
 from clusterctl.config import from_values
 from clusterctl.errors import NodeError
@@ -21,7 +21,7 @@ MODELS = [
 ]
 
 
-def made(selection: Selection, *, lead: dict[str, Any] | None, other: dict[str, Any] | None = None) -> Choice:
+def made(selection: ModelSelection, *, lead: dict[str, Any] | None, other: dict[str, Any] | None = None) -> Choice:
     choice = Choice(selection, "job", NODES)
     for node, message in ((LEAD, lead), (OTHER, other)):
         choice.offer(node, None if message is None else listed_by(node, message))
@@ -44,7 +44,7 @@ class Counted:
 def test_without_a_node_the_lead_is_asked_only_for_models_that_were_merged_there(
     tmp_path: Path, merged: list[dict[str, Any]]
 ) -> None:
-    choice = made(Selection("0001"), lead={"models": MODELS, "merged": merged})
+    choice = made(ModelSelection("0001"), lead={"models": MODELS, "merged": merged})
     cluster: Any = Counted()
     found, skipped = _complete(cluster, choice, [LEAD], LEAD, tmp_path, {}, [], lambda *_: None)
     assert (found, len(skipped)) == (None, len(MODELS))
@@ -54,7 +54,7 @@ def test_without_a_node_the_lead_is_asked_only_for_models_that_were_merged_there
 @pytest.mark.parametrize(("tag", "unknown"), [("pass-00003", []), (None, ["pass-00009"])])
 def test_models_newer_than_a_selected_one_are_not_skipped(tag: str | None, unknown: list[str]) -> None:
     held = [{"tag": "pass-00009", "step": 9, "files": []}]
-    choice = made(Selection("0001", tag), lead=None, other={"models": MODELS, "held": held})
+    choice = made(ModelSelection("0001", tag), lead=None, other={"models": MODELS, "held": held})
     assert choice.unknown([OTHER]) == unknown
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.specs import make_process, make_spec
-from clusterctl.common.process_environment import NodeFacts, deal, environment, inherited_devices
+from clusterctl.common.process_environment import LaunchFacts, deal, environment, inherited_devices
 
 FOUR = ["0", "1", "2", "3"]
 PROCESSES = [{"role": role, "rank": index, "index": index} for role in ("pserver", "trainer") for index in range(2)]
@@ -67,7 +67,7 @@ def test_what_an_account_or_scheduler_allows_is_read_as_cuda_reads_it(
 
 def variables(role: str, index: int, inherited: dict[str, str] | None = None, **spec: Any) -> dict[str, str]:
     made = make_spec(**{"processes": PROCESSES, "trainers": 2, "pservers": 2, **spec})
-    facts = NodeFacts("/j", "/l", 8, (), "7", inherited or {}, {"trainer0": "h:1"})
+    facts = LaunchFacts("/j", "/l", 8, (), "7", inherited or {}, {"trainer0": "h:1"})
     env = environment(made, make_process(role, index, index=index), facts)
     return {name: env[name] for name in NAMES if name in env}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.specs import make_process, make_spec
-from clusterctl.common.process_environment import NodeFacts, environment, inherited
+from clusterctl.common.process_environment import LaunchFacts, environment, inherited
 
 PROCESS = {"role": "trainer", "rank": 2, "index": 0}
 SPEC: dict[str, Any] = {
@@ -26,7 +26,7 @@ SPEC: dict[str, Any] = {
     "processes": [PROCESS, PROCESS],
 }
 TRAINER = make_process("trainer", 2)
-FACTS = NodeFacts("/jobs/J", "/lib/D", 8, ("10.0.0.1:7164", "10.0.0.2:7164"), "7", {"PATH": "/bin"})
+FACTS = LaunchFacts("/jobs/J", "/lib/D", 8, ("10.0.0.1:7164", "10.0.0.2:7164"), "7", {"PATH": "/bin"})
 
 
 def made(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None, **process: Any) -> dict[str, str]:
@@ -162,6 +162,8 @@ def test_a_step_gets_nothing_of_the_environment_of_its_caller(mark: str) -> None
 def test_the_engine_and_env_still_set_variables_of_mpi() -> None:
     process = make_process("trainer", 0)
     spec = make_spec(engine="mpi", env={"OMPI_MCA_btl": "tcp"}, processes=[process.to_json()])
-    given = environment(spec, process, NodeFacts("/job", "/lib", 1, (), "3", inherited({"OMPI_COMM_WORLD_RANK": "9"})))
+    given = environment(
+        spec, process, LaunchFacts("/job", "/lib", 1, (), "3", inherited({"OMPI_COMM_WORLD_RANK": "9"}))
+    )
     assert given["OMPI_COMM_WORLD_RANK"] == "0"
     assert given["OMPI_MCA_btl"] == "tcp"

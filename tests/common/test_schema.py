@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.agent.lead.messages import ORDERS
 from clusterctl.common import events
-from clusterctl.common.schema import Count, Finite, Group, Moment, Record, SchemaError, at_most, reader
+from clusterctl.common.schema import Count, FieldGroup, Finite, Moment, Record, SchemaError, at_most, reader
 
 Short = Annotated[str, at_most(3)]
 
@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {"rows": [[1, 2.5, "a"]], "names": {"x": "abc"}, "anythin
 
 
 @dataclass(frozen=True)
-class Sizes(Group):
+class Sizes(FieldGroup):
     OMITTED = ("most",)
 
     least: int = 3

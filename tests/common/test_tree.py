@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.dispatch.in_place import changed
 from clusterctl.agent.dispatch.staging import Staging
-from clusterctl.agent.node.content import Source, stamp_of
+from clusterctl.agent.node.content import LocalCopy, stamp_of
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.paths import RESERVED
 from clusterctl.common.safe_json import dumps
 from clusterctl.common.seal import listing, read_seal
-from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, Stream, check, decode, leads_outside
+from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, ByteReader, Entry, check, decode, leads_outside
 
 T = 1_700_000_000_123_456_789
 
@@ -47,7 +47,7 @@ def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
             parts += [HEADER.pack(bytes.fromhex(entry.digest), entry.size), piece]
     work = Staging(place / "new", entries, changed({}, entries), in_place=False)
     work.begin()
-    work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False), {})
+    work.take(ByteReader(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False), {})
     work.copy({})
     work.finish({"node": 0, "nodes": 1, "tree": "t", "source": "s"}, dumps(entries))
     assert read_seal(str(place / "new/tree")) == ("t:s:0:1", listing(str(place / "new/tree")))
@@ -169,7 +169,7 @@ def test_a_truncated_stream_is_noticed_and_the_incomplete_file_is_removed(tmp_pa
     work.begin()
     header = HEADER.pack(bytes.fromhex(entry.digest), 5)
     with pytest.raises(Gone):
-        work.take(Stream(io.BytesIO(header + b"123").read, compressed=False), {})
+        work.take(ByteReader(io.BytesIO(header + b"123").read, compressed=False), {})
     assert not (tmp_path / "new/tree/a").exists()
 
 
@@ -184,7 +184,7 @@ def test_identical_files_are_sent_once(tmp_path: Path) -> None:
     work = Staging(tmp_path / "new", entries, [0, 1], in_place=False)
     work.begin()
     blob = HEADER.pack(bytes.fromhex(entries[0].digest), 4) + b"same" + HEADER.pack(bytes(32), END)
-    work.take(Stream(io.BytesIO(blob).read, compressed=False), {})
+    work.take(ByteReader(io.BytesIO(blob).read, compressed=False), {})
     work.copy({})
     assert (tmp_path / "new/tree/b").read_bytes() == b"same"
     assert stat.S_IMODE((tmp_path / "new/tree/b").stat().st_mode) == 0o600
@@ -197,7 +197,7 @@ def test_leftovers_of_a_broken_dispatch_are_removed_even_from_a_read_only_direct
     left.parent.chmod(0o500)
     work = Staging(tmp_path / "new", [entry], [0], in_place=False)
     work.begin()
-    work.copy({entry.digest: Source(left, stamp_of(left.stat()), True, True)})
+    work.copy({entry.digest: LocalCopy(left, stamp_of(left.stat()), True, True)})
     left.parent.chmod(0o700)
     assert (tmp_path / "new/tree/a").read_bytes() == b"same"
 

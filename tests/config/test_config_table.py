@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from clusterctl.config import Best, Every, Host, Mode, Settings, from_values, load
+from clusterctl.common.modes import Mode, SaveInterval
+from clusterctl.config import Best, Host, Settings, from_values, load
 from clusterctl.config.carriers import FORMS
 from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
 from clusterctl.config.values import Restarts
@@ -113,8 +114,8 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("GRACE_S", 0, 0.0),
     ("RESTARTS", 0, Restarts(0, 0)),
     ("RESTARTS", {"trainer": 5}, Restarts(0, 5)),
-    ("SAVE_EVERY", "1 pass", Every(1, "pass")),
-    ("SAVE_MODEL_EVERY", "1 pass", Every(1, "pass")),
+    ("SAVE_EVERY", "1 pass", SaveInterval("pass", 1)),
+    ("SAVE_MODEL_EVERY", "1 pass", SaveInterval("pass", 1)),
     ("ON_NAN", "warn", "warn"),
     ("WIRE", "float16", "float16"),
     ("WIRE", "int8", "int8"),
@@ -254,8 +255,8 @@ def test_a_mode_is_shown_as_it_is_written(text: str) -> None:
     ],
 )
 def test_save_every_accepts_passes_steps_and_seconds(value: object, text: str) -> None:
-    assert str(Every.parse(value)) == text
-    assert Every.parse(text) == Every.parse(value)
+    assert str(SaveInterval.parse(value)) == text
+    assert SaveInterval.parse(text) == SaveInterval.parse(value)
 
 
 def test_the_best_checkpoint_is_named_by_metric_and_direction() -> None:

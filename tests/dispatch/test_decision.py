@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from clusterctl.common.paths import is_job_id, job_key
-from clusterctl.dispatch.decision import Wanted, decide
+from clusterctl.dispatch.decision import DesiredTrees, decide
 from clusterctl.errors import RefusedError
 
 OLD, NEW = "JOB20261121-000001", "JOB20261121-000002"
-WANTED = Wanted({0: "t", 1: "t"}, "here", 2, None)
+WANTED = DesiredTrees({0: "t", 1: "t"}, "here", 2, None)
 
 
 def answer(at: int, newest: str | None = OLD, *, jobs: tuple[str, ...] | None = None, **about: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_a_node_without_the_job_gets_it_under_the_id_the_others_have() -> None:
 
 @pytest.mark.parametrize("about", [{"source": "there"}, {"node": 1}, {"nodes": 3}])
 def test_a_job_from_elsewhere_is_neither_kept_nor_replaced(about: dict[str, Any]) -> None:
-    target, words = decide(NEW, {0: answer(0, **about)}, Wanted({0: "t"}, "here", 2, None))
+    target, words = decide(NEW, {0: answer(0, **about)}, DesiredTrees({0: "t"}, "here", 2, None))
     assert (target, words) == (NEW, {0: {"go": NEW, "supersede": None}})
 
 
@@ -75,7 +75,7 @@ def test_a_job_is_newer_than_one_from_a_machine_whose_clock_was_ahead(newest: st
 
 
 def test_completing_a_dispatch_never_touches_another_job_of_that_id() -> None:
-    wanted = Wanted({0: "t", 1: "t"}, "here", 2, OLD)
+    wanted = DesiredTrees({0: "t", 1: "t"}, "here", 2, OLD)
     target, words = decide(NEW, {0: {**answer(0), "holds": True}, 1: answer(1, None)}, wanted)
     assert (target, words[0]) == (OLD, {"keep": OLD})
     assert words[1]["go"] == OLD

@@ -11,7 +11,7 @@ import pytest
 
 from agent.nodes import BUNDLE, PipeCluster
 from clusterctl.dispatch import Dispatched, Progress, dispatch, room, scan
-from clusterctl.dispatch.decision import Answer, Instruction
+from clusterctl.dispatch.decision import DispatchAnswer, Instruction
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
 
@@ -21,7 +21,9 @@ NEW = Instruction(go="JOB1", supersede=None)
 CHANGED = Instruction(go="JOB2", supersede="JOB1")
 
 
-def answer(new: int = 100 * MB, in_place: int | None = None, free: int | None = 200 * MB, disk: str = "a") -> Answer:
+def answer(
+    new: int = 100 * MB, in_place: int | None = None, free: int | None = 200 * MB, disk: str = "a"
+) -> DispatchAnswer:
     return {"room": {"path": "/data/clusterctl", "disk": disk, "free": free, "new": new, "in_place": in_place}}
 
 
@@ -40,7 +42,7 @@ def answer(new: int = 100 * MB, in_place: int | None = None, free: int | None = 
         ({"dir": "/unchanged"}, NEW, True),
     ],
 )
-def test_a_tree_fits_if_some_space_is_left(space: Answer, instruction: Instruction, fits: bool) -> None:
+def test_a_tree_fits_if_some_space_is_left(space: DispatchAnswer, instruction: Instruction, fits: bool) -> None:
     assert (room.too_small({0: space}, {0: instruction}) == {}) == fits
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.common.tree import FILE, Entry, content_of
-from clusterctl.dispatch.last_dispatch import Sent
+from clusterctl.dispatch.last_dispatch import LastDispatch
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.workspace import Workspace
 
@@ -22,8 +22,8 @@ def workspace(*names: str, mtime_ns: int = 0) -> Workspace:
     return Workspace(Path("w"), entries, ())
 
 
-def sent(what: Workspace) -> Sent:
-    return Sent("job", what.content, what.tree)
+def sent(what: Workspace) -> LastDispatch:
+    return LastDispatch("job", what.content, what.tree)
 
 
 SHARDED = workspace("a.py", "\udcff\n.py", *(f"data-{number}" for number in range(4)))
@@ -32,7 +32,7 @@ COMMON = workspace("a.py", "b.py", "c.py", "d.py")
 
 @pytest.mark.parametrize("last", [None, sent(SHARDED), sent(COMMON)])
 @pytest.mark.parametrize("now", [SHARDED, COMMON])
-def test_a_tree_has_the_same_id_as_on_the_nodes(now: Workspace, last: Sent | None) -> None:
+def test_a_tree_has_the_same_id_as_on_the_nodes(now: Workspace, last: LastDispatch | None) -> None:
     for tree in make_trees(now, last, NODES, SHARDS, 4).values():
         assert tree.id == content_of(tree.entries)
 
@@ -46,7 +46,9 @@ def test_an_unchanged_tree_is_not_sent_again(shards: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("last", [None, sent(SHARDED)])
 @pytest.mark.parametrize(("shards", "different"), [((), 1), (SHARDS, 4), (("nothing-*",), 1)])
-def test_nodes_with_the_same_files_share_a_tree(shards: tuple[str, ...], different: int, last: Sent | None) -> None:
+def test_nodes_with_the_same_files_share_a_tree(
+    shards: tuple[str, ...], different: int, last: LastDispatch | None
+) -> None:
     trees = make_trees(SHARDED, last, NODES, shards, 4)
     assert len({id(tree) for tree in trees.values()}) == different
 

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl import fake
 from clusterctl.fake.docker import project_name
-from clusterctl.fake.layout import Layout
+from clusterctl.fake.layout import FakePaths
 from docker.compose import compose_command, need_images, objects
 from e2e.programs import REGRESSION
 from support.processes import assert_none_left, wait_until
@@ -36,7 +36,7 @@ def fake_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def objects_of(directory: Path) -> list[str]:
     """Return the containers, networks and volumes of the fake cluster in `directory`."""
-    return objects(project_name(Layout.of(directory)))
+    return objects(project_name(FakePaths.of(directory)))
 
 
 def begin(directory: Path, *args: str) -> subprocess.Popen[str]:

@@ -14,7 +14,7 @@ from clusterctl import errors
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
 from clusterctl.cli.declarations import app
 from clusterctl.common.engines import ENGINES
-from clusterctl.common.process_environment import NodeFacts, environment
+from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.config.declarations import TABLE, Setting
 from clusterctl.observe.record.status import WORST_FIRST
 from clusterctl.observe.why.errno_and_signals import ERRNOS, SHELL_CODES, SIGNALS
@@ -80,7 +80,7 @@ def test_every_variable_of_a_started_process_is_described(engine: str, role: str
     facts = {"processes": [process.to_json()], "ld_library_path": "/lib"}
     spec = make_spec(engine=engine, trainers=1, pservers=1, address="10.0.0.1", **facts)
     endpoints = dict.fromkeys(("scheduler0", "pserver0", "trainer0"), "10.0.0.1:7164")
-    given = environment(spec, process, NodeFacts("/job", "/lib", 1, (), "3", {}, endpoints))
+    given = environment(spec, process, LaunchFacts("/job", "/lib", 1, (), "3", {}, endpoints))
     page = read("docs/runtime.md") + (read("docs/engines.md") if engine not in ("clusterctl", "none") else "")
     assert [name for name in given if f"`{name}`" not in page] == []
 

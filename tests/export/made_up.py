@@ -11,7 +11,7 @@ from clusterctl.inventory import build
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.model import Bucket, Curve, Mark, NodeRecord, ProcessRecord, RunRecord, Span
 from clusterctl.observe.record.points import NodePoints
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 
 JOB = "JOB20261121-081530"
 #: Escape sequences, an end of a script, a formula, text that runs backwards, quotes, a lone surrogate, a new line.
@@ -63,7 +63,7 @@ def record(**changes: Any) -> RunRecord:
 def node_points(path: Path, *events: dict[str, Any], offset_s: float = 0.0, node: int = 0) -> NodePoints:
     """Return the points of the events of `trainer0`, `pserver0`, ... as they arrive from a node."""
     keys = {(one.role, one.rank) for one in PROCESSES if one.node.id == node}
-    points = NodePoints(NODES[node], offset_s, path, keys, Secrets({"API": SECRET}))
+    points = NodePoints(NODES[node], offset_s, path, keys, Redactor({"API": SECRET}))
     path.write_text("".join(json.dumps(event) + "\n" for event in events if points.take(event)))
     return points
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clusterctl.export.families import MOST_NAMES, families
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.model import Figures, ProcessRecord
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from clusterctl.observe.record.status import JobStatus
 from export.made_up import EVIL, JOB, NODES, SECRET, T
 from security.liars import is_harmless
@@ -41,7 +41,7 @@ def status(*processes: ProcessRecord, answering: int = 2, **changes: Any) -> Job
 def text(*statuses: JobStatus, is_known: bool = True) -> str:
     class Collector:
         def collect(self) -> Iterator[Any]:
-            return families(statuses, is_known=is_known, secrets=Secrets({"API": SECRET}))
+            return families(statuses, is_known=is_known, secrets=Redactor({"API": SECRET}))
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())  # type: ignore[arg-type]

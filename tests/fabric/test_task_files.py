@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ConfigError, UsageError
-from clusterctl.fabric.tasks import Listed, TaskFile, calls_of, load
+from clusterctl.fabric.tasks import TaskFile, TaskSummary, calls_of, load
 
 TASKS = '''
 from fabric import task
@@ -63,7 +63,7 @@ def written(directory: Path, text: str = TASKS, name: str = "tasks.py") -> TaskF
 def test_a_list_has_names_aliases_and_first_lines(tmp_path: Path, name: str) -> None:
     listed = written(tmp_path, name=name).listed()
     assert [one.name for one in listed] == ["after-hosted", "build", "deploy", "here", "hosted", "test"]
-    assert listed[2] == Listed("deploy", ("d", "deploy-all"), "Deploy it.")
+    assert listed[2] == TaskSummary("deploy", ("d", "deploy-all"), "Deploy it.")
 
 
 @pytest.mark.parametrize("name", ["deploy", "d", "deploy-all", "deploy_all"])
@@ -169,7 +169,7 @@ ns = Collection(web=Collection(one))
 ns.configure({"depth": 3})
 """
     file = written(tmp_path, text)
-    assert file.listed() == [Listed("web.one", (), "First.")]
+    assert file.listed() == [TaskSummary("web.one", (), "First.")]
     assert file.call("web.one").task.name == "one"
     assert file.settings_of("web.one") == {"depth": 3}
     with pytest.raises(UsageError, match="has no task 'web'"):

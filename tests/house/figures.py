@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-BASES = {"NamedTuple", "TypedDict", "Record", "Group", "Enum", "IntEnum", "StrEnum", "Protocol"}
+BASES = {"NamedTuple", "TypedDict", "Record", "FieldGroup", "Enum", "IntEnum", "StrEnum", "Protocol"}
 SMALL = 60
 ROOT = Path(__file__).parents[2]
 

@@ -31,7 +31,6 @@ CALLS: Mapping[str, str] = {
 }
 # All modules of `cli` may use these: constants, value classes, errors, and functions that combine errors.
 VALUES = (
-    "check.STOPS",
     "cluster.NONSENSE",
     "cluster.SeveralRunningError",
     "cluster.cluster.unwatched",

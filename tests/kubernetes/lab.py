@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.schedulers.kubernetes.manifest import Submission
+from clusterctl.schedulers.kubernetes.manifest import ManifestOptions
 from kubernetes.cluster import Cluster
 from kubernetes.server import serving
 from support.processes import processes_with_environment, wait_until
@@ -20,7 +20,7 @@ from support.site import Result
 
 HOSTS = 'kubernetes("app=train")'
 IMAGE = "registry.example.org/train:1"
-SUBMISSION = Submission("0a1b2c3d", "train-0a1b2c3d", IMAGE, 11, {"app": "train"})
+SUBMISSION = ManifestOptions("0a1b2c3d", "train-0a1b2c3d", IMAGE, 11, {"app": "train"})
 
 
 @dataclass

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.schedulers.kubernetes.manifest import Submission, manifest, objects
+from clusterctl.schedulers.kubernetes.manifest import ManifestOptions, manifest, objects
 
 pytestmark = pytest.mark.kubernetes
 SUBMISSIONS = [
-    Submission("0a1b2c3d", "train-0a1b2c3d", "registry.example.org:5000/a/train@sha256:12ab", 4, {"app": "train"}),
-    Submission(
+    ManifestOptions("0a1b2c3d", "train-0a1b2c3d", "registry.example.org:5000/a/train@sha256:12ab", 4, {"app": "train"}),
+    ManifestOptions(
         "12345678", "job-12345678", "train", 1, {"app": "yes", "example.org/x": "1"}, "research", storage="10Gi"
     ),
 ]
 
 
 @pytest.mark.parametrize("submission", SUBMISSIONS, ids=["directory", "disk"])
-def test_the_manifest_is_valid(submission: Submission, tmp_path: Path) -> None:
+def test_the_manifest_is_valid(submission: ManifestOptions, tmp_path: Path) -> None:
     validator = Path(sys.executable).with_name("kubernetes-validate")
     if not validator.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs kubernetes-validate: make kubernetes installs it")
@@ -38,13 +38,13 @@ def test_the_manifest_is_valid(submission: Submission, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("submission", SUBMISSIONS, ids=["directory", "disk"])
-def test_the_yaml_says_what_the_objects_are(submission: Submission) -> None:
+def test_the_yaml_says_what_the_objects_are(submission: ManifestOptions) -> None:
     yaml = pytest.importorskip("yaml")  # comes with the validator
     assert list(yaml.safe_load_all(manifest(submission))) == objects(submission)
 
 
 @pytest.mark.parametrize("submission", SUBMISSIONS, ids=["directory", "disk"])
-def test_pods_are_restricted(submission: Submission) -> None:
+def test_pods_are_restricted(submission: ManifestOptions) -> None:
     """As kubernetes.io/docs/concepts/security/pod-security-standards asks for; what is left out is allowed."""
     _, made = objects(submission)
     pod = made["spec"]["template"]["spec"]
@@ -59,7 +59,7 @@ def test_pods_are_restricted(submission: Submission) -> None:
 
 
 @pytest.mark.parametrize("submission", SUBMISSIONS, ids=["directory", "disk"])
-def test_the_parts_refer_to_one_another(submission: Submission) -> None:
+def test_the_parts_refer_to_one_another(submission: ManifestOptions) -> None:
     service, made = objects(submission)
     spec = made["spec"]
     assert spec["serviceName"] == service["metadata"]["name"] == made["metadata"]["name"]

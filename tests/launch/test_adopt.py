@@ -11,11 +11,11 @@ from clusterctl.config import from_values
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import build
 from clusterctl.launch import adopt
-from clusterctl.launch.adopt import Comparison
+from clusterctl.launch.adopt import AdoptedFiles
 
 
 def test_files_with_other_contents_and_files_that_some_nodes_lack_are_told_apart() -> None:
-    comparison = Comparison()
+    comparison = AdoptedFiles()
     comparison.add([("train.py", "a"), ("data", "1"), ("only", "x")])
     comparison.add([("train.py", "a"), ("data", "2"), ("more", "y")])
     comparison.add([("train.py", "a"), ("data", "1"), ("more", "z")])
@@ -24,7 +24,7 @@ def test_files_with_other_contents_and_files_that_some_nodes_lack_are_told_apart
 
 
 def test_a_node_that_fails_does_not_count() -> None:
-    comparison = Comparison()
+    comparison = AdoptedFiles()
     failing = comparison.begin()
     comparison.put(failing, [("train.py", "other"), ("only", "x"), ("data", "1")])
     comparison.add([("train.py", "a"), ("data", "1")])
@@ -34,8 +34,8 @@ def test_a_node_that_fails_does_not_count() -> None:
 
 def test_the_files_of_all_nodes_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are on several nodes count once, and long targets of links do not."""
-    monkeypatch.setattr(sys.modules[Comparison.__module__], "MOST_BYTES", 1 << 20)
-    comparison = Comparison()
+    monkeypatch.setattr(sys.modules[AdoptedFiles.__module__], "MOST_BYTES", 1 << 20)
+    comparison = AdoptedFiles()
     for _ in range(20):
         comparison.add((f"{number:0200}", "x" * 4000) for number in range(2000))
     liar = comparison.begin()

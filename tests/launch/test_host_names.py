@@ -21,7 +21,7 @@ def nodes(*machines: str, local: tuple[int, ...] = (1,)) -> dict[int, NamedNode]
 
 def test_a_loopback_name_matters_only_where_trainers_of_several_machines_meet() -> None:
     (finding,) = check_host_names(made(), nodes("a", "b"))
-    assert (finding.nodes, finding.severity) == ((1,), "warns")
+    assert (finding.nodes, finding.blocks) == ((1,), False)
     assert "/etc/hosts" in finding.hint
     assert check_host_names(made(), nodes("a", "a")) == [], "one machine"
     assert check_host_names(made(), nodes("a", "b", local=())) == []

@@ -11,20 +11,20 @@ from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.observe import folding
 from clusterctl.observe.folding import WINDOW_S, FoldedLine, Folder
-from clusterctl.observe.follow import LogLine
+from clusterctl.observe.follow import OutputLine
 
 (NODE,) = build(from_values({"HOSTS": ["a"]})).nodes
 
 
-def line(rank: int, text: str, t: float, role: str = "trainer") -> LogLine:
-    return LogLine(t, NODE, role, rank, text)
+def line(rank: int, text: str, t: float, role: str = "trainer") -> OutputLine:
+    return OutputLine(t, NODE, role, rank, text)
 
 
 def shown(lines: Iterable[FoldedLine]) -> list[tuple[str, set[int]]]:
     return [(one.first.text, one.ranks) for one in lines]
 
 
-def fold_all(lines: Iterable[LogLine], processes: dict[str, int] | None = None) -> list[FoldedLine]:
+def fold_all(lines: Iterable[OutputLine], processes: dict[str, int] | None = None) -> list[FoldedLine]:
     """Fold lines that come in time order."""
     folder = Folder(processes or {})
     return [*(one for each in lines for one in folder.add(each, each.t)), *folder.rest()]
@@ -87,7 +87,7 @@ def test_no_more_than_so_many_lines_and_characters_are_held_back() -> None:
     window=st.floats(0, 3),
 )
 def test_each_process_is_shown_to_print_exactly_its_lines_in_their_order(
-    lines: list[LogLine], order: bool, processes: dict[str, int], window: float
+    lines: list[OutputLine], order: bool, processes: dict[str, int], window: float
 ) -> None:
     if order:
         lines.sort(key=lambda one: one.t)

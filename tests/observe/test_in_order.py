@@ -13,7 +13,7 @@ from clusterctl.cluster import Cluster
 from clusterctl.config import from_values
 from clusterctl.errors import UnreachableError
 from clusterctl.inventory import build
-from clusterctl.observe.follow import LogLine, News
+from clusterctl.observe.follow import News, OutputLine
 from clusterctl.observe.in_order import PATIENCE_S, Backlog, OrderedFollower
 from support.processes import wait_until
 
@@ -23,7 +23,7 @@ NODES = INVENTORY.nodes
 
 
 def lines(node: int, *times: float) -> News:
-    return News(NODES[node], lines=tuple(LogLine(t, NODES[node], "trainer", node, "x") for t in times))
+    return News(NODES[node], lines=tuple(OutputLine(t, NODES[node], "trainer", node, "x") for t in times))
 
 
 def caught_up(node: int) -> News:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.ranks.calls import MOST_UNREAD, CallServer, Incoming, Outgoing
-from clusterctl.ranks.private import Directory, open_shared
+from clusterctl.ranks.calls import MOST_UNREAD, CallServer, IncomingPieces, OutgoingPieces
+from clusterctl.ranks.private import PrivateDirectory, open_shared
 from support.processes import wait_until
 
 MAIN = Path(__file__).parents[2] / "clusterctl" / "ranks" / "__main__.py"
@@ -132,8 +132,8 @@ def test_a_reader_that_is_slow_stops_the_writer(tmp_path: Path) -> None:
         check_that_a_slow_reader_stops_the_writer(call)
 
 
-def check_that_a_slow_reader_stops_the_writer(call: Directory) -> None:
-    outgoing, incoming = Outgoing(call, "out"), Incoming(call, "out")
+def check_that_a_slow_reader_stops_the_writer(call: PrivateDirectory) -> None:
+    outgoing, incoming = OutgoingPieces(call, "out"), IncomingPieces(call, "out")
     for number in range(MOST_UNREAD):
         outgoing.put(b"%d" % number)
     names = call.names()

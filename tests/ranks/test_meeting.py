@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.ranks import meeting as meetings
 from clusterctl.ranks.errors import RankError
-from clusterctl.ranks.meeting import Entry, Meeting, Plan, PlannedNode, World, nodes_of
+from clusterctl.ranks.meeting import Meeting, Plan, PlannedNode, RankProcess, World, nodes_of
 
 FOUND = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -22,13 +22,13 @@ FOUND = {
 }
 
 
-def entry(rank: int, local_rank: int, local_size: int, machine: str, session: int = 1, parent: int = 1) -> Entry:
-    return Entry(
+def entry(rank: int, local_rank: int, local_size: int, machine: str, session: int = 1, parent: int = 1) -> RankProcess:
+    return RankProcess(
         rank, local_rank, local_size, machine, machine, parent, session, [0], [rank, 1, "boot"], f"nonce{rank}"
     )
 
 
-def ranks(groups: Sequence[Sequence[Entry]]) -> list[list[int]]:
+def ranks(groups: Sequence[Sequence[RankProcess]]) -> list[list[int]]:
     return [[one.rank for one in group] for group in groups]
 
 
@@ -99,8 +99,8 @@ def test_ranks_that_no_node_explains_are_an_error() -> None:
         nodes_of(found)
 
 
-def mine(rank: int = 0) -> Entry:
-    return Entry.mine(World(rank, 2, 0, 1, "mpi-1"))
+def mine(rank: int = 0) -> RankProcess:
+    return RankProcess.mine(World(rank, 2, 0, 1, "mpi-1"))
 
 
 def test_all_ranks_come_and_get_the_plan(tmp_path: Path) -> None:

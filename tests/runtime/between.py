@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from clusterctl.runtime.pserver.lanes import Lane
-from clusterctl.runtime.stream.carrier import Carriers
+from clusterctl.runtime.stream.carrier import LaneCarriers
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tokens import ANSWER_BYTES, GREETING_BYTES, SEALED
@@ -81,7 +81,7 @@ class Between:
         server._offer.update(sealed=SEALED, lane=lane.core.state.lane)
 
     def __enter__(self) -> Between:
-        self._patch.setattr(Carriers, "secure", self._streams == "sealed")
+        self._patch.setattr(LaneCarriers, "secure", self._streams == "sealed")
         self._thread.start()
         return self
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD, constant, from_rank0, load_model, merge_model
 from clusterctl.runtime.errors import TableError, UseError
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Reply
 from clusterctl.runtime.table.sharding import Layout

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import zmq
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.errors import RefusedError, UnreachableError
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.supervisor_socket import SupervisorSocket

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.schedulers.kubernetes.manifest import MAKE_HOME, STAY, Submission, manifest, name_for, objects
+from clusterctl.schedulers.kubernetes.manifest import MAKE_HOME, STAY, ManifestOptions, manifest, name_for, objects
 from clusterctl.schedulers.kubernetes.pods import parse_set
 from clusterctl.schedulers.kubernetes.yaml import dump
 from support.processes import descendants, kill_all, wait_until
@@ -111,21 +111,21 @@ spec:
 
 
 def test_the_manifest_is_text_that_people_read() -> None:
-    text = manifest(Submission(**PLAIN, namespace="research", storage="10Gi"))
+    text = manifest(ManifestOptions(**PLAIN, namespace="research", storage="10Gi"))
     assert text.startswith("# Written by clusterctl.")
     assert text.endswith(EXPECTED)
     assert "  clusterIP: None\n  publishNotReadyAddresses: true\n" in text
 
 
 def test_without_storage_a_directory_ends_with_its_pod() -> None:
-    text = manifest(Submission(**PLAIN))
+    text = manifest(ManifestOptions(**PLAIN))
     assert "      volumes:\n        - name: disk\n          emptyDir: {}\n" in text
     assert "volumeClaimTemplates" not in text
     assert "namespace" not in text
 
 
 def test_commands_run_in_the_container_that_hosts_name() -> None:
-    _, made = objects(Submission(**PLAIN, container="trainer"))
+    _, made = objects(ManifestOptions(**PLAIN, container="trainer"))
     template = made["spec"]["template"]
     assert [one["name"] for one in template["spec"]["containers"]] == ["trainer"]
     template["spec"]["containers"].insert(0, {"name": "proxy"})  # as a service mesh does
@@ -177,7 +177,7 @@ def test_a_name_is_one_that_kubernetes_accepts(workspace: str, name: str) -> Non
 )
 def test_what_kubernetes_would_not_accept_is_an_error_of_usage(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        objects(Submission(**{**PLAIN, **given}))
+        objects(ManifestOptions(**{**PLAIN, **given}))
 
 
 #: Adopts orphans, as process 1 of a container does, and becomes the command.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.schedulers.kubernetes.pods import Pod, Problem, members, parse_pod, parse_set, told
+from clusterctl.schedulers.kubernetes.pods import Pod, PodProblem, members, parse_pod, parse_set, problem_lines
 
 
 def pod(name: str, owner: str | None = None, *, status: Any = None, **meta: Any) -> Pod:
@@ -141,18 +141,33 @@ def test_a_pod_that_is_being_deleted_is_not_ready() -> None:
 
 
 def test_what_no_waiting_helps_against_is_known() -> None:
-    hopeless = [reason for reason in ("ImagePullBackOff", "CrashLoopBackOff", "Pending") if Problem(reason).is_hopeless]
+    hopeless = [
+        reason for reason in ("ImagePullBackOff", "CrashLoopBackOff", "Pending") if PodProblem(reason).is_hopeless
+    ]
     assert hopeless == ["ImagePullBackOff", "CrashLoopBackOff"]
 
 
 def test_what_every_pod_goes_through_is_known() -> None:
-    usual = (Problem("Absent"), Problem("Pending"), Problem("ContainerCreating"), Problem("PodInitializing"))
+    usual = (
+        PodProblem("Absent"),
+        PodProblem("Pending"),
+        PodProblem("ContainerCreating"),
+        PodProblem("PodInitializing"),
+    )
     assert all(problem.is_on_its_way for problem in usual)
-    others = (Problem("Pending", MESSAGE), Problem("ErrImagePull"), Problem("Error", "exit 1"), Problem("Terminating"))
+    others = (
+        PodProblem("Pending", MESSAGE),
+        PodProblem("ErrImagePull"),
+        PodProblem("Error", "exit 1"),
+        PodProblem("Terminating"),
+    )
     assert not any(problem.is_on_its_way for problem in others)
 
 
 def test_pods_with_the_same_problem_share_a_line() -> None:
-    problems = {f"train-{number}": Problem("Pending", MESSAGE) for number in range(11)}
-    problems["train-2"] = Problem("ContainerCreating")
-    assert told(problems) == [f"train-0, train-1, train-3 and 7 more: Pending: {MESSAGE}", "train-2: ContainerCreating"]
+    problems = {f"train-{number}": PodProblem("Pending", MESSAGE) for number in range(11)}
+    problems["train-2"] = PodProblem("ContainerCreating")
+    assert problem_lines(problems) == [
+        f"train-0, train-1, train-3 and 7 more: Pending: {MESSAGE}",
+        "train-2: ContainerCreating",
+    ]

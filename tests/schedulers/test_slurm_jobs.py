@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.schedulers.slurm.jobs import Job, Room, deal, parse_rooms, parse_sacct, parse_squeue
+from clusterctl.schedulers.slurm.jobs import CpuAllocation, SlurmJob, deal, parse_rooms, parse_sacct, parse_squeue
 
 DETAILS = """\
 JobId=4 JobName=a b|c JobState=FAILED
@@ -22,14 +22,14 @@ JobId=4 JobName=a b|c JobState=FAILED
 """
 
 
-def squeue(line: str) -> Job:
+def squeue(line: str) -> SlurmJob:
     (job,) = parse_squeue(line + "\n")
     return job
 
 
 def test_a_running_job() -> None:
     line = "4|N/A|RUNNING|None|2|5|1|0|2026-11-23T21:38:05|2026-11-23T22:38:05|1:00:00|0|n[1-2]|"
-    assert squeue(line) == Job(
+    assert squeue(line) == SlurmJob(
         id="4",
         state="RUNNING",
         node_list="n[1-2]",
@@ -84,9 +84,9 @@ def test_accounting_knows_who_cancelled_and_the_parser_the_state_alone() -> None
 
 
 def test_the_cpus_of_a_job_are_read_whatever_its_name_is() -> None:
-    assert parse_rooms(DETAILS) == ([Room("n1", 4), Room("n2", 1)], None)
+    assert parse_rooms(DETAILS) == ([CpuAllocation("n1", 4), CpuAllocation("n2", 1)], None)
     limited = DETAILS.replace("NtasksPerN:B:S:C=0:", "NtasksPerN:B:S:C=3:").replace("IDs=0 ", "IDs=0-2,5,7-8 ")
-    assert parse_rooms(limited) == ([Room("n1", 4), Room("n2", 6)], 3)
+    assert parse_rooms(limited) == ([CpuAllocation("n1", 4), CpuAllocation("n2", 6)], 3)
     assert parse_rooms("") == ([], None)
 
 

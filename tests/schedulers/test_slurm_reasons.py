@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.schedulers.slurm.jobs import Job
+from clusterctl.schedulers.slurm.jobs import SlurmJob
 from clusterctl.schedulers.slurm.reasons import ending, ending_in, waiting_for
 
 TIME = "slurmstepd-n4: error: *** STEP 25.0 ON n4 CANCELLED AT 2026-11-23T21:33:30 DUE TO TIME LIMIT ***"
@@ -54,21 +54,31 @@ def test_last_words_name_the_reason(words: str, kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("job", "words", "kind", "text"),
     [
-        (Job("1", "COMPLETED"), "", "succeeded", "it succeeded"),
-        (Job("1", "TIMEOUT", "TimeLimit", time_limit="1:00"), "", "time_limit", "it reached its time limit of 1:00"),
-        (Job("1", "OUT_OF_MEMORY", "OutOfMemory", signal=125), "", "memory", "more memory than it asked for"),
-        (Job("1", "PREEMPTED"), "", "preempted", "preempted by another job"),
-        (Job("1", "DEADLINE"), "", "deadline", "could not end before its deadline"),
-        (Job("1", "NODE_FAIL", "NodeDown", signal=15), "", "node_failure", "one of its nodes failed"),
-        (Job("1", "CANCELLED", signal=15), "", "cancelled", "cancelled (scancel)"),
-        (Job("1", "FAILED", "NonZeroExitCode", exit_code=9), "", "failed", "failed with exit code 9"),
-        (Job("1", "FAILED", "JobLaunchFailure", exit_code=None, signal=11), "", "failed", "killed by signal 11"),
-        (Job("1", "FAILED", "JobLaunchFailure", exit_code=None, signal=9), MEMORY_LINUXPROC, "memory", "more memory"),
-        (Job("1", "FAILED", "NonZeroExitCode", exit_code=9), REQUEUED, "failed", "failed with exit code 9"),
-        (Job("1", "REVOKED"), "", "other", "REVOKED"),
+        (SlurmJob("1", "COMPLETED"), "", "succeeded", "it succeeded"),
+        (
+            SlurmJob("1", "TIMEOUT", "TimeLimit", time_limit="1:00"),
+            "",
+            "time_limit",
+            "it reached its time limit of 1:00",
+        ),
+        (SlurmJob("1", "OUT_OF_MEMORY", "OutOfMemory", signal=125), "", "memory", "more memory than it asked for"),
+        (SlurmJob("1", "PREEMPTED"), "", "preempted", "preempted by another job"),
+        (SlurmJob("1", "DEADLINE"), "", "deadline", "could not end before its deadline"),
+        (SlurmJob("1", "NODE_FAIL", "NodeDown", signal=15), "", "node_failure", "one of its nodes failed"),
+        (SlurmJob("1", "CANCELLED", signal=15), "", "cancelled", "cancelled (scancel)"),
+        (SlurmJob("1", "FAILED", "NonZeroExitCode", exit_code=9), "", "failed", "failed with exit code 9"),
+        (SlurmJob("1", "FAILED", "JobLaunchFailure", exit_code=None, signal=11), "", "failed", "killed by signal 11"),
+        (
+            SlurmJob("1", "FAILED", "JobLaunchFailure", exit_code=None, signal=9),
+            MEMORY_LINUXPROC,
+            "memory",
+            "more memory",
+        ),
+        (SlurmJob("1", "FAILED", "NonZeroExitCode", exit_code=9), REQUEUED, "failed", "failed with exit code 9"),
+        (SlurmJob("1", "REVOKED"), "", "other", "REVOKED"),
     ],
 )
-def test_an_ended_job_has_a_reason_in_words(job: Job, words: str, kind: str, text: str) -> None:
+def test_an_ended_job_has_a_reason_in_words(job: SlurmJob, words: str, kind: str, text: str) -> None:
     end = ending(job, words)
     assert end is not None
     assert end.kind == kind
@@ -77,7 +87,7 @@ def test_an_ended_job_has_a_reason_in_words(job: Job, words: str, kind: str, tex
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED"])
 def test_a_job_that_goes_on_has_no_ending(state: str) -> None:
-    assert ending(Job("1", state), TIME) is None
+    assert ending(SlurmJob("1", state), TIME) is None
 
 
 @pytest.mark.parametrize(
@@ -93,4 +103,4 @@ def test_a_job_that_goes_on_has_no_ending(state: str) -> None:
     ],
 )
 def test_a_queued_job_says_why_it_waits(reason: str, text: str) -> None:
-    assert text in waiting_for(Job("7", "PENDING", reason))
+    assert text in waiting_for(SlurmJob("7", "PENDING", reason))

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import RefusedError
-from clusterctl.schedulers.slurm.records import JobNode, Life, Record, Records
+from clusterctl.schedulers.slurm.records import Allocation, JobNode, Records, SubmissionRecord
 
 NODES = (JobNode("n1", 2, "10.0.0.1"), JobNode("n2"))
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path: Path) -> SubmissionRecord:
     made = Records(str(tmp_path)).new({"conf": "conf.py"})
     made.submitted("12", str(tmp_path / "output"))
     return made
@@ -27,7 +27,7 @@ def test_what_the_nodes_share_is_above_their_ids(root_dir: str, root: str) -> No
     assert str(Records(root_dir).root) == root
 
 
-def test_a_record_is_found_by_the_id_of_its_job(record: Record, tmp_path: Path) -> None:
+def test_a_record_is_found_by_the_id_of_its_job(record: SubmissionRecord, tmp_path: Path) -> None:
     records = Records(str(tmp_path))
     found = records.find("12")
     assert found is not None
@@ -42,7 +42,9 @@ def test_a_record_before_its_job_is_known_is_of_no_job(tmp_path: Path) -> None:
     assert records.last() is None
 
 
-def test_the_last_one_is_that_submitted_last_not_that_of_the_highest_id(record: Record, tmp_path: Path) -> None:
+def test_the_last_one_is_that_submitted_last_not_that_of_the_highest_id(
+    record: SubmissionRecord, tmp_path: Path
+) -> None:
     records = Records(str(tmp_path))
     records.new({}).submitted("7", "")
     last = records.last()
@@ -50,7 +52,7 @@ def test_the_last_one_is_that_submitted_last_not_that_of_the_highest_id(record: 
     assert last.id == "7"
 
 
-def test_a_later_job_of_the_same_id_takes_its_place(record: Record, tmp_path: Path) -> None:
+def test_a_later_job_of_the_same_id_takes_its_place(record: SubmissionRecord, tmp_path: Path) -> None:
     records = Records(str(tmp_path))
     later = records.new({})
     later.submitted("12", "")
@@ -59,34 +61,36 @@ def test_a_later_job_of_the_same_id_takes_its_place(record: Record, tmp_path: Pa
     assert found.directory == later.directory
 
 
-def test_the_nodes_of_a_life_are_kept_with_the_place_where_its_output_begins(record: Record, tmp_path: Path) -> None:
-    assert record.life() is None
-    record.save_life(0, NODES)
-    assert record.life() == Life(0, NODES, 0)
+def test_the_nodes_of_an_allocation_are_kept_with_the_place_where_its_output_begins(
+    record: SubmissionRecord, tmp_path: Path
+) -> None:
+    assert record.allocation() is None
+    record.save_allocation(0, NODES)
+    assert record.allocation() == Allocation(0, NODES, 0)
     (tmp_path / "output").write_text("first\n")
-    record.save_life(0, NODES[:1])
-    assert record.life() == Life(0, NODES[:1], 0)
-    record.save_life(1, NODES)
-    assert record.life() == Life(1, NODES, 6)
+    record.save_allocation(0, NODES[:1])
+    assert record.allocation() == Allocation(0, NODES[:1], 0)
+    record.save_allocation(1, NODES)
+    assert record.allocation() == Allocation(1, NODES, 6)
     (tmp_path / "output").write_text("first\nsecond\n")
     assert record.words() == "second\n"
 
 
-def test_a_damaged_record_is_as_if_it_were_not_there(record: Record) -> None:
+def test_a_damaged_record_is_as_if_it_were_not_there(record: SubmissionRecord) -> None:
     for name in ("nodes.json", "end.json", "submission.json"):
         (record.directory / name).write_text('{"nodes": 3}')
-    assert (record.life(), record.output, record.words(), record.refusal()) == (None, None, "", None)
+    assert (record.allocation(), record.output, record.words(), record.refusal()) == (None, None, "", None)
     (record.directory / "nodes.json").write_text("[")
-    assert record.life() is None
+    assert record.allocation() is None
 
 
-def test_an_end_is_kept(record: Record) -> None:
+def test_an_end_is_kept(record: SubmissionRecord) -> None:
     assert record.end() == {}
     record.save_end({"kind": "time_limit"})
     assert record.end() == {"kind": "time_limit"}
 
 
-def test_what_others_may_have_written_does_not_count(record: Record, tmp_path: Path) -> None:
+def test_what_others_may_have_written_does_not_count(record: SubmissionRecord, tmp_path: Path) -> None:
     records = Records(str(tmp_path))
     record.directory.chmod(0o777)
     assert records.find("12") is None

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
-from clusterctl.schedulers.slurm.script import Submission, script, seconds
+from clusterctl.schedulers.slurm.script import ScriptOptions, script, seconds
 from support.processes import wait_until
 
-PLAIN = Submission(
+PLAIN = ScriptOptions(
     name="wikitext",
     directory="/home/me/project",
     output="/shared/clusterctl/slurm-%j.out",
-    start=("clusterctl", "start", "workspace", "--name", Submission.RUN, "--", "--text=it's"),
-    resume=("clusterctl", "start", "--resume", Submission.RUN),
-    save=("clusterctl", "save", Submission.RUN),
+    start=("clusterctl", "start", "workspace", "--name", ScriptOptions.RUN, "--", "--text=it's"),
+    resume=("clusterctl", "start", "--resume", ScriptOptions.RUN),
+    save=("clusterctl", "save", ScriptOptions.RUN),
     nodes=4,
     time="2:00:00",
 )
@@ -92,7 +92,7 @@ def test_times_have_the_forms_of_slurm(time: str) -> None:
 
 
 def life(
-    directory: Path, submission: Submission, restarts: str | None = None, *, refused: bool = False
+    directory: Path, submission: ScriptOptions, restarts: str | None = None, *, refused: bool = False
 ) -> subprocess.Popen[str]:
     """Run the script as a batch job does, with a scontrol that only records, and fails if it is `refused`."""
     scontrol = directory / "scontrol"
@@ -111,7 +111,7 @@ def test_the_script_ends_with_the_exit_code_of_the_run(tmp_path: Path, requeue: 
 
 
 def test_the_run_has_the_number_of_the_slurm_job_in_its_name(tmp_path: Path) -> None:
-    with life(tmp_path, replace(PLAIN, start=("echo", Submission.RUN, "$HOME"))) as process:
+    with life(tmp_path, replace(PLAIN, start=("echo", ScriptOptions.RUN, "$HOME"))) as process:
         assert process.communicate(timeout=30)[0] == "slurm-12 $HOME\n"
 
 

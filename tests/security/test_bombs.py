@@ -21,7 +21,7 @@ from clusterctl.cluster.agent_call import MAX_LINE
 from clusterctl.common.manifest import read_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import loads, parse, parse_event
-from clusterctl.launch.adopt import Comparison
+from clusterctl.launch.adopt import AdoptedFiles
 from clusterctl.runtime.checkpoint.model import read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import ModelError
@@ -159,7 +159,7 @@ def test_deep_nesting_in_a_message_with_a_descriptor_is_an_error(tmp_path: Path)
 
 
 def test_messages_that_are_collected_have_a_bound_in_bytes(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
-    adopt = sys.modules[Comparison.__module__]
+    adopt = sys.modules[AdoptedFiles.__module__]
     monkeypatch.setattr(adopt, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(adopt, "MOST_ROWS", 10_000)
     rows = [[f"{number:0500}", "x"] for number in range(1000)]

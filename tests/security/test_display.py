@@ -14,7 +14,7 @@ from clusterctl.cli.console import Console
 from clusterctl.cli.screen.rich_display import RichDisplay
 from clusterctl.config.loader import from_values
 from clusterctl.inventory import build
-from clusterctl.observe.follow import LogLine, News
+from clusterctl.observe.follow import News, OutputLine
 from clusterctl.observe.record.live import LiveRecord
 from security.liars import EVIL, is_harmless
 
@@ -73,7 +73,7 @@ def test_the_display_of_a_run_is_harmless_whatever_its_events_contain(
                     display.news(News(nodes[1], events=(wrong,)))
                     assert not live or is_harmless(drawn(display)), wrong
                 display.news(News(nodes[1], events=({"t": 1.7e9, "node": 1, **event},)))
-            display.news(News(nodes[1], lines=(LogLine(1.7e9, nodes[1], "trainer", 0, f"{EVIL}\r{EVIL}"),)))
+            display.news(News(nodes[1], lines=(OutputLine(1.7e9, nodes[1], "trainer", 0, f"{EVIL}\r{EVIL}"),)))
         captured = capsys.readouterr()
         assert is_harmless(captured.out + captured.err), junk
         assert view.ended is not None  # the valid events in between were accepted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seeded.faults import Fault, files_reaching, read_faults
+from seeded.faults import Fault, files_reaching, main, read_faults
 from seeded.reach import block_of, blocks, put_probes
 from seeded.trees import CAGE, Tree
 from support.processes import is_alive
@@ -92,3 +92,7 @@ def test_the_tests_of_a_fault_are_those_that_reach_its_block_the_nearest_and_qui
 
 def test_there_are_120_faults_and_no_two_have_one_name() -> None:
     assert len({fault.id for fault in read_faults()}) == 120
+
+
+def test_every_fault_can_be_put_into_the_code() -> None:
+    assert main() == 0

@@ -10,7 +10,7 @@ import pytest
 from agent import nodes
 from agent.nodes import PipeCluster
 from clusterctl.common.wheels import describe
-from clusterctl.setup import Prepared, Requirements, Wishes, prepare, read_requirements
+from clusterctl.setup import Requirements, SetupOptions, SetupResult, prepare, read_requirements
 from clusterctl.setup import setup as module
 from support.uv import real_uv, write_program
 from support.wheels import make_wheel, tiny
@@ -23,16 +23,16 @@ def no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    tmp_path: Path, requirements: Requirements, wishes: Wishes, count: int = 1, where: str = "nodes"
-) -> tuple[Prepared, list[str]]:
+    tmp_path: Path, requirements: Requirements, options: SetupOptions, count: int = 1, where: str = "nodes"
+) -> tuple[SetupResult, list[str]]:
     """Set up new nodes in the directory `where`; they share this machine's downloads."""
     said: list[str] = []
     (tmp_path / where).mkdir()
     cluster = PipeCluster(tmp_path / where, sys.executable, nodes=count)
-    return prepare(cluster, requirements, wishes, said.append, tmp_path / "cache"), said
+    return prepare(cluster, requirements, options, said.append, tmp_path / "cache"), said
 
 
-def builders(done: Prepared) -> list[str | None]:
+def builders(done: SetupResult) -> list[str | None]:
     return [outcome.get().builder for outcome in done.outcomes]
 
 
@@ -45,21 +45,21 @@ def index_with_uv(tmp_path: Path) -> Requirements:
 
 def test_uv_is_sent_if_the_packages_are_large_or_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requirements = index_with_uv(tmp_path)
-    done, _ = run(tmp_path, requirements, Wishes(offline=True), where="small")
+    done, _ = run(tmp_path, requirements, SetupOptions(offline=True), where="small")
     assert builders(done) == ["clusterctl"]
-    done, said = run(tmp_path, requirements, Wishes(offline=True, uv=True), 2, where="asked")
+    done, said = run(tmp_path, requirements, SetupOptions(offline=True, uv=True), 2, where="asked")
     assert [str(builder)[:3] for builder in builders(done)] == ["uv "] * 2, said
     monkeypatch.setattr(module, "WORTH_UV_BYTES", 1)
-    done, _ = run(tmp_path, requirements, Wishes(), where="large")
+    done, _ = run(tmp_path, requirements, SetupOptions(), where="large")
     assert str(builders(done)[0]).startswith("uv ")
-    done, _ = run(tmp_path, requirements, Wishes(offline=True, uv=False), where="never")
+    done, _ = run(tmp_path, requirements, SetupOptions(offline=True, uv=False), where="never")
     assert builders(done) == ["clusterctl"]
 
 
 def test_a_uv_that_cannot_be_fetched_is_reported(tmp_path: Path) -> None:
     tiny(tmp_path / "index")
     requirements = Requirements("", ("--no-index", f"--find-links {tmp_path / 'index'}", "tiny"))
-    done, said = run(tmp_path, requirements, Wishes(offline=True, uv=True), 2)
+    done, said = run(tmp_path, requirements, SetupOptions(offline=True, uv=True), 2)
     assert builders(done) == ["clusterctl"] * 2
     assert any(line.startswith("node[0,1]  building without uv: pip found no packages") for line in said)
 
@@ -70,7 +70,7 @@ def test_the_reason_why_a_nodes_own_uv_failed_is_known(tmp_path: Path) -> None:
     write_program(cluster.home(0) / ".local/bin/uv", script)
     tiny(tmp_path / "index")
     requirements = Requirements("", ("--no-index", f"--find-links {tmp_path / 'index'}", "tiny"))
-    done = prepare(cluster, requirements, Wishes(offline=True), print, tmp_path / "cache")
+    done = prepare(cluster, requirements, SetupOptions(offline=True), print, tmp_path / "cache")
     ready = done.outcomes[0].get()
     assert (ready.builder, ready.problem) == ("clusterctl", "no luck")
 
@@ -91,7 +91,7 @@ wheels = [{{ path = "{wheel.file}", hashes = {{ sha256 = "{wheel.digest}" }} }}]
     (workspace / "pylock.toml").write_text(text)
     for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("PIP_CONFIG_FILE", "/dev/null")):
         monkeypatch.setenv(name, value)
-    done, said = run(tmp_path, read_requirements(workspace, runtime=True), Wishes(offline=True))
+    done, said = run(tmp_path, read_requirements(workspace, runtime=True), SetupOptions(offline=True))
     assert done.outcomes[0].get().built
     assert done.groups[0].packages == {"cryptography": "9.2", "numpy": "9.0", "pyzmq": "9.1", "tiny": "1.0"}
     assert "pylock.toml lacks numpy, pyzmq, cryptography, which the clusterctl runtime needs" in said

@@ -9,19 +9,19 @@ from clusterctl.config.host_sources import slurm as hosts_of
 from clusterctl.errors import UnreachableError
 from clusterctl.schedulers import resolve
 from clusterctl.schedulers.slurm.commands import Slurm, UnknownSlurmJob
-from clusterctl.schedulers.slurm.jobs import Job
-from clusterctl.schedulers.slurm.reasons import Ending, ending, waiting_for
+from clusterctl.schedulers.slurm.jobs import SlurmJob
+from clusterctl.schedulers.slurm.reasons import EndReason, ending, waiting_for
 from slurm.lab import Lab, wait_until
 
 pytestmark = pytest.mark.slurm
 GREEDY = "python3 -c \"b = bytearray(300 << 20); b[::4096] = b'x' * len(b[::4096]); __import__('time').sleep(60)\""
 
 
-def job_of(lab: Lab, job: str) -> Job:
+def job_of(lab: Lab, job: str) -> SlurmJob:
     return Slurm(lab.environment).job(job)
 
 
-def ended(lab: Lab, job: str, words: str = "", deadline_s: float = 60) -> Ending:
+def ended(lab: Lab, job: str, words: str = "", deadline_s: float = 60) -> EndReason:
     assert wait_until(lambda: job_of(lab, job).is_over, deadline_s), lab.state(job)
     end = ending(job_of(lab, job), words)
     assert end is not None

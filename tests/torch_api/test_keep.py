@@ -16,8 +16,8 @@ from torch import nn, optim
 import clusterctl.torch as ct
 from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.state.files import SavedState, State
-from clusterctl.torch.packing import Packer, unpack
+from clusterctl.runtime.state.files import SavedState, StateContent
+from clusterctl.torch.packing import ValuePacker, unpack
 from clusterctl.torch.state import Value, gradients_of
 from tests.torch_api.programs import DATASET, SIZE, cluster_of, fit, mlp
 
@@ -52,8 +52,8 @@ class Holder:
 
 
 def through_a_file(path: Path, value: Any) -> Any:
-    packer = Packer("thing")
-    state = State({"thing": packer.pack(value)}, packer.entries)
+    packer = ValuePacker("thing")
+    state = StateContent({"thing": packer.pack(value)}, packer.entries)
     place = {"step": "3", "pass": "1", "batch": "2"}
     write_tensors(path, state.entries, {**ABOUT, **place, "tree": json.dumps(state.tree)})
     saved = SavedState(TensorFile(path))
@@ -83,8 +83,8 @@ def test_gradients_come_back_also_sparse_ones(tmp_path: Path) -> None:
 
 
 def test_a_saved_state_that_does_not_fit_is_an_error_in_words(tmp_path: Path) -> None:
-    packer = Packer("_inner")
-    state = State({"_inner": packer.pack({"a": 1})}, packer.entries)
+    packer = ValuePacker("_inner")
+    state = StateContent({"_inner": packer.pack({"a": 1})}, packer.entries)
     place = {"step": "3", "pass": "1", "batch": "2"}
     write_tensors(tmp_path / "s.safetensors", state.entries, {**ABOUT, **place, "tree": json.dumps(state.tree)})
     value = Value("_inner", dict, lambda given: given["b"])

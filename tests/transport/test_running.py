@@ -8,7 +8,7 @@ import time
 import pytest
 
 from clusterctl.errors import NodeError, UnreachableError
-from clusterctl.transport import Command, Raw, RemotePath, Transport, command
+from clusterctl.transport import Raw, RemoteCommand, RemotePath, Transport, command
 from clusterctl.transport.channels import speaking
 from support.nodes import TestNode
 from support.processes import wait_until
@@ -16,7 +16,7 @@ from support.processes import wait_until
 MB = 1024 * 1024
 
 
-def sh(script: str) -> Command:
+def sh(script: str) -> RemoteCommand:
     return command("sh", "-c", script)
 
 

@@ -19,12 +19,12 @@ from typing import Any, Callable
 from clusterctl.agent.dispatch.edit import Edit
 from clusterctl.agent.dispatch.in_place import change, changed, journal_of, supersede, was_started
 from clusterctl.agent.dispatch.lengths import check_lengths
-from clusterctl.agent.dispatch.room import Need
+from clusterctl.agent.dispatch.room import RequiredSpace
 from clusterctl.agent.dispatch.staging import Staging
 from clusterctl.agent.node.content import (
     FEW,
+    LocalCopy,
     Row,
-    Source,
     Sums,
     exact_listing,
     find_sources,
@@ -43,17 +43,17 @@ from clusterctl.common.files import delete, digest_of, read_json, sync_directory
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.requests import DispatchRequest
 from clusterctl.common.safe_json import dumps, loads
-from clusterctl.common.tree import FILE, Entry, Stream, content_of_json, decode, fold_rows, order
+from clusterctl.common.tree import FILE, ByteReader, Entry, content_of_json, decode, fold_rows, order
 
 
 def receive(root: Path, request: DispatchRequest, peer: Peer) -> dict[str, Any]:
     """Serve one dispatch: report what this node has, then carry out the control machine's decision."""
     holder = {"nonce": request["nonce"], "node": request["node"], "by": request["by"]}
     with dispatch_lock(root, holder):
-        return _Dispatch(root, request, peer).serve()
+        return _DispatchReceiver(root, request, peer).serve()
 
 
-class _Dispatch:
+class _DispatchReceiver:
     def __init__(self, root: Path, request: DispatchRequest, peer: Peer) -> None:
         self._root = root
         self._request = request
@@ -68,7 +68,7 @@ class _Dispatch:
         self._edit: Edit | None = None
         self._entries: list[Entry] = []
         self._listed = b"[]"
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, LocalCopy] = {}
         self._torn: dict[str, tuple[Path, int]] = {}
         self._relay: Relay | None = None
         self._staging = incoming_dir(root) / f"{request['nonce']}-{os.getpid()}"
@@ -227,7 +227,7 @@ class _Dispatch:
         if self._exact and self._newest and not self._edit:
             for entry, stamp in self._base or ():
                 if stamp and entry.digest in sizes:
-                    self._sources[entry.digest] = Source(self._newest.dir / entry.path, stamp, False, True)
+                    self._sources[entry.digest] = LocalCopy(self._newest.dir / entry.path, stamp, False, True)
         missing = [digest for digest in sizes if digest not in self._sources]
         sources = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
         rehash = self._request["rehash"]
@@ -239,7 +239,7 @@ class _Dispatch:
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
-        need = Need(self._root, self._entries, self._sources, torn)
+        need = RequiredSpace(self._root, self._entries, self._sources, torn)
         same = self._edit.same if self._edit else Sums(directories=self._sums().directories)
         return {
             "missing": fold_rows(self._first_rows()),
@@ -316,7 +316,7 @@ class _Dispatch:
             message = self._request_missing(work)
         while True:
             if message["blobs"]:
-                work.take(Stream(self._peer.read_some, message["compressed"]), message["resume"])
+                work.take(ByteReader(self._peer.read_some, message["compressed"]), message["resume"])
             if not self._lacks(work):
                 return
             message = self._request_missing(work)  # the beginning of a torn file was wrong

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.content import BLOCK, Source, Sums
+from clusterctl.agent.node.content import BLOCK, LocalCopy, Sums
 from clusterctl.common.procfs import PROC, boot_id
 from clusterctl.common.tree import Entry
 
@@ -15,10 +15,10 @@ from clusterctl.common.tree import Entry
 COPIES_IN_FULL = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
 
 
-class Need:
+class RequiredSpace:
     """The bytes that a tree takes on this disk. `torn`: by digest, the bytes of a file that are already here."""
 
-    def __init__(self, root: Path, entries: list[Entry], sources: dict[str, Source], torn: dict[str, int]) -> None:
+    def __init__(self, root: Path, entries: list[Entry], sources: dict[str, LocalCopy], torn: dict[str, int]) -> None:
         self._root = root
         self._device = root.stat().st_dev
         self._entries = entries

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.dispatch.in_place import finish_directory, make_link, seal
-from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, lists_of, mark_verified, stamp_of
+from clusterctl.agent.node.content import TORN, LocalCopy, Row, Stamp, copy_file, lists_of, mark_verified, stamp_of
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import dumps
-from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, HEADER, LINK, Entry, Stream
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, HEADER, LINK, ByteReader, Entry
 
 LARGE = 8 << 20  # from this size on, an interrupted file is resumed
 
@@ -68,7 +68,7 @@ class Staging:
         lacking = (digest for digest, numbers in self._wanted.items() if not self.has(numbers[0]))
         return {digest: self._torn[digest].stat().st_size for digest in lacking if digest in self._torn}
 
-    def take(self, stream: Stream, resume: dict[str, int], *, strict: bool = True) -> None:
+    def take(self, stream: ByteReader, resume: dict[str, int], *, strict: bool = True) -> None:
         """Receive blobs until their end; for the files in `resume`, only the bytes after that offset.
 
         Raises AgentError for a blob that was not requested, or does not match its digest. If not `strict`, such blobs
@@ -98,7 +98,7 @@ class Staging:
                 self.bytes_received += size
                 arrived.write(dumps([digest.hex(), self._name(number), self._stamps[number]]) + b"\n")
 
-    def _write(self, number: int, offset: int, stream: Stream) -> bool:
+    def _write(self, number: int, offset: int, stream: ByteReader) -> bool:
         """Write a file from the stream. Return True if the bytes match the digest; others are not kept."""
         entry = self._entries[number]
         name = self._path / self._name(number)
@@ -166,7 +166,7 @@ class Staging:
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         self._stamps[number] = stamp_of(os.fstat(fd))
 
-    def copy(self, sources: dict[str, Source]) -> None:
+    def copy(self, sources: dict[str, LocalCopy]) -> None:
         """Copy all files that were not sent from their sources on this node."""
         for digest, numbers in self._wanted.items():
             done = [number for number in numbers if number in self._stamps]
@@ -179,10 +179,10 @@ class Staging:
                 self._copy(number, source)
                 source = self._own(number)
 
-    def _own(self, number: int) -> Source:
-        return Source(self._path / self._name(number), self._stamps[number], False, True)
+    def _own(self, number: int) -> LocalCopy:
+        return LocalCopy(self._path / self._name(number), self._stamps[number], False, True)
 
-    def _copy(self, number: int, source: Source) -> None:
+    def _copy(self, number: int, source: LocalCopy) -> None:
         entry, path = self._entries[number], self._path / self._name(number)
         moved = source.movable and _moved(source.path, path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)

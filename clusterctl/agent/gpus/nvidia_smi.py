@@ -39,7 +39,7 @@ LISTED_MIG = r"\s+MIG .*\(UUID: (MIG-[\w/-]{1,76})\)"
 UNPRINTABLE = r"[^ -~]+"
 
 
-class Answer(NamedTuple):
+class SmiOutput(NamedTuple):
     """The exit code, None if it did not end in time, and the output."""
 
     code: int | None
@@ -79,7 +79,7 @@ class Devices(NamedTuple):
     uuids: tuple[str, ...]
 
 
-class Reading(NamedTuple):
+class GpuReading(NamedTuple):
     """The devices; the GPUs, by index; and the processes that use them."""
 
     devices: Devices
@@ -100,15 +100,15 @@ def list_devices(program: str) -> Devices:
     return _devices(*_ask(program, [LIST]))
 
 
-def read(program: str) -> Reading:
+def read(program: str) -> GpuReading:
     """Return all of it. Raises NvidiaSmiError. A driver that cannot name the processes names none."""
     listed, gpus, users = _ask(program, [LIST, GPUS, USERS])
     by_uuid = {gpu.uuid: gpu for gpu in map(_gpu, _lines(gpus)) if gpu}
     known = [user for user in map(_user, _lines(users)) if user] if users.code in (0, WARNED) else []
-    return Reading(_devices(listed), sorted(by_uuid.values())[:MOST_GPUS], known[:MOST_USERS])
+    return GpuReading(_devices(listed), sorted(by_uuid.values())[:MOST_GPUS], known[:MOST_USERS])
 
 
-def _devices(listed: Answer) -> Devices:
+def _devices(listed: SmiOutput) -> Devices:
     gpus: list[tuple[str, str, list[str]]] = []
     for line in _lines(listed):
         if (found := re.match(LISTED, line)) and len(gpus) < MOST_GPUS:
@@ -151,7 +151,7 @@ def _clean(text: str) -> str:
     return re.sub(UNPRINTABLE, "?", text).strip()[:MOST_CHARS]
 
 
-def _lines(answer: Answer) -> list[str]:
+def _lines(answer: SmiOutput) -> list[str]:
     """Return the lines of a good answer. Raises NvidiaSmiError for another one."""
     if answer.code is None:
         raise NvidiaSmiError(f"{NAME} did not answer within {LIMIT_S:.0f} s")
@@ -168,12 +168,12 @@ def _said(line: str) -> str:
     return text if len(text) <= 2 * MOST_CHARS else text[: 2 * MOST_CHARS] + "..."
 
 
-def _ask(program: str, commands: Sequence[Sequence[str]]) -> list[Answer]:
+def _ask(program: str, commands: Sequence[Sequence[str]]) -> list[SmiOutput]:
     """Run it with each of these arguments, at the same time."""
     deadline = time.monotonic() + LIMIT_S
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         try:
-            running = [stack.enter_context(_Running(program, arguments)) for arguments in commands]
+            running = [stack.enter_context(_SmiProcess(program, arguments)) for arguments in commands]
         except OSError as exc:
             raise NvidiaSmiError(f"cannot run {program}: {exc.strerror}") from exc
         for one in running:
@@ -186,7 +186,7 @@ def _ask(program: str, commands: Sequence[Sequence[str]]) -> list[Answer]:
         return [one.answer(deadline) for one in running]
 
 
-class _Running:
+class _SmiProcess:
     """One run of it, in a session of its own. Raises OSError if it cannot be started."""
 
     def __init__(self, program: str, arguments: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ class _Running:
         self.output = self._process.stdout
         self._text = b""
 
-    def __enter__(self) -> _Running:
+    def __enter__(self) -> _SmiProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -213,7 +213,7 @@ class _Running:
         self._text += data
         return bool(data) and len(self._text) < MOST_BYTES
 
-    def answer(self, deadline: float) -> Answer:
+    def answer(self, deadline: float) -> SmiOutput:
         """Return its answer. At the deadline kill it, and leave it: a driver may keep it in the kernel for ever."""
         code = None
         try:
@@ -223,4 +223,4 @@ class _Running:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_S)
-        return Answer(code, self._text.decode(errors="replace"))
+        return SmiOutput(code, self._text.decode(errors="replace"))

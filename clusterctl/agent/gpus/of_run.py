@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from clusterctl.agent.gpus import nvidia_smi
-from clusterctl.agent.gpus.nvidia_smi import NvidiaSmiError, Reading
+from clusterctl.agent.gpus.nvidia_smi import GpuReading, NvidiaSmiError
 from clusterctl.agent.gpus.usage import MOST_SHOWN, Owner, as_answer, described, owner_of
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.process_environment import trainer_devices
@@ -34,7 +34,7 @@ def add_gpus(run: RunPaths, spec: RunSummary, answer: dict[str, Any], *, live: b
     answer["gpus"] = as_answer(devices, reading.gpus, users[:MOST_SHOWN])
 
 
-def _take_own(run: RunPaths, trainers: list[dict[str, Any]], reading: Reading) -> list[dict[str, Any]]:
+def _take_own(run: RunPaths, trainers: list[dict[str, Any]], reading: GpuReading) -> list[dict[str, Any]]:
     """Add the memory of the run's own processes to their trainers. Return the other users."""
     used: dict[tuple[str, str], int] = {}
     others = []

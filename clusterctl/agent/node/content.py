@@ -46,7 +46,7 @@ class Row(NamedTuple):
     stamp: Stamp | None
 
 
-class Source(NamedTuple):
+class LocalCopy(NamedTuple):
     """A file on this node with the wanted bytes; it may be moved if nothing else needs it.
 
     If it is not `sure`, a power cut may have damaged it.
@@ -162,12 +162,12 @@ def exact_listing(job_dir: Path) -> str | None:
 
 def find_sources(
     root: Path, wanted: Collection[str], sizes: dict[str, int], beat: Callable[[], None]
-) -> dict[str, Source]:
+) -> dict[str, LocalCopy]:
     """Return files of this node with the wanted digests: first from interrupted dispatches, then from the newest jobs.
 
     `beat` is called periodically: a job of 100,000 files takes half a second.
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, LocalCopy] = {}
     missing = set(wanted)
     for digest, source in _left_over(incoming_dir(root)):
         if digest in missing and is_still(source, sizes[digest]):
@@ -184,7 +184,7 @@ def find_sources(
     return sources
 
 
-def is_still(source: Source, size: int) -> bool:
+def is_still(source: LocalCopy, size: int) -> bool:
     try:
         status = source.path.lstat()
     except OSError:
@@ -192,7 +192,7 @@ def is_still(source: Source, size: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == size and stamp_of(status) == source.stamp
 
 
-def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
+def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, LocalCopy]]:
     try:
         text = (job.meta / "manifest").read_bytes()
     except OSError:
@@ -202,10 +202,10 @@ def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
     sure = is_verified(job.meta)
     for row in read_manifest(job.dir) or ():
         if row.stamp and row.entry.digest in missing:
-            yield row.entry.digest, Source(job.dir / row.entry.path, row.stamp, False, sure)
+            yield row.entry.digest, LocalCopy(job.dir / row.entry.path, row.stamp, False, sure)
 
 
-def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
+def _left_over(incoming: Path) -> Iterator[tuple[str, LocalCopy]]:
     """Yield files that arrived whole in interrupted dispatches: their staging directories keep a list."""
     for staging in incoming.iterdir():
         with suppress(OSError), (staging / "arrived").open() as lines:
@@ -213,7 +213,7 @@ def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
             for line in lines:
                 with suppress(ValueError, TypeError):  # the last line may be torn
                     digest, path, stamp = loads(line)
-                    yield digest, Source(staging / path, Stamp(*stamp), True, sure)
+                    yield digest, LocalCopy(staging / path, Stamp(*stamp), True, sure)
 
 
 def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[Path, int]]:
@@ -230,7 +230,7 @@ def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[Path, in
     return torn
 
 
-def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> None:
+def copy_file(source: LocalCopy, size: int, fd: int, beat: Callable[[], None]) -> None:
     """Copy a source into an open file; the file system may share the bytes between both.
 
     `beat` is called periodically. Raises AgentError if the source changes in the meantime.

@@ -22,7 +22,7 @@ HOLDER_BYTES = 200
 LOCK_S = 0.5  # a process that only tests the lock holds it for an instant
 
 
-class Starter(NamedTuple):
+class LockHolder(NamedTuple):
     """The process that took a job's lock last, and its host."""
 
     pid: int
@@ -43,11 +43,11 @@ def host_name() -> str:
     return os.uname().nodename
 
 
-def starter_of(job: JobPaths) -> Starter | None:
+def starter_of(job: JobPaths) -> LockHolder | None:
     """Return the process that took the lock last, None if it is not known."""
     written = read_json(job.lock)
     try:
-        return Starter(int(written["pid"]), int(written["ticks"]), str(written["boot"]), str(written["host"]))
+        return LockHolder(int(written["pid"]), int(written["ticks"]), str(written["boot"]), str(written["host"]))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -88,7 +88,7 @@ class LogWriter:
         self._index.close()
 
 
-class Line(NamedTuple):
+class LoggedLine(NamedTuple):
     """One line of a log: the time of its first byte, its bytes without the newline, and the offset after it."""
 
     t: float
@@ -118,7 +118,7 @@ class LogReader:
         self._words = words
         self.offset = offset
         self._rest = b""
-        self._found: list[Line] = []  # by seek_tail, the last one first
+        self._found: list[LoggedLine] = []  # by seek_tail, the last one first
         self._found_until = 0
 
     def files(self) -> list[tuple[int, Path]]:
@@ -169,7 +169,7 @@ class LogReader:
         self.offset = max(self.offset, self._line_start(end if first is None else min(first, end)))
 
     def seek_tail(
-        self, lines: int, wanted: Callable[[Line], object] = lambda line: True, end: int | None = None
+        self, lines: int, wanted: Callable[[LoggedLine], object] = lambda line: True, end: int | None = None
     ) -> None:
         """Skip all but the last `lines` wanted lines between here and `end`, reading backwards."""
         end = self.end() if end is None else end
@@ -177,7 +177,7 @@ class LogReader:
         self.offset = found[-1][0] if found else max(self.offset, end)
         self._found, self._found_until = [line for _, line in found], end
 
-    def _backwards(self, end: int) -> Iterator[tuple[int, Line]]:
+    def _backwards(self, end: int) -> Iterator[tuple[int, LoggedLine]]:
         """Yield the lines between here and `end`, the last one first, each with the end of the line before.
 
         They are the lines that a reader from the beginning yields, except for lines longer than LONGEST_SEARCH, of
@@ -231,7 +231,7 @@ class LogReader:
                 break
         return b""
 
-    def lines(self, *, final: bool, until: int | None = None) -> Iterator[Line]:
+    def lines(self, *, final: bool, until: int | None = None) -> Iterator[LoggedLine]:
         """Yield the complete lines from here to the current end, or to the offset `until`.
 
         With `final` also yield a last line without a newline.
@@ -253,13 +253,13 @@ class LogReader:
             text, self._rest = self._rest, b""
             yield self._line(text, len(text), self._index.times(self.offset, self.offset + 1))
 
-    def _found_lines(self) -> Iterator[Line]:
+    def _found_lines(self) -> Iterator[LoggedLine]:
         while self._found:
             line = self._found.pop()
             self.offset = line.end if self._found else self._found_until
             yield line
 
-    def _split(self, data: bytes, times: Times) -> Iterator[Line]:
+    def _split(self, data: bytes, times: Times) -> Iterator[LoggedLine]:
         start = 0
         while True:
             end = data.find(b"\n", start, start + LONGEST_LINE)
@@ -279,10 +279,10 @@ class LogReader:
         self.offset += end
         self._rest = data[end:]
 
-    def _line(self, text: bytes, length: int, times: Times) -> Line:
+    def _line(self, text: bytes, length: int, times: Times) -> LoggedLine:
         t = times.at(self.offset)
         self.offset += length
-        return Line(t, text, self.offset)
+        return LoggedLine(t, text, self.offset)
 
 
 class EventReader:

@@ -14,7 +14,7 @@ from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.run_spec import ResumePoint
 
 
-class SavedModel(NamedTuple):
+class ModelDirectory(NamedTuple):
     """A directory with pieces of a model, of which only the lead's node knows that it is `complete`."""
 
     directory: Path
@@ -53,7 +53,7 @@ def _continued(run: RunPaths) -> ResumePoint | None:
     return point if point is not None and point.job is None and int(point.run) < int(run.run) else None
 
 
-def models_in(place: Path) -> Iterator[SavedModel]:
+def models_in(place: Path) -> Iterator[ModelDirectory]:
     """Yield the models in a directory of outputs."""
     for directory in sorted(place.iterdir()) if place.is_dir() else ():
         if not is_tag(directory.name) or directory.is_symlink() or not directory.is_dir():
@@ -66,10 +66,10 @@ def models_in(place: Path) -> Iterator[SavedModel]:
         if about is not None or piece is not None:
             step = known.get("step")
             whole = int(step) if isinstance(step, (int, str)) and str(step).isdigit() else -1
-            yield SavedModel(directory, str(known.get("run", "")), whole, about is not None)
+            yield ModelDirectory(directory, str(known.get("run", "")), whole, about is not None)
 
 
-def copied_models(run: RunPaths) -> Iterator[SavedModel]:
+def copied_models(run: RunPaths) -> Iterator[ModelDirectory]:
     """Yield the complete models of a run, and of those that it resumed, whose manifest this node was given."""
     most, last = None, run
     while True:
@@ -78,7 +78,7 @@ def copied_models(run: RunPaths) -> Iterator[SavedModel]:
                 about = read_manifest(directory)
                 if about is None or about.get("checkpoint") or (most is not None and about["step"] > most):
                     continue
-                yield SavedModel(directory, str(about.get("run", "")), int(about["step"]), complete=True)
+                yield ModelDirectory(directory, str(about.get("run", "")), int(about["step"]), complete=True)
         point = _continued(last)
         if point is None:
             return

@@ -30,7 +30,7 @@ OK, REFUSED, SILENT, NO_ROUTE, MUTE, STRANGER = "ok", "refused", "silent", "no_r
 NO_ROUTES = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
-class Target(NamedTuple):
+class ProbeTarget(NamedTuple):
     """A listening port of another node, and the token of its probe."""
 
     node: int
@@ -104,7 +104,7 @@ class Answerer:
 class _Probe:
     """One connection to a target, from connecting to its proof; `done` is called once, with its outcome."""
 
-    def __init__(self, loop: EventLoop, target: Target, done: Callable[[Result], None]) -> None:
+    def __init__(self, loop: EventLoop, target: ProbeTarget, done: Callable[[Result], None]) -> None:
         self._loop = loop
         self._target = target
         self._done = done
@@ -167,7 +167,7 @@ def answering(listeners: Sequence[socket.socket]) -> Iterator[list[list[Any]]]:
         answerer.close()
 
 
-def try_all(targets: Sequence[Target]) -> list[Result]:
+def try_all(targets: Sequence[ProbeTarget]) -> list[Result]:
     """Probe every target, at most 32 at a time; each has 5 s to connect and 10 s to answer."""
     todo = deque(targets)
     results: list[Result] = []

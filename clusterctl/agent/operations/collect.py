@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from clusterctl.agent.node.checkpoint_files import PIECES, is_merged_by_us, piece_header
 from clusterctl.agent.node.jobs import find_job, pick_run, read_state, warnings_of
-from clusterctl.agent.node.outputs import SavedModel, copied_models, is_part_of_model, models_in, output_places
+from clusterctl.agent.node.outputs import ModelDirectory, copied_models, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.manifest import MERGED_NAME, is_tag, read_manifest
@@ -83,7 +83,7 @@ def collect(root: Path, request: CollectRequest, peer: Peer) -> dict[str, Any]:
     return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
 
 
-def _row(model: SavedModel) -> dict[str, Any]:
+def _row(model: ModelDirectory) -> dict[str, Any]:
     """Describe a complete model, with the files that its manifest names."""
     files: list[str] = []
     with contextlib.suppress(OSError, ValueError):
@@ -91,7 +91,7 @@ def _row(model: SavedModel) -> dict[str, Any]:
     return {"tag": model.directory.name, "run": model.run, "step": model.step, "files": files}
 
 
-def _held(models: list[SavedModel]) -> list[dict[str, Any]]:
+def _held(models: list[ModelDirectory]) -> list[dict[str, Any]]:
     """Return the pieces that this node has of each model, by tag."""
     rows: dict[str, dict[str, Any]] = {}
     for model in models:
@@ -154,7 +154,7 @@ def _size(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _models(places: list[Path], run: RunPaths | None) -> tuple[list[SavedModel], set[Path]]:
+def _models(places: list[Path], run: RunPaths | None) -> tuple[list[ModelDirectory], set[Path]]:
     """Return the run's models, and the directories of models that later runs have put into places they share."""
     own, others = list(models_in(places[0])), set()
     for model in (model for place in places[1:] for model in models_in(place)):

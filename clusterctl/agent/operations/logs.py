@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.node.jobs import describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
-from clusterctl.agent.node.log_files import EventReader, Line, LogReader
+from clusterctl.agent.node.log_files import EventReader, LoggedLine, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, log_stem
@@ -86,15 +86,15 @@ class Streams:
         """Yield new lines of all streams in time order: [time, stream, text, offset after]."""
         return self._merged(reader.lines(final=final) for reader in self.readers)
 
-    def _merged(self, streams: Iterable[Iterable[Line]]) -> Iterator[list[Any]]:
+    def _merged(self, streams: Iterable[Iterable[LoggedLine]]) -> Iterator[list[Any]]:
         return heapq.merge(*(self._tagged(i, lines) for i, lines in enumerate(streams)), key=lambda row: row[0])
 
-    def _tagged(self, stream: int, lines: Iterable[Line]) -> Iterator[list[Any]]:
+    def _tagged(self, stream: int, lines: Iterable[LoggedLine]) -> Iterator[list[Any]]:
         for line in lines:
             if self._is_wanted(stream, line):
                 yield [line.t, stream, line.text.decode(errors="replace"), line.end]
 
-    def _is_wanted(self, stream: int, line: Line) -> bool:
+    def _is_wanted(self, stream: int, line: LoggedLine) -> bool:
         return line.t >= self._since and bool(self._matches[stream](line.text))
 
 
@@ -164,7 +164,7 @@ def follow(root: Path, request: FollowRequest, peer: Peer) -> dict[str, Any]:
     send(streams.present(final=over))
     peer.send({"caught_up": True})
     quiet_since = time.monotonic()
-    shown: _Shown | None = None
+    shown: _ScreenLog | None = None
     while True:
         over = supervision.is_over()
         sent = send(streams.lines(final=over)) + (shown.send(peer, final=over) if shown else 0)
@@ -179,13 +179,13 @@ def follow(root: Path, request: FollowRequest, peer: Peer) -> dict[str, Any]:
         if message is not None and "show" not in message:
             return {}
         if message is not None:
-            shown = _Shown(run, message["show"], peer.beat, final=over) if message["show"] else None
+            shown = _ScreenLog(run, message["show"], peer.beat, final=over) if message["show"] else None
             continue
         if not over:
             peer.readable((), POLL_S)
 
 
-class _Shown:
+class _ScreenLog:
     """One process whose log is on the screen."""
 
     def __init__(self, run: RunPaths, wanted: ShownProcess, beat: Callable[[], None], *, final: bool) -> None:

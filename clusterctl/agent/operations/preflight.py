@@ -18,7 +18,7 @@ from clusterctl.agent.gpus.usage import report as report_gpus
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.ports import take_as_a_job
-from clusterctl.agent.node.reachability import Target, answering, try_all
+from clusterctl.agent.node.reachability import ProbeTarget, answering, try_all
 from clusterctl.agent.packages.interpreter import measure_shim, probe
 from clusterctl.agent.packages.venvs import find_for_job, find_newest
 from clusterctl.agent.peer import Peer
@@ -49,7 +49,7 @@ def check(root: Path, request: CheckRequest, peer: Peer) -> dict[str, Any]:
     with answering(listeners) as listening:
         report.update(_more_facts(root), listening=listening, busy=ports.holders(busy))
         peer.send({"facts": report})
-        targets = [Target(*target) for target in peer.receive()["targets"]]
+        targets = [ProbeTarget(*target) for target in peer.receive()["targets"]]
         peer.send({"clock": time.time()})
         peer.send({"reach": try_all(targets)})
         peer.receive()

@@ -27,8 +27,8 @@ from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.other_jobs import other_jobs
 from clusterctl.agent.node.ports import find_taken, take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
-from clusterctl.agent.node.reachability import Target, answering, try_all
-from clusterctl.agent.operations.takeover import await_former_life
+from clusterctl.agent.node.reachability import ProbeTarget, answering, try_all
+from clusterctl.agent.operations.takeover import await_earlier_run
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
 from clusterctl.agent.peer import Peer
@@ -51,7 +51,7 @@ EXITING_S = 0.5  # for processes that are just exiting
 def start(root: Path, request: StartRequest, peer: Peer) -> dict[str, Any]:
     job, ran = _find(root, request["ref"])
     _check_identity(job, request)
-    await_former_life(job, peer, patient=request.get("patient", False), locked=request["locked"])
+    await_earlier_run(job, peer, patient=request.get("patient", False), locked=request["locked"])
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
         _check_nothing_left(job)
@@ -154,7 +154,7 @@ def _wait_for_go(ready: dict[str, Any], request: StartRequest, peer: Peer) -> di
         peer.send({"ready": {**ready, "listening": listening}})
         message = peer.receive()
         if "reach" in message:
-            peer.send({"reach": try_all([Target(*target) for target in message["reach"]])})
+            peer.send({"reach": try_all([ProbeTarget(*target) for target in message["reach"]])})
             message = peer.receive()
     return message
 
@@ -272,7 +272,7 @@ def rejoin(root: Path, request: RejoinRequest, peer: Peer) -> dict[str, Any]:
         raise AgentError(
             "the keys of the run are gone from this node", hint="run clusterctl stop, then clusterctl start --resume"
         )
-    await_former_life(job, peer, patient=True)
+    await_earlier_run(job, peer, patient=True)
     # A guardian may still be ending leftover processes.
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:

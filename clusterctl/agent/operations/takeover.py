@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.node.jobs import is_free, pick_run, read_state, read_summary
-from clusterctl.agent.node.locks import Starter, starter_of
+from clusterctl.agent.node.locks import LockHolder, starter_of
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json
@@ -31,7 +31,7 @@ Sign = tuple[object, ...]
 Clock = Callable[[], float]
 
 
-def await_former_life(
+def await_earlier_run(
     job: JobPaths, peer: Peer, *, patient: bool = False, locked: int | None = None, clock: Clock = time.monotonic
 ) -> None:
     """Wait until what an earlier run may have left can no longer write to the job directory.
@@ -57,7 +57,7 @@ def await_former_life(
                 return
 
 
-def _looks(peer: Peer, starter: Starter, clock: Clock) -> Iterator[float]:
+def _looks(peer: Peer, starter: LockHolder, clock: Clock) -> Iterator[float]:
     """Yield the seconds that have passed, about once a second. Raises `Gone`."""
     began = clock()
     while True:
@@ -67,7 +67,9 @@ def _looks(peer: Peer, starter: Starter, clock: Clock) -> Iterator[float]:
         peer.look()
 
 
-def _await_silence(run: RunPaths, starter: Starter, grace_s: float, looks: Iterator[float], patience_s: float) -> None:
+def _await_silence(
+    run: RunPaths, starter: LockHolder, grace_s: float, looks: Iterator[float], patience_s: float
+) -> None:
     """Wait until a run on another machine has ended, or has been silent for `grace_s`: then its lock counts no more."""
     sign, age_s = _look(run)
     since_s = -min(age_s, max(0.0, grace_s - WATCH_S))
@@ -116,7 +118,7 @@ def _is_stopping(run: RunPaths) -> bool:
     return bool(read_state(run).get("phase") == "stopping")
 
 
-def _still_running(run: RunPaths, starter: Starter) -> AgentError:
+def _still_running(run: RunPaths, starter: LockHolder) -> AgentError:
     name, where = run.job.dir.name, starter.host
     return AgentError(
         f"{name} is still running on {where} (run {int(run.run)})",

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.relay.links import STALL_S, Branch, Keys, Lag
+from clusterctl.agent.relay.links import STALL_S, DownstreamNode, Keys, Lag
 from clusterctl.agent.tls import shake_hands
 from clusterctl.transfer.tls import mutual_context, peer_name
 
@@ -37,7 +37,7 @@ class Downstream:
     user of the relay sends: passing pieces to a thread costs more than TLS.
     """
 
-    def __init__(self, loop: EventLoop, context: ssl.SSLContext, branch: Branch) -> None:
+    def __init__(self, loop: EventLoop, context: ssl.SSLContext, branch: DownstreamNode) -> None:
         self.name = branch.name
         self.lost = False
         self._loop = loop

@@ -22,7 +22,7 @@ class Keys(NamedTuple):
     authority: str
 
 
-class Branch(NamedTuple):
+class DownstreamNode(NamedTuple):
     """A downstream node: its address, the name in its certificate, and the number of nodes in its branch."""
 
     address: str

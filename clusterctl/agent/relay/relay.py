@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.relay.links import CUT_S, PIECE, Branch, Keys, RelayBroken, Source
+from clusterctl.agent.relay.links import CUT_S, PIECE, DownstreamNode, Keys, RelayBroken, Source
 
 if TYPE_CHECKING:  # ssl takes 15 ms to import, and is needed only for relays
     from clusterctl.agent.relay.downstream import Downstream
@@ -47,7 +47,12 @@ class Relay:
         self._rest = memoryview(b"")
 
     def start(
-        self, keys: Keys, upstream: str | None, downstream: Sequence[Branch], length: int, source: Source | None = None
+        self,
+        keys: Keys,
+        upstream: str | None,
+        downstream: Sequence[DownstreamNode],
+        length: int,
+        source: Source | None = None,
     ) -> None:
         """Connect to the downstream nodes, and accept `upstream`; without one, `source(n)` returns up to n bytes.
 
@@ -66,7 +71,7 @@ class Relay:
         if downstream:
             context = tls_context(keys, server=False)
             for branch in downstream:
-                self._downstream.append(Downstream(loop, context, Branch(*branch)))
+                self._downstream.append(Downstream(loop, context, DownstreamNode(*branch)))
         self._end_connecting = loop.run_in_thread("relay")
 
     def read(self, count: int) -> memoryview:

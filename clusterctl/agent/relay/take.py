@@ -6,10 +6,10 @@ from typing import Any, Callable
 
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.peer import Peer
-from clusterctl.agent.relay.links import Branch, Keys, RelayBroken
+from clusterctl.agent.relay.links import DownstreamNode, Keys, RelayBroken
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.common.errors import AgentError, Gone
-from clusterctl.common.tree import Stream
+from clusterctl.common.tree import ByteReader
 
 
 def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[str, Any]]:
@@ -22,7 +22,7 @@ def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[s
     return relay, {"address": own, "port": relay.port}
 
 
-def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[Stream], None]) -> None:
+def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[ByteReader], None]) -> None:
     """Give `sink` the stream, as far as it arrives, and forward all of it. Errors of `sink` are raised.
 
     All nodes but the first report to the control machine how many bytes have arrived. Raises Gone on the first node,
@@ -30,7 +30,7 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
     """
     arrived = 0
     source = None if how["upstream"] else _from_control_machine(peer)
-    branches = [Branch(*branch) for branch in how["downstream"]]
+    branches = [DownstreamNode(*branch) for branch in how["downstream"]]
 
     def read(count: int) -> memoryview:
         nonlocal arrived
@@ -41,7 +41,7 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
 
     try:
         _start(relay, Keys(how["own"], how["authority"]), how["upstream"], branches, how["length"], source)
-        sink(Stream(read, compressed=False))
+        sink(ByteReader(read, compressed=False))
     except (RelayBroken, Gone):
         if how["upstream"] is None:
             raise Gone from None

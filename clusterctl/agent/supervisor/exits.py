@@ -67,7 +67,7 @@ def shortage(tail: Sequence[str], limits: Limits) -> Shortage | None:
     return None
 
 
-class Explanation(ExitFacts):
+class ExitReport(ExitFacts):
     """The message about an exit, and its facts."""
 
     message: str
@@ -90,7 +90,7 @@ class ExitClassifier:
         elif message["event"] == "step":
             child.peers = []
 
-    def explain(self, child: Child, tail: Sequence[str], unfinished: str | None = None) -> Explanation:
+    def explain(self, child: Child, tail: Sequence[str], unfinished: str | None = None) -> ExitReport:
         """The message about an exit, and its facts. `oom`, `stalled` and `hopeless` are present only if true.
 
         `unfinished` is the reason why an exit with code 0 is a failure, and present only then.
@@ -99,9 +99,9 @@ class ExitClassifier:
         if unfinished is None:
             return explanation
         message = f"{describe_exit(0)} {UNFINISHED[unfinished]}"
-        return typed(Explanation, {**explanation, "message": message, "unfinished": unfinished})
+        return typed(ExitReport, {**explanation, "message": message, "unfinished": unfinished})
 
-    def _explain(self, child: Child, tail: Sequence[str]) -> Explanation:
+    def _explain(self, child: Child, tail: Sequence[str]) -> ExitReport:
         code = child.exit_code or 0
         if child.stalled is not None:
             return {"message": child.stalled, "stalled": True, "reason": None, "limit": None, "peers": child.peers}

@@ -17,7 +17,7 @@ from clusterctl.common.engines import ENGINES, Endpoints, ports_of
 from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
-from clusterctl.common.process_environment import NodeFacts, environment, inherited
+from clusterctl.common.process_environment import LaunchFacts, environment, inherited
 
 RUNNING_AFTER_S = 1.0  # a program that never sends a message counts as running after this time
 READY_LIMIT_S = 60.0
@@ -103,7 +103,7 @@ class Launcher:
             self._context.loop.after(RUNNING_AFTER_S, lambda: self.running(child))
 
     def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
-        facts = NodeFacts(
+        facts = LaunchFacts(
             str(self._context.run.job.dir),
             PACKAGE_ROOT,
             self._cores,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from clusterctl.agent.supervisor.run_context import Record
+from clusterctl.agent.supervisor.run_context import EventRecorder
 from clusterctl.common.files import mark
 from clusterctl.common.paths import RunPaths
 
@@ -19,7 +19,7 @@ class LockWatch:
     A new life of the job writes another name into it, or puts another in its place.
     """
 
-    def __init__(self, run: RunPaths, fd: int, record: Record) -> None:
+    def __init__(self, run: RunPaths, fd: int, record: EventRecorder) -> None:
         self._run = run
         self._job = run.job
         self._fd = fd

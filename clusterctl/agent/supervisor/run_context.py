@@ -13,7 +13,7 @@ from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
 
 
-class Record(Protocol):
+class EventRecorder(Protocol):
     def __call__(self, event: Event, child: Child | None = None, /) -> None: ...
 
 
@@ -33,7 +33,7 @@ class RunContext(NamedTuple):
     run: RunPaths
     spec: RunSpec
     loop: EventLoop
-    record: Record
+    record: EventRecorder
     forward: Callable[[Mapping[str, Any], Child], None]
     send: Callable[[Report], None]
     fail: Fail

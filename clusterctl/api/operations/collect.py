@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import Cluster, combined, failures
-from clusterctl.collect import Collection, Selection
+from clusterctl.collect import Collection, ModelSelection
 from clusterctl.collect import collect as run
 from clusterctl.common.manifest import is_tag
 from clusterctl.common.paths import is_job_id
@@ -20,7 +20,7 @@ from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectResult:
     """The files of a run that `target` has now. `problem` is the error to report if files of some nodes are missing, or
     the newest model cannot be completed.
     """
@@ -61,21 +61,21 @@ def collect(
     *,
     tag: str | None = None,
     every: bool = False,
-) -> Collected:
+) -> CollectResult:
     """Collect a run into `output` (None: the directory named like the job). `report(node, done, total)` counts bytes.
 
     With `every`, all complete models are brought, else `tag` or the newest one.
     """
     job, members = find(cluster, named.job, run=named.run)
     target = output or _default_target(job, None if named.chosen else named.job)
-    collection = run(cluster, members.nodes, job, target, report, Selection(members.run, tag, every))
+    collection = run(cluster, members.nodes, job, target, report, ModelSelection(members.run, tag, every))
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
     errors += _unnameable(collection)
     if collection.skipped and not errors:
         instead = f"{collection.tag} was collected instead" if collection.model else "neither can any before it"
         errors.append(NodeError(f"the newest model, {collection.skipped[0].tag}, cannot be completed; {instead}"))
     problem = combined(errors, len(collection.outcomes), "collect") if errors else None
-    return Collected(job, members, target, collection, problem)
+    return CollectResult(job, members, target, collection, problem)
 
 
 def _default_target(job: str, ref: str | None) -> Path:

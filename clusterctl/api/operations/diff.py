@@ -10,7 +10,7 @@ from clusterctl.api.operations.references import job_ref, run_of
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError
-from clusterctl.observe.record.compare import Comparison, compare
+from clusterctl.observe.record.compare import RunDiff, compare
 from clusterctl.observe.record.contents import Contents, read_contents
 from clusterctl.observe.record.history import read_history
 from clusterctl.observe.record.model import RunRecord
@@ -27,7 +27,7 @@ class Differences:
     `problem` is the error to report if nodes did not answer.
     """
 
-    compared: Comparison
+    compared: RunDiff
     records: tuple[RunRecord, RunRecord]
     contents: tuple[Contents, Contents]
     errors: dict[str | None, ClusterctlError]

@@ -20,7 +20,7 @@ from clusterctl.inventory import Node
 
 
 @dataclass(frozen=True)
-class Scanned:
+class ScannedWorkspace:
     """A workspace that was read. `missing`: a message for each script that a role runs and that is not in it."""
 
     workspace: Workspace
@@ -30,7 +30,7 @@ class Scanned:
 
 def scan(
     cluster: Cluster, directory: Path, *, cache: Path, rehash: bool = False, report: Callable[[int, int], None]
-) -> Scanned:
+) -> ScannedWorkspace:
     """Read a workspace, while connections to the nodes are being made. `report(done, total)` counts bytes."""
     cluster.warm_up()
 
@@ -43,7 +43,7 @@ def scan(
     listed = cluster.settings.shards and not _is_of_a_fake_cluster(cluster.settings.source)
     unmatched = shards.unmatched() if listed else []
     warnings = (*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings)
-    return Scanned(workspace, tuple(missing), warnings)
+    return ScannedWorkspace(workspace, tuple(missing), warnings)
 
 
 def _is_of_a_fake_cluster(conf: Path | None) -> bool:
@@ -51,7 +51,7 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
     return conf is not None and conf_is_ours(conf)
 
 
-def need_scripts(cluster: Cluster, directory: Path, scanned: Scanned) -> None:
+def need_scripts(cluster: Cluster, directory: Path, scanned: ScannedWorkspace) -> None:
     """Refuse a workspace without the scripts that are to run: its job is to start now."""
     if scanned.missing:
         hint = f"add it to {directory}, or set the command in {cluster.settings.source}"

@@ -12,7 +12,7 @@ from clusterctl.cluster.remote_command import run_command
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.status import find_directories
-from clusterctl.transport import Command, Raw, RemotePath
+from clusterctl.transport import Raw, RemoteCommand, RemotePath
 
 AT_ONCE = 256  # nodes: commands may run long, and the last node should not wait for the first
 LINE_BYTES = 64 << 10
@@ -20,7 +20,7 @@ LINE_BYTES = 64 << 10
 
 def run(
     cluster: Cluster,
-    commands: Callable[[Node], Command],
+    commands: Callable[[Node], RemoteCommand],
     take: Callable[[Node, bytes, bool], None],
     end: Callable[[Node, int], None],
 ) -> list[NodeOutcome[int]]:
@@ -37,7 +37,9 @@ def run(
     return cluster.map(work, at_once=AT_ONCE)
 
 
-def in_directory_of(cluster: Cluster, job: str | None, command: Command) -> tuple[str, Callable[[Node], Command]]:
+def in_directory_of(
+    cluster: Cluster, job: str | None, command: RemoteCommand
+) -> tuple[str, Callable[[Node], RemoteCommand]]:
     """Return the id of a job, and a function that returns the command in its directory on a node.
 
     It raises for a node that does not have the job.
@@ -47,16 +49,16 @@ def in_directory_of(cluster: Cluster, job: str | None, command: Command) -> tupl
     return found, lambda node: in_directory(by_node[node.id].get()["dir"], command)
 
 
-def in_directory(directory: str, command: Command) -> Command:
+def in_directory(directory: str, command: RemoteCommand) -> RemoteCommand:
     """Return the command to run in a directory; it does not run if there is no such directory."""
     is_shell_text = any(isinstance(argument, Raw) for argument in command.argv)
     enter = (Raw("cd"), RemotePath(directory), Raw("|| exit;"), *(() if is_shell_text else (Raw("exec"),)))
-    return Command((*enter, *command.argv))
+    return RemoteCommand((*enter, *command.argv))
 
 
-def remote_command(words: list[str]) -> Command:
+def remote_command(words: list[str]) -> RemoteCommand:
     """Build the command: one argument is a shell command line, several are a program and its arguments."""
-    return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))
+    return RemoteCommand((Raw(words[0]),)) if len(words) == 1 else RemoteCommand(tuple(words))
 
 
 def problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
@@ -68,7 +70,7 @@ def problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
     return combined(errors, len(outcomes), "exec") if errors else None
 
 
-class Output:
+class NodeOutput:
     """The output of one node. The first bytes of each stream are kept, the rest only counted."""
 
     def __init__(self, limit: int) -> None:

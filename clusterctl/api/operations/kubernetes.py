@@ -12,8 +12,8 @@ from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.errors import ConfigError, UsageError
 from clusterctl.schedulers.kubernetes.kubectl import Kubectl
-from clusterctl.schedulers.kubernetes.manifest import CONTAINER, Submission, manifest, name_for, objects
-from clusterctl.schedulers.kubernetes.submit import Made, find, make_ready, remove
+from clusterctl.schedulers.kubernetes.manifest import CONTAINER, ManifestOptions, manifest, name_for, objects
+from clusterctl.schedulers.kubernetes.submit import CreatedObjects, find, make_ready, remove
 
 
 def hosts_of(settings: Settings, command: str) -> KubernetesHosts:
@@ -41,7 +41,7 @@ def in_namespace(hosts: KubernetesHosts, namespace: str | None) -> KubernetesHos
 class Pods:
     """Pods to make for a workspace, which become those of `hosts`."""
 
-    submission: Submission
+    submission: ManifestOptions
     hosts: KubernetesHosts
 
     @property
@@ -76,7 +76,7 @@ def pods_for(
             hint='write KEY=VALUE, as in kubernetes("app=train")',
         )
     id_ = secrets.token_hex(4)
-    submission = Submission(
+    submission = ManifestOptions(
         id=id_,
         name=name_for(workspace.absolute().name, id_),
         image=image,
@@ -90,11 +90,11 @@ def pods_for(
 
 
 @dataclass(frozen=True)
-class MadePods:
+class CreatedPods:
     """The pods that `submit` created for HOSTS. `made` is None if it created none."""
 
     kubectl: Kubectl
-    made: Made | None
+    made: CreatedObjects | None
 
     @property
     def where(self) -> str:
@@ -107,7 +107,7 @@ class MadePods:
             remove(self.kubectl, self.made.selector)
 
 
-def find_made(hosts: KubernetesHosts, environ: Mapping[str, str]) -> MadePods:
+def find_made(hosts: KubernetesHosts, environ: Mapping[str, str]) -> CreatedPods:
     """Look for the pods that `submit` created for HOSTS."""
     kubectl = Kubectl(environ, hosts.in_namespace)
-    return MadePods(kubectl, find(kubectl, str(hosts.selector)))
+    return CreatedPods(kubectl, find(kubectl, str(hosts.selector)))

@@ -15,7 +15,7 @@ from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.common.schema import typed
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Node, fold, nodeset
-from clusterctl.observe.follow import LogLine
+from clusterctl.observe.follow import OutputLine
 from clusterctl.observe.in_order import OrderedFollower
 from clusterctl.observe.logs import read_logs
 from clusterctl.observe.record.members import Members
@@ -28,7 +28,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
-class Selection:
+class RunLogs:
     """The lines of a run to read: of which `nodes`, and what is `wanted` of them, as for `read_logs`.
 
     `known` is the state of the run, `run` its number if it was named.
@@ -57,7 +57,7 @@ def select(
     wanted: LogSelection,
     *,
     to_follow: JobWatch | None = None,
-) -> Selection:
+) -> RunLogs:
     """Return the lines of a run on the `selected` nodes. Raises UsageError if there can be none.
 
     A scheduler's job `to_follow` needs a run that has begun on all nodes: raises NoRunError.
@@ -67,7 +67,7 @@ def select(
     if to_follow is not None and not _has_begun(known, nodes):
         raise NoRunError(to_follow.now())
     check_process(known, wanted["role"], wanted["rank"])
-    return Selection(known, nodes, named.run, wanted)
+    return RunLogs(known, nodes, named.run, wanted)
 
 
 def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
@@ -76,12 +76,12 @@ def _has_begun(known: JobStatus, nodes: Sequence[Node]) -> bool:
     return known.state not in LIVE or with_processes <= {process.node.id for process in known.processes}
 
 
-def read(cluster: Cluster, chosen: Selection) -> Iterator[LogLine]:
+def read(cluster: Cluster, chosen: RunLogs) -> Iterator[OutputLine]:
     """Yield the lines so far, in time order. Errors of nodes come after the lines of the others."""
     return read_logs(cluster, chosen.nodes, chosen.known.job, chosen.run, chosen.wanted)
 
 
-def follow(cluster: Cluster, chosen: Selection) -> OrderedFollower:
+def follow(cluster: Cluster, chosen: RunLogs) -> OrderedFollower:
     """Return the news of the lines so far and of all to come, until the run has ended. A context manager."""
     labels = {error.node for error in chosen.known.errors}
     silent = [node for node in chosen.nodes if node.label in labels]

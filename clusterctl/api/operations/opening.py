@@ -13,7 +13,7 @@ from clusterctl.transport import Ask
 
 
 @dataclass(frozen=True)
-class Opening:
+class ClusterOpener:
     """How to open the nodes of settings: those that `only` selects, None for all.
 
     `environ` is for the commands of schedulers, `ask` prompts for secrets, and `failed_last` are the ids that

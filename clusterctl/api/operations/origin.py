@@ -19,7 +19,7 @@ from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
-class Target:
+class StartTarget:
     """A dispatched `job` to start, or a workspace to dispatch first; `word` names it if no option does."""
 
     job: str | None = None
@@ -27,7 +27,7 @@ class Target:
     word: str | None = None
 
     @classmethod
-    def find(cls, word: str | None, job_workspace: str | None, package: Path | None, *, only_jobs: bool) -> Target:
+    def find(cls, word: str | None, job_workspace: str | None, package: Path | None, *, only_jobs: bool) -> StartTarget:
         """Return the target that `word` or one of the options names.
 
         An existing directory is a workspace, unless the other options go with a job only. Raises UsageError if `word`
@@ -43,7 +43,7 @@ class Target:
         return cls(job=word, word=word)
 
 
-def check_target(target: Target, options: OriginOptions, name: str | None) -> None:
+def check_target(target: StartTarget, options: OriginOptions, name: str | None) -> None:
     """Raise UsageError unless there is one job to start, at most one origin, and a plain name, if any."""
     check_origin(target.job, target.package, options, name)
     check_name(name)
@@ -59,7 +59,7 @@ def check_name(name: str | None) -> None:
         raise UsageError(f"--name {name!r} cannot be the name of a run", hint=hint)
 
 
-def job_to_start(cluster: Cluster, target: Target, options: OriginOptions, *, as_given: bool) -> str | None:
+def job_to_start(cluster: Cluster, target: StartTarget, options: OriginOptions, *, as_given: bool) -> str | None:
     """Return the reference of the job to send to the nodes; `as_given`: without asking the nodes.
 
     The name of a run means its job. A resume continues from the newest run, which has to be that one then.
@@ -100,8 +100,8 @@ def _unknown(word: str, options: OriginOptions) -> UsageError:
 
 
 def begin_or_continue(
-    cluster: Cluster, target: Target, options: OriginOptions, name: str | None
-) -> tuple[Target, OriginOptions]:
+    cluster: Cluster, target: StartTarget, options: OriginOptions, name: str | None
+) -> tuple[StartTarget, OriginOptions]:
     """Return what to start. A workspace to resume is the job of the newest run of this name, if it has a checkpoint.
 
     Otherwise the workspace is dispatched and started: so one command serves for every life of a job.
@@ -111,7 +111,7 @@ def begin_or_continue(
     named = resolve(cluster, name)
     job = need_newest(cluster, named) if named.chosen else None
     if job is not None and has_checkpoint(cluster, job):
-        return Target(job=job), options
+        return StartTarget(job=job), options
     return target, replace(options, resume=False, wanted_resume=True)
 
 

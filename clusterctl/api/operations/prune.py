@@ -14,7 +14,7 @@ from clusterctl.prune import PrunePlan
 
 
 @dataclass(frozen=True)
-class Found:
+class PruneProposal:
     """The jobs and content on the nodes, and the `plan` of what to remove. `errors`: from nodes that did not answer."""
 
     plan: PrunePlan
@@ -38,14 +38,14 @@ class Found:
         return {"jobs": jobs, "content": content, "bytes": self.plan.bytes, "removed": removed}
 
 
-def look(cluster: Cluster, *, keep: int, older_than_s: float) -> Found:
+def look(cluster: Cluster, *, keep: int, older_than_s: float) -> PruneProposal:
     """Ask every node, and choose what can go: all but the newest `keep` jobs and what was used in `older_than_s`."""
     outcomes = prune.look(cluster)
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
-    return Found(prune.choose(answers, keep, older_than_s), errors, len(outcomes))
+    return PruneProposal(prune.choose(answers, keep, older_than_s), errors, len(outcomes))
 
 
-def remove(cluster: Cluster, found: Found) -> list[ClusterctlError]:
+def remove(cluster: Cluster, found: PruneProposal) -> list[ClusterctlError]:
     """Remove what can go; return the errors of nodes that failed or where something was still in use."""
     return prune.remove(cluster, found.plan)

@@ -11,7 +11,7 @@ from clusterctl.cluster import Cluster, combined, failures
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.setup import Group, Prepared, Requirements, Wishes, prepare, read_requirements
+from clusterctl.setup import NodeGroup, Requirements, SetupOptions, SetupResult, prepare, read_requirements
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SetUp:
     """The outcome of a setup. `problem` is the error to report if nodes are not ready."""
 
     requirements: Requirements
-    done: Prepared
+    done: SetupResult
     problem: ClusterctlError | None
 
     def to_json(self) -> dict[str, Any]:
@@ -49,12 +49,12 @@ def setup(
     cache: Path,
     on_step: Callable[[Node | None, str], None] = lambda node, words: None,
 ) -> SetUp:
-    """Build the environment on every node that lacks it. See `clusterctl.setup.prepare` and `Wishes`."""
-    done = prepare(cluster, requirements, Wishes(offline, upgrade, uv), say, cache, on_step)
+    """Build the environment on every node that lacks it. See `clusterctl.setup.prepare` and `SetupOptions`."""
+    done = prepare(cluster, requirements, SetupOptions(offline, upgrade, uv), say, cache, on_step)
     return SetUp(requirements, done, _partial_failure(done))
 
 
-def _partial_failure(done: Prepared) -> ClusterctlError | None:
+def _partial_failure(done: SetupResult) -> ClusterctlError | None:
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None
@@ -65,7 +65,7 @@ def _partial_failure(done: Prepared) -> ClusterctlError | None:
     return error
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: NodeGroup) -> dict[str, Any]:
     return {
         "python": group.kind.python,
         "machine": group.kind.machine,

@@ -11,7 +11,7 @@ from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
 from clusterctl.errors import ConfigError, UsageError
 from clusterctl.schedulers.slurm.mark import PLANNED
-from clusterctl.schedulers.slurm.script import RUN_PREFIX, SAVE_S, Submission, script
+from clusterctl.schedulers.slurm.script import RUN_PREFIX, SAVE_S, ScriptOptions, script
 from clusterctl.schedulers.slurm.submit import Submitted, submit
 
 
@@ -19,7 +19,7 @@ from clusterctl.schedulers.slurm.submit import Submitted, submit
 class Order:
     """A workspace to run in a job of Slurm, and the script for it."""
 
-    submission: Submission
+    submission: ScriptOptions
     settings: Settings
     conf: Path
     workspace: Path
@@ -51,15 +51,15 @@ def order(
     conf, workspace = (settings.source or Path("conf.py")).absolute(), workspace.absolute()
     base = (sys.executable, "-m", "clusterctl", "--conf", str(conf))
     package = ("--job_dispatch_package", str(workspace))
-    name = ("--name", Submission.RUN)
+    name = ("--name", ScriptOptions.RUN)
     arguments = ("--", *args) if args else ()
-    submission = Submission(
+    submission = ScriptOptions(
         name=workspace.name,
         directory=str(conf.parent),
         output=str(conf.parent).replace("%", "%%") + "/slurm-%j.out",
         start=(*base, "start", *package, *name, *arguments),
         resume=(*base, "start", *package, *name, "--resume", *arguments),
-        save=(*base, "save", Submission.RUN, "--timeout", str(SAVE_S)),
+        save=(*base, "save", ScriptOptions.RUN, "--timeout", str(SAVE_S)),
         nodes=nodes,
         time=time,
         requeue=requeue,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.api.operations.origin import (
     OriginOptions,
-    Target,
+    StartTarget,
     begin_or_continue,
     job_to_start,
     kept_settings,
@@ -21,7 +21,7 @@ from clusterctl.cluster import Cluster
 from clusterctl.dispatch import check_exists
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.launch import LaunchPlan, Origin, Run, plan
+from clusterctl.launch import Launch, LaunchPlan, Origin, plan
 from clusterctl.launch import start as launch_run
 from clusterctl.observe.follow import Follower, is_passing
 from clusterctl.observe.record.live import LiveRecord
@@ -32,7 +32,7 @@ UP = ("running", "finishing")  # phases
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PlannedStart:
     """A start that was decided on: a `job` on the nodes of `cluster`, or a `package` to dispatch to them first.
 
     `origin` is what was asked for, without a resume where there is nothing to resume.
@@ -60,7 +60,7 @@ class Prepared:
 @contextlib.contextmanager
 def prepared(
     open_with: Callable[[Mapping[str, str]], AbstractContextManager[Cluster]],
-    target: Target,
+    target: StartTarget,
     origin: OriginOptions,
     args: Sequence[str] | None,
     *,
@@ -68,7 +68,7 @@ def prepared(
     given: Collection[str] = (),
     as_given: bool = False,
     only_plan: bool = False,
-) -> Iterator[Prepared]:
+) -> Iterator[PlannedStart]:
     """Open the nodes for a start of `target` from `origin`, and yield what is to be started.
 
     `open_with(kept)` opens them with these settings over its own. A run that is resumed keeps the settings that were
@@ -87,21 +87,21 @@ def prepared(
                 stack.close()
                 cluster = stack.enter_context(open_with(kept))
         launch = plan(cluster.settings, cluster.inventory, None if args is None else list(args), name=name)
-        yield Prepared(cluster, launch, job, target.package, origin)
+        yield PlannedStart(cluster, launch, job, target.package, origin)
 
 
 def start(
     cluster: Cluster,
     launch: LaunchPlan,
     ref: str | None,
-    on_go: Callable[[Run], None],
+    on_go: Callable[[Launch], None],
     *,
     origin: OriginOptions | None = None,
     on_origin: Callable[[Origin], None],
     on_wait: Callable[[Node, str], None],
     allow_partial: bool = False,
     failed: Mapping[int, ClusterctlError] | None = None,
-) -> Run:
+) -> Launch:
     """Start the job from its `origin`, if any; `on_origin` gets what was found. See `clusterctl.launch.start`."""
 
     def find_origin(job: str, nodes: Sequence[Node], placed: LaunchPlan) -> Origin:

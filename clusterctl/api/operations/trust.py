@@ -12,7 +12,7 @@ from clusterctl.inventory import Node
 from clusterctl.transport import HostKey, Verdict
 
 
-class Scanned(NamedTuple):
+class PresentedKey(NamedTuple):
     """The key that a node presented, and what the known keys say about it."""
 
     node: Node
@@ -27,13 +27,13 @@ class HostKeys:
     `without` counts nodes that are reached by other means than SSH.
     """
 
-    scanned: Sequence[Scanned]
+    scanned: Sequence[PresentedKey]
     errors: Sequence[ClusterctlError]
     of: int
     without: int
 
     @property
-    def unknown(self) -> list[Scanned]:
+    def unknown(self) -> list[PresentedKey]:
         return [one for one in self.scanned if one.verdict.state == "unknown"]
 
     @property
@@ -54,9 +54,9 @@ class HostKeys:
 def look(cluster: Cluster) -> HostKeys:
     """Ask every node for its host key; nothing is recorded."""
 
-    def scan(node: Node) -> Scanned:
+    def scan(node: Node) -> PresentedKey:
         key = cluster.transport.scan_host_key(node)
-        return Scanned(node, key, cluster.transport.host_key_verdict(node, key))
+        return PresentedKey(node, key, cluster.transport.host_key_verdict(node, key))
 
     by_ssh = [node for node in cluster.nodes if node.via == "ssh"]
     outcomes = cluster.map(scan, by_ssh)
@@ -67,7 +67,7 @@ def look(cluster: Cluster) -> HostKeys:
     return HostKeys(scanned, errors, len(outcomes), len(cluster.nodes) - len(by_ssh))
 
 
-def record(cluster: Cluster, keys: Sequence[Scanned]) -> None:
+def record(cluster: Cluster, keys: Sequence[PresentedKey]) -> None:
     """Record keys as those of their nodes. A person has to have compared them."""
     for node, key, _ in keys:
         cluster.transport.record_host_key(node, key)

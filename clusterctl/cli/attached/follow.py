@@ -21,7 +21,7 @@ from clusterctl.cluster import Cluster
 from clusterctl.errors import JobFailedError
 from clusterctl.escape import clean
 from clusterctl.inventory import nodeset
-from clusterctl.launch import Adopted, Run
+from clusterctl.launch import Adopted, Launch
 from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.live import LiveRecord
 
@@ -40,7 +40,7 @@ def _detach(signal_number: int) -> NoReturn:
 
 
 def follow_run(
-    invocation: Invocation, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line
+    invocation: Invocation, cluster: Cluster, run: Launch, pass_line: PassFormat = default_pass_line
 ) -> LiveRecord:
     """Show the run until it ends. Raises if it failed."""
     view = LiveRecord(run.nodes)
@@ -71,7 +71,7 @@ def follow_run(
     return view
 
 
-def until_running(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Run) -> None:
+def until_running(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Launch) -> None:
     """Return once all processes are running; raise if the run fails first."""
     view = LiveRecord(run.nodes)
     with invocation.progress.operation("starting the processes"):
@@ -104,25 +104,25 @@ def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, 
             return
 
 
-def identity(run: Run) -> dict[str, Any]:
+def identity(run: Launch) -> dict[str, Any]:
     """Return the fields of a JSON document about a run that was started."""
     name = {"name": run.name} if run.name else {}
     about = {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json()}
     return {**about, **origin_json(run.origin)}
 
 
-def _title(cluster: Cluster, run: Run) -> str:
+def _title(cluster: Cluster, run: Launch) -> str:
     named = f" ({run.name})" if run.name else ""
     return f"{run.job} run {int(run.run)}{named} · {cluster.settings.mode}"
 
 
-def _duration(run: Run, view: LiveRecord) -> str:
+def _duration(run: Launch, view: LiveRecord) -> str:
     """Return the duration of a run that has ended, by the clock of the lead's node; so far if its end is unknown."""
     until = view.ended["t"] if view.ended else time.time()
     return human_time(max(0.0, until - (run.started_t or until)))
 
 
-def _raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: LiveRecord) -> None:
+def _raise_failed(invocation: Invocation, cluster: Cluster, run: Launch, view: LiveRecord) -> None:
     """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
     ended = view.ended or {"state": "lost", "cause": None}
     state = ended["state"]

@@ -16,7 +16,7 @@ from clusterctl.cluster import NONSENSE
 from clusterctl.common.requests import FollowSelection
 from clusterctl.common.run_state import Event
 from clusterctl.escape import clean
-from clusterctl.observe.follow import LogLine, News, is_passing
+from clusterctl.observe.follow import News, OutputLine, is_passing
 from clusterctl.observe.record.live import LiveRecord, PassNumbers
 from clusterctl.observe.record.marks import mark_of
 
@@ -129,7 +129,7 @@ class Display:
         else:
             self.say(style.state(mark.kind, f"{self._moment(event)} {mark.line}"))
 
-    def _line(self, line: LogLine) -> None:
+    def _line(self, line: OutputLine) -> None:
         """Show every line of the first trainer and problems of others, until those are stopped at the end."""
         text: str | None = line.text
         if line.role != "trainer" or line.rank != 0:

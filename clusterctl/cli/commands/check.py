@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from clusterctl.api.operations.check import check as check_nodes
 from clusterctl.api.operations.check import to_json
-from clusterctl.check import STOPS, Finding, Report
+from clusterctl.check import Finding, Report
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
@@ -120,7 +120,7 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
     looks = {True: ("blocks start: ", style.BAD), False: ("", style.WARNING)}
     lines = []
     for one in findings:
-        prefix, colour = looks[one.severity == STOPS]
+        prefix, colour = looks[one.blocks]
         lines.append(_labelled(fold(one.nodes), prefix + one.message, one.hint, colour=colour))
     return lines
 

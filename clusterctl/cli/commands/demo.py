@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import fake
-from clusterctl.api.operations.origin import OriginOptions, Target
+from clusterctl.api.operations.origin import OriginOptions, StartTarget
 from clusterctl.api.operations.start import prepared
 from clusterctl.cli.attached.follow import follow_run
 from clusterctl.cli.chart import resample, svg_chart, terminal_chart
@@ -28,7 +28,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, raise_failures
 from clusterctl.errors import ConfigError, JobFailedError, RefusedError
 from clusterctl.fake import check_backend
-from clusterctl.launch import Run
+from clusterctl.launch import Launch
 from clusterctl.observe.record.live import LiveRecord, PassNumbers
 from clusterctl.observe.record.references import Reference
 from clusterctl.templates import copy_workspace
@@ -53,7 +53,7 @@ def demo(invocation: Invocation, nodes: int, passes: int, backend: str, director
         invocation.cluster(invocation.settings_of(conf)) as cluster,
     ):
         scores, view = _train(invocation, cluster, workspace, passes)
-        model = _bring_home(invocation, cluster, target)
+        model = _collect(invocation, cluster, target)
         _prove_stopped(invocation, cluster)
     _show_results(invocation, target, workspace, model, view)
     _close(invocation, target, nodes, backend, scores, time.monotonic() - started, model)
@@ -111,15 +111,17 @@ def _train(
         times = f"{unigram / held_out:.1f} times better"
         return f"pass {numbers.pass_}: held-out perplexity {held_out:.1f}, unigram {unigram:.1f} ({times})"
 
-    def follow(invocation: Invocation, cluster: Cluster, run: Run) -> LiveRecord:
+    def follow(invocation: Invocation, cluster: Cluster, run: Launch) -> LiveRecord:
         return follow_run(invocation, cluster, run, pass_line)
 
     options: Any = {"args": [f"--num_passes={passes}"], "as_given": True}
-    with prepared(lambda kept: contextlib.nullcontext(cluster), Target(sent.job), OriginOptions(), **options) as ready:
+    with prepared(
+        lambda kept: contextlib.nullcontext(cluster), StartTarget(sent.job), OriginOptions(), **options
+    ) as ready:
         return scores, launch_and_follow(invocation, cluster, ready.launch, sent.job, follow)
 
 
-def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
+def _collect(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
     collection = collect_run(invocation, cluster, Reference(None), target / "results", document=False)
     if collection.model is None:
         raise JobFailedError("training saved no complete model")

@@ -15,7 +15,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
 from clusterctl.escape import clean
 from clusterctl.inventory import nodeset
-from clusterctl.observe.record.compare import Comparison, Pair, Range
+from clusterctl.observe.record.compare import Pair, Range, RunDiff
 from clusterctl.observe.record.contents import File
 from clusterctl.observe.record.references import Reference
 from clusterctl.report import formats
@@ -57,7 +57,7 @@ def _doubts(found: Differences) -> Iterator[str]:
             )
 
 
-def _show(console: Console, compared: Comparison) -> None:
+def _show(console: Console, compared: RunDiff) -> None:
     if console.json:
         return
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
@@ -84,7 +84,7 @@ def _show(console: Console, compared: Comparison) -> None:
         console.output(f"the same: {', '.join(same)}")
 
 
-def _sections(compared: Comparison) -> Iterator[tuple[str, list[Row]]]:
+def _sections(compared: RunDiff) -> Iterator[tuple[str, list[Row]]]:
     """Yield the title of each section, and a row for each difference."""
     yield "run", [*_texts(compared.facts), *(_figure(pair) for pair in compared.figures if not pair.same)]
     yield "settings", list(_texts(compared.settings))

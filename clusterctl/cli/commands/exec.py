@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from clusterctl.api.operations.exec import LINE_BYTES, Output, in_directory_of, problem, remote_command, run
+from clusterctl.api.operations.exec import LINE_BYTES, NodeOutput, in_directory_of, problem, remote_command, run
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes
 from clusterctl.cli.invocation import Invocation
@@ -20,7 +20,7 @@ from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.errors import InterruptedRun, UsageError
 from clusterctl.escape import clean
 from clusterctl.inventory import Node, nodeset
-from clusterctl.transport import Command
+from clusterctl.transport import RemoteCommand
 
 HOLD_S = 2.0
 HOLD_BYTES = 1 << 20
@@ -40,10 +40,10 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
     refuse_input()
     document: dict[str, Any] = {}
     with invocation.cluster() as cluster:
-        commands: Callable[[Node], Command] = lambda _: command  # noqa: E731
+        commands: Callable[[Node], RemoteCommand] = lambda _: command  # noqa: E731
         if in_job:
             document["job"], commands = in_directory_of(cluster, job, command)
-        screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)
+        screen = OutputDisplay(invocation.console, cluster.nodes, True if invocation.console.json else fold)
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the commands alone
             outcomes = _run(cluster, commands, screen)
     screen.close()
@@ -77,7 +77,7 @@ def _input_bytes() -> int:
         return 0
 
 
-def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) -> list[NodeOutcome[int]]:
+def _run(cluster: Cluster, commands: Callable[[Node], RemoteCommand], screen: OutputDisplay) -> list[NodeOutcome[int]]:
     def guarded(step: Callable[[], None]) -> None:
         try:
             step()
@@ -104,7 +104,7 @@ def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) 
     return outcomes
 
 
-class Screen:
+class OutputDisplay:
     """Shows the output of many nodes: held back and folded, or live, line by line. Thread-safe.
 
     If `fold` is None it holds output back for up to `HOLD_S` and `HOLD_BYTES`, and is live from then on.
@@ -112,7 +112,7 @@ class Screen:
 
     def __init__(self, console: Console, nodes: Sequence[Node], fold: bool | None) -> None:
         limit = min(STREAM_BYTES, max(LINE_BYTES // 4, KEPT_BYTES // (2 * max(1, len(nodes)))))
-        self.outputs = {node.id: Output(limit) for node in nodes}
+        self.outputs = {node.id: NodeOutput(limit) for node in nodes}
         self.reader_is_gone = False
         self._console = console
         self._lock = threading.RLock()
@@ -218,7 +218,7 @@ class Screen:
             raise
 
 
-def _view(outcome: NodeOutcome[int], screen: Screen) -> dict[str, Any]:
+def _view(outcome: NodeOutcome[int], screen: OutputDisplay) -> dict[str, Any]:
     node, output = outcome.node, screen.outputs[outcome.node.id]
     view: dict[str, Any] = {"node": node.id, "host": node.where, "seconds": outcome.seconds, "exit_code": output.code}
     if outcome.error is not None:

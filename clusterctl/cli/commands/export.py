@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
-from clusterctl.export import TENSORBOARD, TRACE, Exported
+from clusterctl.export import TENSORBOARD, TRACE, Export
 from clusterctl.export import export as write
 
 
@@ -23,13 +23,13 @@ def export(invocation: Invocation, to: str, directory: Path, job: str | None, *,
         invocation.console.finish(exported.to_json(), exported.problem)
 
 
-def _summary(exported: Exported) -> str:
+def _summary(exported: Export) -> str:
     what = plural(exported.count, "event" if exported.to == TRACE else "point")
     shown = plural(len(exported.files), "file") if exported.to == TENSORBOARD else " and ".join(exported.files)
     return f"exported {what} of {exported.record.name} into {exported.directory}/: {shown}"
 
 
-def _next_steps(exported: Exported) -> Iterator[str]:
+def _next_steps(exported: Export) -> Iterator[str]:
     where = shlex.quote(str(exported.directory))
     if exported.to == TENSORBOARD:
         yield f"next: tensorboard --logdir {where}"

@@ -13,7 +13,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, ConfigError, InterruptedRun, JobFailedError, UsageError
-from clusterctl.launch import Run
+from clusterctl.launch import Launch
 
 if TYPE_CHECKING:
     from clusterctl.fabric.execution import Call
@@ -28,7 +28,7 @@ class Hooks:
 
     def __init__(self, invocation: Invocation, settings: Settings, *, wanted: bool) -> None:
         """Find the tasks, if they are `wanted` and the settings name any. Raises ConfigError."""
-        self.started: list[Run] = []
+        self.started: list[Launch] = []
         self._invocation = invocation
         self._settings = settings
         self._named = wanted and bool(settings.before_start or settings.after_end)
@@ -58,7 +58,7 @@ class Hooks:
         ended: list[bool] = []
         until_followed = contextlib.ExitStack()
 
-        def followed(invocation: Invocation, cluster: Cluster, run: Run) -> Any:
+        def followed(invocation: Invocation, cluster: Cluster, run: Launch) -> Any:
             until_followed.close()
             view = follow(invocation, cluster, run)
             ended.append(view.ended is not None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.api.operations.kubernetes import find_made, hosts_of, in_namespace, pods_for
-from clusterctl.api.operations.origin import OriginOptions, Target
+from clusterctl.api.operations.origin import OriginOptions, StartTarget
 from clusterctl.api.operations.references import job_of
 from clusterctl.cli.commands.start import start
 from clusterctl.cli.commands.stop import stop_job
@@ -14,7 +14,7 @@ from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.schedulers.kubernetes.submit import Made
+from clusterctl.schedulers.kubernetes.submit import CreatedObjects
 
 
 def submit(
@@ -46,7 +46,7 @@ def submit(
     ready = f"{plural(pods.submission.nodes, 'pod')} of {pods.submission.name} ready"
     console.note(f"{ready}; to delete them: clusterctl stop --delete")
     invocation.pinned["HOSTS"] = made
-    start(invocation, Target(package=workspace), detach=True, plan=False, origin=OriginOptions())
+    start(invocation, StartTarget(package=workspace), detach=True, plan=False, origin=OriginOptions())
 
 
 def stop_and_delete(invocation: Invocation, job: str | None) -> None:
@@ -89,7 +89,7 @@ def _stop(invocation: Invocation, job: str | None) -> None:
         invocation.console.warn(f"the job could not be stopped, and ends with its pods: {exc}")
 
 
-def _going(made: Made) -> str:
+def _going(made: CreatedObjects) -> str:
     things = [*made.sets, *made.services, plural(len(made.pods), "pod")]
     disks = f" and {plural(len(made.disks), 'disk')} (persistentvolumeclaim)" if made.disks else ""
     return f"deleting {', '.join(things)}{disks}, with all jobs and models on them"

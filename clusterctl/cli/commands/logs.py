@@ -19,7 +19,7 @@ from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.escape import clean
 from clusterctl.inventory import fold
 from clusterctl.observe.folding import WINDOW_S, FoldedLine, Folder
-from clusterctl.observe.follow import Follower, LogLine, is_passing
+from clusterctl.observe.follow import Follower, OutputLine, is_passing
 
 
 def logs(
@@ -119,7 +119,7 @@ class LinePrinter:
     def tick(self) -> None:
         """Print lines that have been held back long enough."""
 
-    def line(self, line: LogLine, *, in_order: bool) -> None:
+    def line(self, line: OutputLine, *, in_order: bool) -> None:
         """Print a line; `in_order` if no older one follows."""
         if self._console.json:
             self._console.record(
@@ -128,12 +128,12 @@ class LinePrinter:
             return
         self._print(line, self._label(line))
 
-    def _label(self, line: LogLine) -> str:
+    def _label(self, line: OutputLine) -> str:
         label = f"{line.role}{line.rank}@{line.node.label}".ljust(self._width)
         colour = f"{31 + (line.rank + 3 * (line.role == 'pserver')) % 6}"
         return style.render(style.paint(label, colour), colour=self._has_colour)
 
-    def _print(self, line: LogLine, label: str) -> None:
+    def _print(self, line: OutputLine, label: str) -> None:
         moment = datetime.datetime.fromtimestamp(line.t).strftime("%H:%M:%S.%f")[:-3]
         parts = [part for part in line.text.split("\r") if part] or [""]
         begin = f"{moment} {label} "  # the label is ours, so it is safe
@@ -160,7 +160,7 @@ class FoldingPrinter(LinePrinter):
         elif now - self._added > WINDOW_S:
             self._print_folded(self._folder.rest())
 
-    def line(self, line: LogLine, *, in_order: bool) -> None:
+    def line(self, line: OutputLine, *, in_order: bool) -> None:
         if in_order != self._in_order:
             self._print_folded(self._folder.rest())
             self._in_order = in_order

@@ -13,7 +13,7 @@ from clusterctl.cli.console import human_bytes
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
 from clusterctl.errors import ClusterctlError
-from clusterctl.launch import Run
+from clusterctl.launch import Launch
 from clusterctl.observe.record.references import Reference
 
 NAME = "report.html"  # in the directory of `collect`
@@ -52,9 +52,9 @@ def report_at_end(
     if not (attached and cluster.settings.report):
         yield follow
         return
-    ended: list[Run] = []
+    ended: list[Launch] = []
 
-    def followed(invocation: Invocation, cluster: Cluster, run: Run) -> Any:
+    def followed(invocation: Invocation, cluster: Cluster, run: Launch) -> Any:
         ended.append(run)
         try:
             view = follow(invocation, cluster, run)

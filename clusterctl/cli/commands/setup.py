@@ -12,7 +12,7 @@ from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.common.errors import first_of
 from clusterctl.inventory import nodeset
-from clusterctl.setup import Group, Prepared
+from clusterctl.setup import NodeGroup, SetupResult
 
 MOST_SHOWN = 4
 
@@ -38,7 +38,7 @@ def setup(
     console.say(style.good(f"{count}/{count} nodes ready") + f"     next: clusterctl dispatch {workspace}")
 
 
-def _summarise(console: Console, done: Prepared) -> None:
+def _summarise(console: Console, done: SetupResult) -> None:
     ready = {outcome.node.id: outcome for outcome in done.outcomes if outcome.ok}
     for group in done.groups:
         outcomes = [ready[node.id] for node in group.nodes if node.id in ready]
@@ -58,7 +58,7 @@ def _summarise(console: Console, done: Prepared) -> None:
         console.say(line)
 
 
-def _differences(groups: list[Group]) -> list[str]:
+def _differences(groups: list[NodeGroup]) -> list[str]:
     """Report packages whose version differs between kinds of nodes, which may change the results of a job."""
     names = sorted({name for group in groups for name in group.packages})
     lines = []

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.api.operations.dispatch import failed_nodes
-from clusterctl.api.operations.origin import OriginOptions, Target, check_target
+from clusterctl.api.operations.origin import OriginOptions, StartTarget, check_target
 from clusterctl.api.operations.references import job_name
-from clusterctl.api.operations.start import Prepared, prepared
+from clusterctl.api.operations.start import PlannedStart, prepared
 from clusterctl.api.operations.start import start as launch_run
 from clusterctl.cli.adopted import adopt_directory, check_options
 from clusterctl.cli.attached.follow import follow_run, identity, until_running
@@ -29,7 +29,7 @@ from clusterctl.cli.origin import origin_json, tell_origin
 from clusterctl.cluster import Cluster, combined, fold_errors
 from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.escape import clean
-from clusterctl.launch import LaunchPlan, Origin, Run
+from clusterctl.launch import Launch, LaunchPlan, Origin
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def start_or_rejoin(
     allow_partial: bool,
 ) -> None:
     """Do what the options of `start` ask for."""
-    target = Target.find(word, job_workspace, package, only_jobs=resume or rejoin or adopt)
+    target = StartTarget.find(word, job_workspace, package, only_jobs=resume or rejoin or adopt)
     origin = OriginOptions(resume, resume_from, load, load_run, load_tag)
     if rejoin:
         others = {
@@ -82,7 +82,7 @@ def start_or_rejoin(
 
 def start(
     invocation: Invocation,
-    target: Target,
+    target: StartTarget,
     *,
     detach: bool,
     plan: bool,
@@ -116,7 +116,7 @@ def start(
 
 
 def _start(
-    invocation: Invocation, ready: Prepared, hooks: Hooks, *, detach: bool, adopt: bool, allow_partial: bool
+    invocation: Invocation, ready: PlannedStart, hooks: Hooks, *, detach: bool, adopt: bool, allow_partial: bool
 ) -> None:
     """Dispatch or adopt first if that is wanted, start the run, and follow it."""
     cluster, ref, failed = ready.cluster, ready.job, None
@@ -127,7 +127,7 @@ def _start(
         failed = dict(adopted.failed)
     if not detach:
         invocation.console.stream()
-    follow: Callable[[Invocation, Cluster, Run], object] = partial(until_running, adopted) if detach else follow_run
+    follow: Callable[[Invocation, Cluster, Launch], object] = partial(until_running, adopted) if detach else follow_run
     with contextlib.ExitStack() as stack:
         follow = stack.enter_context(hooks.after_end(follow, attached=not detach))
         follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))
@@ -165,12 +165,12 @@ def launch_and_follow(
     cluster: Cluster,
     launch: LaunchPlan,
     ref: str | None,
-    follow: Callable[[Invocation, Cluster, Run], T],
+    follow: Callable[[Invocation, Cluster, Launch], T],
     *,
     allow_partial: bool = False,
     failed: dict[int, ClusterctlError] | None = None,
     origin: OriginOptions | None = None,
-    started: list[Run] | None = None,
+    started: list[Launch] | None = None,
 ) -> T:
     """Start the job and follow it with `follow`. Once a node has been ordered to start, Ctrl-C stops it everywhere.
 
@@ -178,7 +178,7 @@ def launch_and_follow(
     """
     started = [] if started is None else started
 
-    def on_go(run: Run) -> None:
+    def on_go(run: Launch) -> None:
         started.append(run)
         invocation.console.on_document({**identity(run), "state": "starting"})
         _report_left_out(invocation, cluster, run)
@@ -201,7 +201,7 @@ def launch_and_follow(
         raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
 
 
-def _report_left_out(invocation: Invocation, cluster: Cluster, run: Run) -> None:
+def _report_left_out(invocation: Invocation, cluster: Cluster, run: Launch) -> None:
     """Warn about nodes left out of the run: why, the processes that remain, the data that no trainer reads."""
     if not run.left_out:
         return
@@ -218,6 +218,6 @@ def _report_left_out(invocation: Invocation, cluster: Cluster, run: Run) -> None
         invocation.console.warn(f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}")
 
 
-def _counts(run: Run) -> tuple[int, int]:
+def _counts(run: Launch) -> tuple[int, int]:
     """Count the pservers and the trainers of the run."""
     return sum(len(node.pserver_ranks) for node in run.nodes), sum(len(node.trainer_ranks) for node in run.nodes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.operations.task import load_tasks, problem
-from clusterctl.cli.commands.exec import Screen
+from clusterctl.cli.commands.exec import OutputDisplay
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.task_output import NodeStream, PerThread
@@ -40,7 +40,7 @@ def task(invocation: Invocation, name: str | None, *, listing: bool, fold: bool 
     call = file.call(name, arguments)
     with invocation.cluster(settings) as cluster:
         _around(invocation.console, file, name, call.task.pre)
-        screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)
+        screen = OutputDisplay(invocation.console, cluster.nodes, True if invocation.console.json else fold)
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the tasks alone
             outcomes = _run(cluster, file, call, screen, invocation.console)
     screen.close()
@@ -89,7 +89,7 @@ def for_people(console: Console) -> Iterator[None]:
 
 
 def _run(
-    cluster: Cluster, file: TaskFile, call: Call, screen: Screen, console: Console
+    cluster: Cluster, file: TaskFile, call: Call, screen: OutputDisplay, console: Console
 ) -> list[NodeOutcome[ClusterctlError | None]]:
     """Call a task for every node. Its failure is the value of an outcome."""
     stdout, stderr = PerThread(sys.stdout), PerThread(sys.stderr)
@@ -120,7 +120,7 @@ def _run(
     return outcomes
 
 
-def _taker(cluster: Cluster, screen: Screen, node: Node, is_error: bool) -> Callable[[str], None]:
+def _taker(cluster: Cluster, screen: OutputDisplay, node: Node, is_error: bool) -> Callable[[str], None]:
     def take(text: str) -> None:
         try:
             screen.take(node.id, text.encode("utf-8", "replace"), is_error)
@@ -131,7 +131,7 @@ def _taker(cluster: Cluster, screen: Screen, node: Node, is_error: bool) -> Call
     return take
 
 
-def _view(outcome: NodeOutcome[ClusterctlError | None], screen: Screen) -> dict[str, Any]:
+def _view(outcome: NodeOutcome[ClusterctlError | None], screen: OutputDisplay) -> dict[str, Any]:
     node, output = outcome.node, screen.outputs[outcome.node.id]
     view: dict[str, Any] = {"node": node.id, "host": node.where, "seconds": outcome.seconds, "exit_code": output.code}
     failure = outcome.error or outcome.value

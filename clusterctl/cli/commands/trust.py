@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
-from clusterctl.api.operations.trust import Scanned, look, record
+from clusterctl.api.operations.trust import PresentedKey, look, record
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import RefusedError, UsageError
@@ -31,7 +31,7 @@ def trust(invocation: Invocation, *, yes: bool) -> None:
         invocation.console.finish(keys.to_json(recorded=recorded), keys.problem(*unaccepted))
 
 
-def _show(invocation: Invocation, known: int, unknown: list[Scanned]) -> None:
+def _show(invocation: Invocation, known: int, unknown: list[PresentedKey]) -> None:
     by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node, key, _ in unknown:
         by_key[key.type, key.fingerprint].append(node)

@@ -16,7 +16,7 @@ from clusterctl.cli.screen.notes import note_lines
 from clusterctl.common.schema import END_OF_TIME
 from clusterctl.escape import clean
 from clusterctl.observe.why.evidence import Incident
-from clusterctl.observe.why.report import Why, advice, to_json
+from clusterctl.observe.why.report import WhyReport, advice, to_json
 from clusterctl.schedulers import NoRunError
 
 SHOWN = 5  # incidents of each kind
@@ -45,7 +45,7 @@ def _why(invocation: Invocation, job: str | None) -> None:
         invocation.console.finish(document, problem(report, len(cluster.nodes)))
 
 
-def _show(console: Console, report: Why, *, outside: bool) -> None:
+def _show(console: Console, report: WhyReport, *, outside: bool) -> None:
     known = report.explanation
     console.say(_first_line(report))
     if known.cause is not None and (known.cause.kind != "stopped" or known.cause.diagnosis.advice):
@@ -68,7 +68,7 @@ def _show(console: Console, report: Why, *, outside: bool) -> None:
     _show_next(console, report, " in an allocation" if outside else "")
 
 
-def _first_line(report: Why) -> str:
+def _first_line(report: WhyReport) -> str:
     known = report.explanation
     if report.members.run is None:
         return f"{report.job} was never started"
@@ -89,7 +89,7 @@ def _first_line(report: Why) -> str:
     return line
 
 
-def _show_cause(console: Console, report: Why, cause: Incident) -> None:
+def _show_cause(console: Console, report: WhyReport, cause: Incident) -> None:
     console.output(FIRST_CAUSE + headline(report, cause))
     for t, line in cause.lines:
         console.output(f"  {_moment(t)}  {clean(line)}")
@@ -106,7 +106,7 @@ def _show_cause(console: Console, report: Why, cause: Incident) -> None:
         console.say(f"what to do: {remedy}")
 
 
-def _show_some(console: Console, report: Why, word: str, some: Sequence[Incident]) -> None:
+def _show_some(console: Console, report: WhyReport, word: str, some: Sequence[Incident]) -> None:
     for number, one in enumerate(some[:SHOWN]):
         begin = f"{word}: " if number == 0 else " " * (len(word) + 2)
         more = _more(some) if number == SHOWN - 1 else ""
@@ -117,7 +117,7 @@ def _more(some: Sequence[object]) -> str:
     return f" (and {len(some) - SHOWN} more)" if len(some) > SHOWN else ""
 
 
-def _left(report: Why) -> list[str]:
+def _left(report: WhyReport) -> list[str]:
     known, total = report.explanation, len(report.members.nodes)
     words = []
     if known.stopped:
@@ -130,7 +130,7 @@ def _left(report: Why) -> list[str]:
     return [f"then: {'; '.join(words)}"] if words else []
 
 
-def _show_next(console: Console, report: Why, where: str) -> None:
+def _show_next(console: Console, report: WhyReport, where: str) -> None:
     last = _checkpoint(report)
     if report.members.run is None:
         console.say(f"next{where}: clusterctl start --job_workspace {report.job}")
@@ -142,7 +142,7 @@ def _show_next(console: Console, report: Why, where: str) -> None:
             console.say(corrected)
 
 
-def _checkpoint(report: Why) -> str | None:
+def _checkpoint(report: WhyReport) -> str | None:
     """Return the tag of the checkpoint that a resume takes: the newest of the run, else the one it began from."""
     last, began = report.explanation.checkpoint, (report.seen.lead or {}).get("resumed")
     if last is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import completion
-from clusterctl.cli.typer_adapter import GLOBAL_HELP, Group, command
+from clusterctl.cli.typer_adapter import GLOBAL_HELP, CommandGroup, command
 
 FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Directory of the cluster.")]
 FakeNodeArgument = Annotated[
@@ -24,7 +24,7 @@ BackendOption = Annotated[
     ),
 ]
 fake_app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Run a fake cluster of SSH servers or containers on this machine.",
     epilog=GLOBAL_HELP,
     rich_markup_mode=None,

@@ -9,12 +9,12 @@ import typer
 
 from clusterctl.cli import completion
 from clusterctl.cli.declarations.fake import fake_app
-from clusterctl.cli.typer_adapter import Group
+from clusterctl.cli.typer_adapter import CommandGroup
 
 NAME = "clusterctl"
 app = typer.Typer(
     name=NAME,
-    cls=Group,
+    cls=CommandGroup,
     help="Train models on plain SSH machines.",
     epilog="These options work before or after the command. For a command's own options: clusterctl COMMAND --help",
     rich_markup_mode=None,  # rich takes longer to import than most commands take

@@ -36,7 +36,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunDiff:
     """The differences of two runs, without secrets in any name or text.
 
     `cause` has the first causes. `facts` and `figures` are about the run as a whole: its outcome, and its duration,
@@ -81,7 +81,7 @@ def _value_json(value: Any) -> Any:
     return [one._asdict() for one in value] if isinstance(value, tuple) else value
 
 
-def compare(records: Sequence[RunRecord], contents: Sequence[Contents], trees: Mapping[str, Tree]) -> Comparison:
+def compare(records: Sequence[RunRecord], contents: Sequence[Contents], trees: Mapping[str, Tree]) -> RunDiff:
     """Compare two runs. `trees` may be empty if both have the same."""
     a, b = records
     contents = heard(records, contents)
@@ -93,7 +93,7 @@ def compare(records: Sequence[RunRecord], contents: Sequence[Contents], trees: M
         return pairs(*({hide(name): hide(text) for name, text in of(side).items()} for side in (0, 1)))
 
     causes = [hide(record.cause.headline) if record.cause else None for record in records]
-    return Comparison(
+    return RunDiff(
         a,
         b,
         cause=Pair("first cause", causes[0], causes[1], same=causes[0] == causes[1]),

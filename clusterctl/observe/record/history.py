@@ -26,12 +26,12 @@ from clusterctl.observe.record.model import (
     TimedLine,
 )
 from clusterctl.observe.record.reading import read_curves
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from clusterctl.observe.record.settings import settings_of
 from clusterctl.observe.record.status import UNKNOWN
 from clusterctl.observe.record.timeline import marks, rollbacks, spans
 from clusterctl.observe.why.clocks import in_order
-from clusterctl.observe.why.report import Why, advice, headline, why
+from clusterctl.observe.why.report import WhyReport, advice, headline, why
 
 BUCKETS = 400
 TAIL_LINES = 20
@@ -56,7 +56,7 @@ def read_history(
     return build(known, curves, _tails(cluster, answering, known, tail), _problems(known, outcomes))
 
 
-def _tails(cluster: Cluster, nodes: Sequence[Node], known: Why, lines: int) -> dict[Key, list[TimedLine]]:
+def _tails(cluster: Cluster, nodes: Sequence[Node], known: WhyReport, lines: int) -> dict[Key, list[TimedLine]]:
     """Return the last lines of every process, by our clock; what nodes send before they fail is enough."""
     offsets = {report.node: report.offset_s for report in known.reports}
     tails: dict[Key, list[TimedLine]] = {}
@@ -70,14 +70,14 @@ def _tails(cluster: Cluster, nodes: Sequence[Node], known: Why, lines: int) -> d
     return tails
 
 
-def _problems(known: Why, outcomes: Sequence[NodeOutcome[Any]]) -> dict[str, str]:
+def _problems(known: WhyReport, outcomes: Sequence[NodeOutcome[Any]]) -> dict[str, str]:
     """Return, by the node's label, why a node's part is missing."""
     errors = [*known.errors, *(outcome.error for outcome in outcomes if outcome.error)]
     return {error.node: error.message for error in errors if error.node}
 
 
 def build(
-    known: Why,
+    known: WhyReport,
     curves: Mapping[int, Sequence[Curve]],
     tails: Mapping[Key, Sequence[TimedLine]],
     problems: Mapping[str, str],
@@ -87,7 +87,7 @@ def build(
     by_node = {report.node: report for report in known.reports}
     specs = {report.node: spec for report in known.reports if (spec := _spec(report.answer)) is not None}
     spec = specs.get(known.members.lead) or next(iter(specs.values()), None)
-    secrets = Secrets(*(one.env for one in specs.values()))
+    secrets = Redactor(*(one.env for one in specs.values()))
     undone = rollbacks(known.reports)
     has_pservers = any(process.role == "pserver" for process in known.seen.processes)
     tracks = spans(known.reports, known.ended_t)
@@ -125,7 +125,7 @@ def build(
     )
 
 
-def _hidden(curve: Curve, secrets: Secrets) -> Curve:
+def _hidden(curve: Curve, secrets: Redactor) -> Curve:
     """Return the curve without secrets in the name, which the program has chosen for its own ones."""
     return replace(curve, name=secrets.hide(curve.name)) if curve.of in ("log", "table") else curve
 
@@ -142,14 +142,14 @@ def _with_history(
     process: ProcessRecord,
     tracks: Mapping[Key, tuple[Span, ...]],
     tails: Mapping[Key, Sequence[TimedLine]],
-    secrets: Secrets,
+    secrets: Redactor,
 ) -> ProcessRecord:
     key = (process.role, process.rank)
     lines = tuple(TimedLine(line.t, secrets.hide(line.text)) for line in tails.get(key, ()))
     return replace(process, spans=tracks.get(key, ()), tail=lines)
 
 
-def _node(node: Node, known: Why, problems: Mapping[str, str]) -> NodeRecord:
+def _node(node: Node, known: WhyReport, problems: Mapping[str, str]) -> NodeRecord:
     report = next((report for report in known.reports if report.node == node.id), None)
     if report is None:
         return NodeRecord(node, UNKNOWN, problem=problems.get(node.label, "it did not answer"))
@@ -158,7 +158,7 @@ def _node(node: Node, known: Why, problems: Mapping[str, str]) -> NodeRecord:
     return NodeRecord(node, report.state, report.offset_s, report.margin_s, versions, problem)
 
 
-def _cause(known: Why, secrets: Secrets) -> CauseRecord | None:
+def _cause(known: WhyReport, secrets: Redactor) -> CauseRecord | None:
     """Return the first cause as `why` shows it. A stop by the user is none."""
     cause = known.explanation.cause
     if cause is None or cause.kind == "stopped":
@@ -176,13 +176,13 @@ def _cause(known: Why, secrets: Secrets) -> CauseRecord | None:
     )
 
 
-def _workspace(known: Why) -> str | None:
+def _workspace(known: WhyReport) -> str | None:
     records = (report.answer.get("record") for report in known.reports)
     names = (record.get("workspace") for record in records if isinstance(record, dict))
     return next((name for name in names if isinstance(name, str)), None)
 
 
-def _tags(known: Why, *, checkpoint: bool) -> tuple[str, ...]:
+def _tags(known: WhyReport, *, checkpoint: bool) -> tuple[str, ...]:
     """Return the tags of the complete saves, oldest first."""
     lead = next((report for report in known.reports if report.node == known.members.lead), None)
     events = lead.find("saved", complete=True) if lead is not None else ()

@@ -15,7 +15,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory
 from clusterctl.observe.record.members import members_of
 from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview, figure
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from clusterctl.observe.record.status import DISPATCHED, LOST, UNKNOWN, worst
 
 #: Of each metric of a trainer: the last value, the lowest and the highest.
@@ -94,7 +94,7 @@ def _run(run: str, views: Mapping[int, RunAnswer], silent: set[int], inventory: 
         run=run,
         state=states.get(members.lead) or worst([*states.values(), *[UNKNOWN for _ in unknown]]),
         name=members.name,
-        arguments=Secrets(lead.get("env") or {}).arguments(lead.get("arguments") or ()),
+        arguments=Redactor(lead.get("env") or {}).arguments(lead.get("arguments") or ()),
         seconds=lead.get("seconds"),
         loss=_mean(losses) if losses else None,
         metrics=_metrics(trainers, lead.get("keep_best")),

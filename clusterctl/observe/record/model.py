@@ -15,7 +15,7 @@ from clusterctl.common.safe_json import is_whole
 from clusterctl.common.schema import Bound, Count, Moment, SchemaError, at_most, readers
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 
 TableCounts = Annotated[dict[str, Any], Bound("the counts of a table", lambda table: _are_counts(**table))]
 Ranks = Annotated[list[Count], at_most(4)]
@@ -324,7 +324,7 @@ class RunRecord:
     resumed: Resumed | None = None
     saved: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
-    secrets: Secrets = field(default_factory=Secrets, repr=False, compare=False)
+    secrets: Redactor = field(default_factory=Redactor, repr=False, compare=False)
     label: str | None = None
 
     @property

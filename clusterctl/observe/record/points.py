@@ -17,7 +17,7 @@ from clusterctl.common.run_state import Key
 from clusterctl.common.schema import Count, fits
 from clusterctl.inventory import Node
 from clusterctl.observe.record.model import RunRecord, figure
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 
 #: The kinds of events that have points, each with its figures, except `log`, whose figures the program names.
 FIGURES: Mapping[str, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ class NodePoints:
     offset_s: float
     path: Path
     processes: Collection[Key]
-    secrets: Secrets
+    secrets: Redactor
     lowest: dict[tuple[Key, str], dict[int, int]] = field(default_factory=dict)
     recorded: list[tuple[float, int]] = field(default_factory=list)
     rollbacks: Sequence[tuple[float, int]] = ()
@@ -127,7 +127,7 @@ def read_points(cluster: Cluster, record: RunRecord, directory: Path) -> list[No
 
     def one(node: Node) -> NodePoints:
         processes = {(one.role, one.rank) for one in record.processes if one.node.id == node.id}
-        points = NodePoints(node, offsets[node.id], directory / f"{node.label}.jsonl", processes, Secrets(node.env))
+        points = NodePoints(node, offsets[node.id], directory / f"{node.label}.jsonl", processes, Redactor(node.env))
         with points.path.open("w", encoding="utf-8") as file:
             for event in _events(cluster, node, record):
                 if points.take(event):

@@ -56,7 +56,7 @@ def _value_after(run: re.Match[str], text: str) -> int | None:
     return gap.end() if is_option and text[gap.end() : gap.end() + 1] != "-" and is_secret(word) else None
 
 
-class Secrets:
+class Redactor:
     """The values to hide: those of the variables in `env`, wherever they are, and those that a text names itself."""
 
     def __init__(self, *envs: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ class Secrets:
         self._values = {value: name for name, value in longest_first if len(value) >= SHORTEST}
         self._pattern = re.compile("|".join(map(re.escape, self._values))) if self._values else None
 
-    def has_same(self, name: str, other: Secrets) -> bool:
+    def has_same(self, name: str, other: Redactor) -> bool:
         """Return True if the variable has the same values in both, or is in neither."""
         return self._env.get(name) == other._env.get(name)
 

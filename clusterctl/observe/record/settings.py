@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from clusterctl.common.run_spec import RunSpec, SaveEvery
+from clusterctl.common.run_spec import RunSpec
 
 
 def settings_of(spec: RunSpec) -> dict[str, str]:
@@ -53,9 +53,6 @@ def _values(spec: RunSpec) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, SaveEvery):
-        units = {"pass": "pass", "step": "steps", "s": "s"}
-        return "end" if value.unit == "end" else f"{value.n:g} {units.get(value.unit, value.unit)}"
     if isinstance(value, dict):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return str(value)

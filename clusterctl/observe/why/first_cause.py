@@ -81,11 +81,11 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
         bad = [one for one in (survived if over else ended) if one not in [*signs, *ends] and not one.awaited]
         return replace(progress, before=tuple(bad), open=(*[one for one in known if one.awaited], *signs))
     series = [one for one in survived if one.onset < first.onset and one.process == first.process]
-    series = [one for one in series if _is_alike(one, first)]
+    series = [one for one in series if _is_identical(one, first)]
     idle = [one for one in signs if one not in blamed]
     left = idle if first.kind == "stopped" else []
     rest = [one for one in fatal if one is not first and not any(_is_its_end(stall, one) for stall in (first, *blamed))]
-    alike = tuple(one for one in rest if _is_alike(one, first))
+    alike = tuple(one for one in rest if _is_identical(one, first))
     return replace(
         progress,
         cause=_with_advice(evidence, _in_full(first, series, rest)),
@@ -103,7 +103,7 @@ def _is_its_end(stall: Incident, other: Incident) -> bool:
     return stall.kind == "stalled" and other.kind not in CONTRIBUTE and same and other.attempt == stall.attempt
 
 
-def _is_alike(one: Incident, other: Incident) -> bool:
+def _is_identical(one: Incident, other: Incident) -> bool:
     return one.process is not None and one.signature == other.signature
 
 
@@ -120,7 +120,7 @@ def _with_advice(evidence: Evidence, cause: Incident) -> Incident:
     return replace(cause, diagnosis=replace(cause.diagnosis, advice=found.advice)) if found else cause
 
 
-def _missing_module(evidence: Evidence, cause: Incident) -> missing_modules.Finding | None:
+def _missing_module(evidence: Evidence, cause: Incident) -> missing_modules.ModuleAdvice | None:
     report = evidence.reports.get(cause.node) if cause.node is not None else None
     return missing_modules.find(cause.diagnosis, report.answer) if report else None
 
@@ -239,13 +239,13 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
 
 def _did_well(evidence: Evidence, cause: Incident) -> int:
     """Count the other processes of its role that got past the point of failure: they made steps or lived longer."""
-    lives = [life for report in evidence.reports.values() for life in _lives(report) if life.role == cause.role]
+    lives = [life for report in evidence.reports.values() for life in _attempts(report) if life.role == cause.role]
     its = [life.seconds for life in lives if (life.rank, life.attempt) == (cause.rank, cause.attempt)]
     well = {life.rank for life in lives if life.worked or (its and life.seconds > max(its) + CLEARLY_S)}
     return len(well - {cause.rank})
 
 
-class Life(NamedTuple):
+class Attempt(NamedTuple):
     """One attempt of a process, from start to end. `worked`: it made steps, or its supervisor reports so."""
 
     role: str
@@ -255,13 +255,13 @@ class Life(NamedTuple):
     worked: bool
 
 
-def _lives(report: NodeReport) -> Iterator[Life]:
+def _attempts(report: NodeReport) -> Iterator[Attempt]:
     for event in report.find("exited"):
         about = {name: event.get(name) for name in ("role", "rank", "attempt")}
         began = report.first("spawned", **about)
         if began is not None:
             worked = bool(event.get("worked")) or report.first("step", **about) is not None
-            yield Life(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
+            yield Attempt(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
 
 
 def _times(count: int) -> str:

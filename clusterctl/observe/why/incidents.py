@@ -11,7 +11,7 @@ from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exceptions import of_chain
 from clusterctl.observe.why.exits import FURTHER, MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
-from clusterctl.observe.why.node_report import NodeReport, Output
+from clusterctl.observe.why.node_report import NodeReport, ProcessLog
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
 from clusterctl.observe.why.tracebacks import excerpt, raised
 
@@ -112,7 +112,7 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     """The end of a process. Without a `report` of its node, `event` is the lead's account of it."""
     role, rank, attempt = event["role"], event["rank"], int(event.get("attempt") or 1)
     t = report.at(event["t"]) if report and t is None else t or 0.0
-    output = report.output(role, rank, attempt) if report else Output()
+    output = report.output(role, rank, attempt) if report else ProcessLog()
     output = output if output.lines else _tail(event, t)
     fresh = output.since(_its_last_step(report, event) - STEP_SLACK_S)
     texts = fresh.own
@@ -143,7 +143,7 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     )
 
 
-def _raised_at(output: Output, diagnosis: Diagnosis, uncaught: str | None) -> float | None:
+def _raised_at(output: ProcessLog, diagnosis: Diagnosis, uncaught: str | None) -> float | None:
     """The time at which a process printed the exception of this diagnosis: its exit, after clean-up, may be later."""
     chain = raised(output.own, uncaught)
     error = (diagnosis.error or "").partition(":")[0]
@@ -152,9 +152,9 @@ def _raised_at(output: Output, diagnosis: Diagnosis, uncaught: str | None) -> fl
     return output.times[chain[-1].begin]
 
 
-def _tail(event: dict[str, Any], t: float) -> Output:
+def _tail(event: dict[str, Any], t: float) -> ProcessLog:
     """The last lines of a process that an event or a cause carries."""
-    return Output([(t, line) for line in event.get("tail") or ()], event.get("ours") or ())
+    return ProcessLog([(t, line) for line in event.get("tail") or ()], event.get("ours") or ())
 
 
 def _is_held(evidence: Evidence, event: dict[str, Any]) -> bool:

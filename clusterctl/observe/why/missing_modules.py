@@ -26,14 +26,14 @@ PROJECTS = {
 }
 
 
-class Finding(NamedTuple):
+class ModuleAdvice(NamedTuple):
     """Explain whether the requirements include the module, and what to do."""
 
     note: str
     advice: str
 
 
-def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> Finding | None:
+def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> ModuleAdvice | None:
     """Return a finding if the job's requirements explain the missing module.
 
     `answer` is the report of the node: `requirements` has the names of the projects in `requirements_file`, None if
@@ -54,8 +54,8 @@ def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> Finding | None:
         what = top if project == top else f"{top} (the project {project})"
         step = f"add {project} to {file}" if file == FILE else f"add {project} to the project and lock it again"
         advice = f"{step}, then run clusterctl setup WORKSPACE; or, if {top} is a file of the job, {ON_PATH}"
-        return Finding(f"{what} is not in {file}", advice)
+        return ModuleAdvice(f"{what} is not in {file}", advice)
     if answer.get("environment") is None:
         note = f"{project} is in {file}, but the run had no environment made by clusterctl setup"
-        return Finding(note, "to create it: clusterctl setup WORKSPACE")
+        return ModuleAdvice(note, "to create it: clusterctl setup WORKSPACE")
     return None

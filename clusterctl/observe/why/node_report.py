@@ -69,16 +69,16 @@ class Departure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Output:
+class ProcessLog:
     """Lines of a process's log, with their times. `ours` are the indexes of those that clusterctl wrote."""
 
     lines: Sequence[tuple[float, str]] = ()
     ours: Collection[int] = ()
 
-    def since(self, t: float) -> Output:
+    def since(self, t: float) -> ProcessLog:
         kept = [at for at, line in enumerate(self.lines) if line[0] >= t]
         ours = set(self.ours)
-        return Output([self.lines[at] for at in kept], [new for new, at in enumerate(kept) if at in ours])
+        return ProcessLog([self.lines[at] for at in kept], [new for new, at in enumerate(kept) if at in ours])
 
     @property
     def own(self) -> list[str]:
@@ -144,12 +144,12 @@ class NodeReport:
     def first(self, name: str, **wanted: Any) -> dict[str, Any] | None:
         return next(self.find(name, **wanted), None)
 
-    def output(self, role: str, rank: int, attempt: int) -> Output:
+    def output(self, role: str, rank: int, attempt: int) -> ProcessLog:
         """The last lines of an attempt, by our clock; empty if the node did not send them."""
         for output in self.answer.get("outputs", ()):
             if (output["role"], output["rank"], output["attempt"]) == (role, rank, attempt):
-                return Output([(self.at(t), text) for t, text in output["lines"]], output["ours"])
-        return Output()
+                return ProcessLog([(self.at(t), text) for t, text in output["lines"]], output["ours"])
+        return ProcessLog()
 
 
 def _is_sound(event: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause of an end
 
 
 @dataclass(frozen=True)
-class Why:
+class WhyReport:
     """The explanation of a run. `seen` is its status, `errors` those of nodes that gave no report.
 
     `warnings` are those of the run.
@@ -54,14 +54,14 @@ class Why:
 
 def why(
     cluster: Cluster, ref: str | None, *, run: str | None = None, answer_s: float = ANSWER_S, with_spec: bool = False
-) -> Why:
+) -> WhyReport:
     """Explain `run` (None: the newest) of job `ref` (None: the job that is meant). Raises when no node knows the job.
 
     Nodes that have not answered after `answer_s` are left out. `with_spec` asks for the specs of the run, too.
     """
     seen = status(cluster, ref, run=run, answer_s=answer_s)
     if seen.run is None:
-        return Why(seen.job, seen.members, DISPATCHED, seen, Explanation(None), (), seen.errors, None)
+        return WhyReport(seen.job, seen.members, DISPATCHED, seen, Explanation(None), (), seen.errors, None)
     answering = [view["node"] for view in seen.nodes if view["ok"]]
     outcomes = ask(
         cluster, [node for node in seen.members.nodes if node.id in answering], seen.job, seen.run, with_spec
@@ -73,7 +73,7 @@ def why(
     state = "lost" if lead is not None and lead.is_closed else seen.state
     explanation = explain(reports, seen.members.lead, _silent(seen.members, reports, errors), state)
     end = first.first("ended") if first else None
-    return Why(
+    return WhyReport(
         seen.job,
         seen.members,
         state,
@@ -117,7 +117,7 @@ def _silent(members: Members, reports: Sequence[NodeReport], errors: Sequence[Cl
     return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in answered}
 
 
-def to_json(result: Why) -> dict[str, Any]:
+def to_json(result: WhyReport) -> dict[str, Any]:
     """The document of `why --json`."""
     known = result.explanation
     by_id = result.members.by_id
@@ -153,7 +153,7 @@ def to_json(result: Why) -> dict[str, Any]:
     }
 
 
-def headline(report: Why, one: Incident) -> str:
+def headline(report: WhyReport, one: Incident) -> str:
     """One incident in a line: the process, its node, the event, and the reason."""
     node = report.members.by_id.get(one.node if one.node is not None else -1)
     process = f"{one.process}@{node.label} ({node.where}) " if node and one.process else ""
@@ -167,7 +167,7 @@ def headline(report: Why, one: Incident) -> str:
     return text
 
 
-def advice(report: Why) -> str | None:
+def advice(report: WhyReport) -> str | None:
     """The remedy for the cause, if there is one. Users paste it, so the subject, a program's output, is quoted.
 
     A subject may be relative to the directory of the job, in which programs run.

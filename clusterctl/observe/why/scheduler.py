@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.evidence import Incident
-from clusterctl.observe.why.report import Why
+from clusterctl.observe.why.report import WhyReport
 
 KIND = "scheduler"
 
 
-def ended_by(report: Why, *, kind: str, message: str, advice: str, t: float | None) -> Why:
+def ended_by(report: WhyReport, *, kind: str, message: str, advice: str, t: float | None) -> WhyReport:
     """Return the explanation with the scheduler's reason as its first cause; what the run recorded follows from it.
 
     `t` is when the job ended, in seconds since the epoch. A run that had succeeded is left alone.

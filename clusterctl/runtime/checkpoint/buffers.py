@@ -15,13 +15,13 @@ import numpy as np
 
 from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Array
-from clusterctl.runtime.checkpoint.safetensors import Buffer, Entry, TensorFile, write_to
+from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorEntry, TensorFile, write_to
 from clusterctl.runtime.errors import ModelError
 
 SUFFIX = "/buffer"  # in pieces
 
 
-def pack(entries: Sequence[Entry]) -> bytes:
+def pack(entries: Sequence[TensorEntry]) -> bytes:
     """Return buffers as the bytes of a file."""
     file = io.BytesIO()
     write_to(file, entries, {})
@@ -41,11 +41,11 @@ class Buffers:
     def names(self) -> list[str]:
         return self._file.names
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TensorEntry]:
         """Return the tensors of a piece."""
         file = self._file
         return [
-            Entry(name + SUFFIX, file.dtype(name), file.shape(name), functools.partial(file.tensor, name))
+            TensorEntry(name + SUFFIX, file.dtype(name), file.shape(name), functools.partial(file.tensor, name))
             for name in file.names
         ]
 
@@ -68,10 +68,10 @@ class SavedBuffers:
         self._homes = {name: file for file in files for name in _names(file)}
         self._suffix = suffix
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TensorEntry]:
         """Return the tensors of a merged model. Raises ModelError if one is missing."""
         return [
-            Entry(name, file.dtype(tensor), file.shape(tensor), functools.partial(file.tensor, tensor))
+            TensorEntry(name, file.dtype(tensor), file.shape(tensor), functools.partial(file.tensor, tensor))
             for name, file in self._homes.items()
             for tensor in [name + self._suffix]
         ]

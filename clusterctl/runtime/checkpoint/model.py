@@ -19,7 +19,7 @@ from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, is_cut, piece
 from clusterctl.common.safe_json import parse
 from clusterctl.runtime.arrays import Array, Floats, Ids, as_array, as_tensor, is_finite
 from clusterctl.runtime.checkpoint.buffers import SUFFIX, SavedBuffers
-from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, aligned, write_tensors
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry, TensorFile, aligned, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, block_count, owners_of
@@ -55,7 +55,7 @@ def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
     and `torch_state_dict` read the result, `directory/model.safetensors`; it is written atomically. Raises ModelError
     if a table has another form, a value is not finite, or the names of two tensors would be the same.
     """
-    entries: list[Entry] = []
+    entries: list[TensorEntry] = []
     described: dict[str, Any] = {}
     names = TensorNames(ModelError)
     for name, table in tables.items():
@@ -69,15 +69,15 @@ def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
         else:
             values = _checked_values(name, table)
             described[name] = {"kind": "dense", "shape": list(values.shape), "rows": None, "held": values.size}
-            entries.append(Entry(name, "F32", values.shape, functools.partial(np.asarray, values)))
+            entries.append(TensorEntry(name, "F32", values.shape, functools.partial(np.asarray, values)))
     out_file = Path(directory) / MERGED_NAME
     write_tensors(out_file, aligned(entries), {"format": MERGED_FORMAT, "tables": json.dumps(described)})
     return out_file
 
 
-def _row_entries(name: str, ids: Ids, rows: Floats) -> list[Entry]:
+def _row_entries(name: str, ids: Ids, rows: Floats) -> list[TensorEntry]:
     own = (("ids", "I64", ids), ("rows", "F32", rows))
-    return [Entry(f"{name}/{part}", dtype, a.shape, functools.partial(np.asarray, a)) for part, dtype, a in own]
+    return [TensorEntry(f"{name}/{part}", dtype, a.shape, functools.partial(np.asarray, a)) for part, dtype, a in own]
 
 
 def _checked_rows(name: str, table: tuple[Any, ...]) -> tuple[Ids, Floats]:
@@ -119,11 +119,11 @@ def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
 def merge_pieces(sources: Sequence[PathLike], out_file: PathLike, marks: Mapping[str, str]) -> Path:
     """Merge like `merge_model`, and add `marks` to the metadata."""
     model = PieceSet(_open_files([Path(source) for source in sources]))
-    entries: list[Entry] = []
+    entries: list[TensorEntry] = []
     for name, kind in model.kinds():
         if kind == "dense":
             shape = tuple(model.tables[name]["shape"])
-            entries.append(Entry(name, "F32", shape, functools.partial(model.dense_table, name)))
+            entries.append(TensorEntry(name, "F32", shape, functools.partial(model.dense_table, name)))
         else:
             entries += _row_entries(name, *model.sparse_table(name))
     entries += (buffers := model.buffers.entries())

@@ -35,7 +35,7 @@ class SavedRows(NamedTuple):
     counts: Ids
 
 
-class Piece(NamedTuple):
+class OpenPiece(NamedTuple):
     """An open piece, and the size and sha256 that its file must have; None if they are unknown or were verified."""
 
     file: TensorFile
@@ -46,7 +46,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Open the checkpoint whose pieces are in `directory`. Raises ModelError."""
     files = [TensorFile(path) for path in sorted(directory.glob(PIECES))]
     sums = checksums(directory)
-    return Checkpoint(directory, [Piece(file, sums.get(file.path.name)) for file in files])
+    return Checkpoint(directory, [OpenPiece(file, sums.get(file.path.name)) for file in files])
 
 
 def checksums(directory: Path) -> dict[str, tuple[int, str]]:
@@ -64,20 +64,20 @@ class Checkpoint:
     Thread-safe. `path` is its name in messages.
     """
 
-    def __init__(self, path: Path, pieces: Sequence[Piece]) -> None:
+    def __init__(self, path: Path, pieces: Sequence[OpenPiece]) -> None:
         self.path = path
         if not pieces:
             raise ModelError(
                 f"no pieces of a checkpoint in {path}", remedy="start without --resume to train from the beginning"
             )
-        self._pieces = [_Piece(*piece) for piece in pieces]
+        self._pieces = [_VerifiedPiece(*piece) for piece in pieces]
         self._take_facts(self._pieces[0])
         for piece in self._pieces:
             piece.require_cut_of(self._pieces[0])
         self._homes = {name: piece for piece in self._pieces for name in piece.file.names}
         self._tables = self._pieces[0].tables
 
-    def _take_facts(self, piece: _Piece) -> None:
+    def _take_facts(self, piece: _VerifiedPiece) -> None:
         facts = piece.file.metadata
         try:
             self.tag, self.mode = facts["tag"], facts["mode"]
@@ -186,7 +186,7 @@ class Checkpoint:
         return True
 
 
-class _Piece:
+class _VerifiedPiece:
     """One file; its checksum is verified before its first tensor is read."""
 
     def __init__(self, file: TensorFile, expected: tuple[int, str] | None) -> None:
@@ -196,7 +196,7 @@ class _Piece:
         self.expected = expected
         self._lock = threading.Lock()
 
-    def require_cut_of(self, other: _Piece) -> None:
+    def require_cut_of(self, other: _VerifiedPiece) -> None:
         mine, theirs = self.file.metadata, other.file.metadata
         common = ("job", "run", "tag", "pass", "step", "mode", "seed", "pservers", "block_elements", "slots")
         differing = [key for key in common if mine.get(key) != theirs.get(key)]

@@ -18,7 +18,7 @@ from clusterctl.common.paths import JobPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.common.safe_json import parse
 from clusterctl.runtime.checkpoint.model import PIECES, ModelView, PieceSet, checksum, open_model
-from clusterctl.runtime.checkpoint.reader import Checkpoint, Piece, checksums, open_checkpoint
+from clusterctl.runtime.checkpoint.reader import Checkpoint, OpenPiece, checksums, open_checkpoint
 from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
@@ -135,7 +135,7 @@ def run_peers(env: Environment) -> Peers:
     return Peers(connect)
 
 
-def open_pieces(env: Environment, sources: PieceSources, peers: Peers, *, verify: bool = False) -> list[Piece]:
+def open_pieces(env: Environment, sources: PieceSources, peers: Peers, *, verify: bool = False) -> list[OpenPiece]:
     """Open all pieces of a save, and with `verify` compare those of this node with their checksums. Raises ModelError.
 
     Pservers with different ranks ask different nodes first, and in another order.
@@ -156,14 +156,14 @@ def _places(env: Environment, sources: PieceSources) -> list[Path]:
 
 def _open(
     env: Environment, of: PieceSources, source: PieceSource, here: Sequence[Path], peers: Peers, verify: bool
-) -> Piece:
+) -> OpenPiece:
     paths = [place / source.file for place in here]
     paths = [path for path in paths if not path.is_symlink() and path.is_file() and path.stat().st_size == source.bytes]
     if len(paths) == 1 and not verify:  # it is compared when it is first read
-        return Piece(TensorFile(paths[0]), (source.bytes, source.sha256))
+        return OpenPiece(TensorFile(paths[0]), (source.bytes, source.sha256))
     sound = next((path for path in paths if checksum(path) == (source.bytes, source.sha256)), None)
     if sound is not None:  # the others are damaged, or of other runs with this tag
-        return Piece(TensorFile(sound), None)
+        return OpenPiece(TensorFile(sound), None)
     others = [node for node in source.nodes if node != env.spec.node]
     if paths and not others:
         raise ModelError(f"{paths[0]} is damaged: it differs from the manifest")
@@ -172,7 +172,7 @@ def _open(
     content = RemoteContent(piece, [*others[turn:], *others[:turn]], peers)
     file = TensorFile(Path(of.job, of.tag, source.file), content)
     content.verify = True
-    return Piece(file, None)
+    return OpenPiece(file, None)
 
 
 def open_saved_model(env: Environment, path: str, peers: Peers) -> ModelView:

@@ -37,7 +37,7 @@ _MAX_HEADER_BYTES = 256 * 2**20
 Buffer = Union[bytes, bytearray, memoryview]
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor to write, of a type in `DTYPES`. `read()` is called once, when it is written, so that a file needs no
     second copy of all.
     """
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 
 
 def write_tensors(
-    path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], *, durable: bool = True
+    path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, durable: bool = True
 ) -> tuple[int, str]:
     """Write a file atomically; return its size and sha256. Unless `durable`, a power cut may lose it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_tensors(
     return size, digest
 
 
-def write_to(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]) -> str:
+def write_to(file: BinaryIO, entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> str:
     """Write the contents of a file; return their sha256. Raises ModelError if two tensors have the same name."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
@@ -91,7 +91,7 @@ def write_to(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, st
     return digest.hexdigest()
 
 
-def _pieces(head: bytes, entries: Sequence[Entry]) -> Any:
+def _pieces(head: bytes, entries: Sequence[TensorEntry]) -> Any:
     yield head
     for entry in entries:
         array = np.asarray(entry.read(), DTYPES[entry.dtype], order="C")
@@ -101,7 +101,7 @@ def _pieces(head: bytes, entries: Sequence[Entry]) -> Any:
             yield array.reshape(-1).view(np.uint8).data
 
 
-def aligned(entries: Iterable[Entry]) -> list[Entry]:
+def aligned(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
     """Return the entries in an order that keeps every array aligned: those with long items first."""
     return sorted(entries, key=lambda entry: DTYPES[entry.dtype].itemsize, reverse=True)
 

@@ -30,24 +30,13 @@ import numpy.typing as npt
 from clusterctl.common.manifest import piece_name
 from clusterctl.runtime.arrays import Ids, is_finite
 from clusterctl.runtime.checkpoint.buffers import Buffers
-from clusterctl.runtime.checkpoint.safetensors import Entry, aligned, write_tensors
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry, aligned, write_tensors
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, Layout, slots_of
-from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.table.spec import Column, TableSpec
 
 FORMAT = "clusterctl-pieces/1"
-
-
-class Column(Protocol):
-    """One array beside the ids of an embedding: `rows`, `state/0`, ...; `width` None means one number per row."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def width(self) -> int | None: ...
 
 
 class DenseRun(Protocol):
@@ -174,7 +163,7 @@ def write_piece(
     return {**cut.to_json(), "file": path.name, "bytes": size, "sha256": digest, "tables": brief, **more}
 
 
-def _watched(entry: Entry, table: str, not_finite: set[str], on_tensor: Callable[[], None]) -> Entry:
+def _watched(entry: TensorEntry, table: str, not_finite: set[str], on_tensor: Callable[[], None]) -> TensorEntry:
     """Return the entry, which adds its table to `not_finite` if it has such a value when it is written."""
 
     def read() -> npt.NDArray[Any]:
@@ -185,7 +174,7 @@ def _watched(entry: Entry, table: str, not_finite: set[str], on_tensor: Callable
                 not_finite.add(table)
         return array
 
-    return Entry(entry.name, entry.dtype, entry.shape, read)
+    return TensorEntry(entry.name, entry.dtype, entry.shape, read)
 
 
 def write_save(
@@ -218,11 +207,11 @@ def _describe(part: Part, described: dict[str, Any]) -> None:
     table["held"] += len(part.live()) if isinstance(part, SparseLane) else part.count
 
 
-def _entries(part: Part, places: tuple[int, int, int] | None) -> list[Entry]:
+def _entries(part: Part, places: tuple[int, int, int] | None) -> list[TensorEntry]:
     return _slots(part, places) if isinstance(part, SparseLane) else _blocks(part, whole=places is not None)
 
 
-def _blocks(run: DenseRun, *, whole: bool) -> list[Entry]:
+def _blocks(run: DenseRun, *, whole: bool) -> list[TensorEntry]:
     arrays = {"": run.current, **({f"/state/{s}": array for s, array in enumerate(run.state)} if whole else {})}
     if whole and run.base is not None:
         arrays["/base"] = run.base
@@ -232,11 +221,11 @@ def _blocks(run: DenseRun, *, whole: bool) -> list[Entry]:
         for suffix, array in arrays.items():
             block = array[a : a + BLOCK_ELEMENTS]
             name = f"{run.spec.name}/block/{number}{suffix}"
-            out.append(Entry(name, "F32", block.shape, functools.partial(np.asarray, block)))
+            out.append(TensorEntry(name, "F32", block.shape, functools.partial(np.asarray, block)))
     return out
 
 
-def _slots(lane: SparseLane, places: tuple[int, int, int] | None) -> list[Entry]:
+def _slots(lane: SparseLane, places: tuple[int, int, int] | None) -> list[TensorEntry]:
     columns = [column for column in lane.columns() if places or column.name == "rows"]
     positions = lane.live()
     out = []
@@ -244,21 +233,21 @@ def _slots(lane: SparseLane, places: tuple[int, int, int] | None) -> list[Entry]
         if places and not places[0] <= slot % places[2] < places[1]:
             raise ModelError(f"table {lane.spec.name!r} has rows of slot {slot}, which is outside places {places}")
         name, own = f"{lane.spec.name}/slot/{slot}", positions[at]
-        out.append(Entry(f"{name}/ids", "I64", own.shape, functools.partial(lane.ids_at, own)))
+        out.append(TensorEntry(f"{name}/ids", "I64", own.shape, functools.partial(lane.ids_at, own)))
         for column in columns:
             shape = own.shape if column.width is None else (len(own), column.width)
             read = functools.partial(lane.read, column.name, own)
-            out.append(Entry(f"{name}/{column.name}", column.dtype, shape, read))
+            out.append(TensorEntry(f"{name}/{column.name}", column.dtype, shape, read))
     return [*out, *_candidates(lane)] if places else out
 
 
-def _candidates(lane: SparseLane) -> list[Entry]:
+def _candidates(lane: SparseLane) -> list[TensorEntry]:
     ids, counts = lane.candidates()
     out = []
     for slot, at in _by_slot(ids, lane.spec.rows):
         name = f"{lane.spec.name}/slot/{slot}/candidates"
-        out.append(Entry(f"{name}/ids", "I64", at.shape, functools.partial(_taken, ids, at)))
-        out.append(Entry(f"{name}/counts", "I64", at.shape, functools.partial(_taken, counts, at)))
+        out.append(TensorEntry(f"{name}/ids", "I64", at.shape, functools.partial(_taken, ids, at)))
+        out.append(TensorEntry(f"{name}/counts", "I64", at.shape, functools.partial(_taken, counts, at)))
     return out
 
 

@@ -18,9 +18,9 @@ from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
-from clusterctl.runtime.pserver.declarations import Declared, Place
+from clusterctl.runtime.pserver.declarations import DeclarationPoint, Declared
 from clusterctl.runtime.pserver.lane_state import Copied, LaneState, Output, Reply, Unset
-from clusterctl.runtime.pserver.reading import Reading
+from clusterctl.runtime.pserver.reading import ReadJob
 from clusterctl.runtime.pserver.requests import assigned_values
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
@@ -52,7 +52,7 @@ class ServerCore:
         self.tables = state.tables
         self.greeting: dict[str, Any] = {}
         self.offer_stream: Callable[[int], Any] | None = None
-        self.readings: dict[Hashable, Reading] = {}
+        self.readings: dict[Hashable, ReadJob] = {}
         self._declared: dict[int, TableSpec] = {}
         self._is_restored = restored is not None
         self._is_first = restored is None and state.epoch == 0
@@ -294,7 +294,7 @@ class ServerCore:
             return True
         reading = self.readings.get(what)
         if reading is None:
-            reading = self.readings[what] = Reading(job)
+            reading = self.readings[what] = ReadJob(job)
             self._copying.begin([reading.slices()])
         if reading.is_done:
             del self.readings[what]
@@ -305,7 +305,7 @@ class ServerCore:
 
     def _record(self, message: wire.Message, tables: list[tuple[str, str]]) -> None:
         """Record all tables that a trainer declares, also those that other lanes have."""
-        trainer, place = self.trainers[message.rank], Place(message.step, (message.pass_, message.batch))
+        trainer, place = self.trainers[message.rank], DeclarationPoint(message.step, (message.pass_, message.batch))
         declared = Declared() if trainer.tables is None else trainer.tables
         self.state.declarations.take(message.rank, declared, tables, place)
 

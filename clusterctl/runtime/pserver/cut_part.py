@@ -16,7 +16,7 @@ PATIENCE_S = 5.0  # for the next push of a cut
 
 
 @dataclass
-class _Cut:
+class _PendingCut:
     number: int
     held: dict[int, Held] = field(default_factory=dict)
     copied: dict[int, Copied] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class CutPart:
         self._send = send
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._now: _Cut | None = None
+        self._now: _PendingCut | None = None
         self._timer: threading.Timer | None = None
 
     def order(self, order: str, number: int, facts: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ class CutPart:
             if order == "announce":
                 self._announce(number)
             elif order == "hold":
-                self._now = _Cut(number)
+                self._now = _PendingCut(number)
                 self._look_later(number)
                 self._submit(lambda core: core.policy.hold_cut(number))
             elif self._now is None or self._now.number != number:
@@ -143,7 +143,7 @@ class CutPart:
             self._drop(number)
             self._send("failed", {"cut": number, "waits_for": missing})
 
-    def _write(self, now: _Cut) -> None:
+    def _write(self, now: _PendingCut) -> None:
         parts = [now.copied[number].saves for number in sorted(now.copied)]
         for saves in zip(*parts):
             self._server.write(saves)

@@ -20,7 +20,7 @@ _SUM = 2**64
 _ASSIGN = "call ps.assign with equal values at the same point of every trainer"
 
 
-class Place(NamedTuple):
+class DeclarationPoint(NamedTuple):
     """How far a trainer was when it declared a table: the number of its pushes, and its pass and batch."""
 
     pushes: int
@@ -31,23 +31,23 @@ class Declared:
     """The tables that one attempt of a trainer has declared, by name. `sum` is the same for the same names."""
 
     def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, DeclarationPoint] = {}
         self.sum = 0
 
-    def add(self, name: str, place: Place) -> None:
+    def add(self, name: str, place: DeclarationPoint) -> None:
         if name not in self.places:
             self.places[name] = place
             self.sum = (self.sum + table_key(name)) % _SUM
 
 
-class Reached(NamedTuple):
+class TrainerProgress(NamedTuple):
     """What a trainer has declared, and how far it is."""
 
     declared: Declared
     pushes: int
     cursor: tuple[int, int]
 
-    def is_beyond(self, place: Place) -> bool:
+    def is_beyond(self, place: DeclarationPoint) -> bool:
         return self.pushes > place.pushes and self.cursor > place.cursor
 
 
@@ -61,10 +61,10 @@ class Declarations:
     def __init__(self) -> None:
         self.failure: TableError | None = None
         self.names = TensorNames()
-        self._first: dict[tuple[int, str], Place] = {}  # of any attempt
+        self._first: dict[tuple[int, str], DeclarationPoint] = {}  # of any attempt
         self._saved: dict[tuple[str, int], tuple[int, Mapping[int, Sketch]]] = {}  # of the first that asked
 
-    def take(self, rank: int, declared: Declared, tables: Iterable[tuple[str, str]], place: Place) -> None:
+    def take(self, rank: int, declared: Declared, tables: Iterable[tuple[str, str]], place: DeclarationPoint) -> None:
         """Take tables that a trainer declares, as (name, kind). Raises TableError if a name collides with another."""
         for name, kind in tables:
             self.names.add(name, kind)
@@ -76,7 +76,7 @@ class Declarations:
         if len({declared.sum for declared in known.values()}) > 1:
             self._fail(_lacking(known, known), f" before the end of step {step}")
 
-    def check_progress(self, of_all: Mapping[int, Reached], ranks: Collection[int]) -> None:
+    def check_progress(self, of_all: Mapping[int, TrainerProgress], ranks: Collection[int]) -> None:
         """Compare what these `ranks` have declared outside sync with what all others have.
 
         A trainer lacks a table of another one if both have pushed beyond the place where the other one declared it.

@@ -8,11 +8,12 @@ from typing import NamedTuple, Union
 
 import numpy as np
 
+from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.modes import EACH_PASS
 from clusterctl.runtime.pserver.buffers import BufferBook
 from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.declarations import Declarations
@@ -85,8 +86,8 @@ class LaneState:
     trainer_count: int
     seed: int = 0
     mode: Mode = field(default_factory=Mode)
-    save_every: Every | None = None
-    save_model_every: Every = EACH_PASS
+    save_every: SaveInterval | None = None
+    save_model_every: SaveInterval = EACH_PASS
     half: bool = False
     key_cache: bool = False
     lender: Lender | None = None

@@ -270,7 +270,7 @@ class Lane:
             sys.stderr.write(f"pserver {self.core.state.pserver}: refused {reason}\n")
 
 
-class _Job(NamedTuple):
+class _SaveJob(NamedTuple):
     """A save to be written; if it `counts`, lanes wait while too many of them do."""
 
     save: Save
@@ -289,7 +289,7 @@ class Server:
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, Save]] = {}
         self._whole: set[str] = set()  # tags of complete saves; a lane without tables may give its part later
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_SaveJob | None] = queue.SimpleQueue()
         self._waiting = 0  # jobs that count
         self._unwritten = 0  # jobs that are not done
         self._paused: list[Lane] = []
@@ -353,7 +353,7 @@ class Server:
                 return
             del self._parts[save.tag]
             self._whole.add(save.tag)
-            self._put(_Job(joined([part for _, part in sorted(parts.items())]), counts=True))
+            self._put(_SaveJob(joined([part for _, part in sorted(parts.items())]), counts=True))
             self._waiting += 1
             if self._waiting > _SAVES_WAITING:
                 self._paused.append(lane)
@@ -362,9 +362,9 @@ class Server:
     def write(self, parts: Sequence[Save]) -> None:
         """Write the parts that all lanes have made of a save at a cut. Does not block."""
         with self._lock:
-            self._put(_Job(joined(parts)))
+            self._put(_SaveJob(joined(parts)))
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: _SaveJob) -> None:
         self._unwritten += 1
         self._jobs.put(job)
 

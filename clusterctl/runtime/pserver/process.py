@@ -17,12 +17,11 @@ from typing import Any
 
 import zmq
 
-from clusterctl.common.run_spec import SaveEvery
 from clusterctl.runtime.checkpoint.remote import open_saved_checkpoint, open_saved_model, run_peers
 from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import TableError
-from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.modes import EACH_PASS, parse_mode
 from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.cut_part import CutPart
@@ -235,9 +234,9 @@ class PServer:
             layout=self.layout,
             trainer_count=spec.training.trainers,
             seed=env.seed,
-            mode=Mode.parse(spec.training.mode),
-            save_every=_every(spec.saving.save_every) if spec.saving.checkpoints else None,
-            save_model_every=_every(spec.saving.save_model_every) or EACH_PASS,
+            mode=parse_mode(spec.training.mode),
+            save_every=spec.saving.save_every if spec.saving.checkpoints else None,
+            save_model_every=spec.saving.save_model_every or EACH_PASS,
             half=spec.training.wire == "float16",
             key_cache=spec.training.key_cache,
             lender=self._shm,
@@ -281,10 +280,6 @@ class PServer:
         line = f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}"
         self._send("saved", {**receipt, "line": line})
         print_line(line)
-
-
-def _every(every: SaveEvery | None) -> Every | None:
-    return Every(every.unit, every.n) if every else None
 
 
 def _clear_half_written(env: Environment) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 _SLICE_S = 0.05  # in which the lane answers nothing
 
 
-class Reading:
+class ReadJob:
     """A job that reads files. `slices` does it; after that, `result` raises its error if it had one."""
 
     def __init__(self, job: Callable[[], object]) -> None:

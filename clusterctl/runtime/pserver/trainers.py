@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.runtime.pserver.declarations import Declared, Reached
+from clusterctl.runtime.pserver.declarations import Declared, TrainerProgress
 from clusterctl.runtime.pserver.requests import NOT_TOLD, Push
 from clusterctl.runtime.wire import messages as wire
 
@@ -103,10 +103,10 @@ class TrainerStates:
     def active(self) -> set[int]:
         return {rank for rank, trainer in self.by_rank.items() if not trainer.left}
 
-    def reached(self) -> dict[int, Reached]:
+    def reached(self) -> dict[int, TrainerProgress]:
         """Return what each trainer that has pushed, and says what it declares, has declared, and how far it is."""
         by_rank = self.by_rank.items()
-        return {r: Reached(m.pushed_with, m.pushed, m.cursor) for r, m in by_rank if m.pushed_with is not None}
+        return {r: TrainerProgress(m.pushed_with, m.pushed, m.cursor) for r, m in by_rank if m.pushed_with is not None}
 
     @property
     def passes(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.state.files import Loadable, State, entry_of
+from clusterctl.runtime.state.files import Loadable, StateContent, entry_of
 
 
 class AssignedValues:
@@ -18,11 +18,11 @@ class AssignedValues:
         self._assigned = assigned
         self._tables = tables
 
-    def take(self) -> State | None:
+    def take(self) -> StateContent | None:
         if not self._assigned:
             return None
         entries = [entry_of(f"{self.name}/{name}", "F32", table.value) for name, table in self._assigned.items()]
-        return State({self.name: [*self._assigned]}, entries)
+        return StateContent({self.name: [*self._assigned]}, entries)
 
     def load(self, saved: Loadable) -> None:
         for name in saved.tree[self.name]:
@@ -41,8 +41,8 @@ class Marker:
 
     name = "_assigns"
 
-    def take(self) -> State:
-        return State({self.name: True}, [])
+    def take(self) -> StateContent:
+        return StateContent({self.name: True}, [])
 
     def load(self, saved: Loadable) -> None:
         pass

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Callable, Protocol
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime.checkpoint.buffers import pack
-from clusterctl.runtime.checkpoint.safetensors import Entry
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry
 from clusterctl.runtime.cuts import MODEL, CutSchedule
-from clusterctl.runtime.modes import Mode
 
 _EVERY_S = 1.0
 
@@ -34,7 +34,7 @@ class Sending(Protocol):
 class BufferSender:
     """`take()` returns the buffers as they are now. Only the lowest rank sends its own."""
 
-    def __init__(self, client: Sending, cuts: CutSchedule, take: Callable[[], Sequence[Entry]]) -> None:
+    def __init__(self, client: Sending, cuts: CutSchedule, take: Callable[[], Sequence[TensorEntry]]) -> None:
         self._client = client
         self._cuts = cuts
         self._take = take

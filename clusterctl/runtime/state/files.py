@@ -2,8 +2,9 @@
 
 Each is a safetensors file. Its metadata has, as strings, `format`, `job`, `run`, `rank`, `trainers`, `epoch`, `mode`,
 `seed`, the place (`step`, the pushes before it; `pass` and `batch`, the batch after it; `cursor`, JSON), `boot`, which
-changes when the machine restarts, `between` and `loops` (see `Place`; older versions have neither), and `tree`: a JSON
-object with an entry for each thing that was kept. The tensors of a thing are `NAME/PATH`, or `NAME` if it is one.
+changes when the machine restarts, `between` and `loops` (see `TrainerPosition`; older versions have neither), and
+`tree`: a JSON object with an entry for each thing that was kept. The tensors of a thing are `NAME/PATH`, or `NAME` if
+it is one.
 
 The newest ones are in `runs/RUN/state/`. They are not durable, and one that an earlier boot has written is not used.
 That of a checkpoint is `checkpoints/TAG/trainer-00000.safetensors`, beside the pieces of pservers. It also has `tag`.
@@ -21,7 +22,7 @@ from clusterctl.common.procfs import boot_id
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.checkpoint.model import checksum
 from clusterctl.runtime.checkpoint.remote import open_saved_state, run_peers
-from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry, TensorFile, write_tensors
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 
@@ -29,7 +30,7 @@ FORMAT = "clusterctl-state/1"
 _KEPT = 2  # one would do: a file is replaced only when its successor is whole
 
 
-class Place(NamedTuple):
+class TrainerPosition(NamedTuple):
     """Where a trainer is: the pushes that it has made, its next batch, and the value of `ps.cursor` before it.
 
     The batch is number 0 of the next pass only when `on_pass` of the pass before has run. `is_between` means that what
@@ -44,11 +45,11 @@ class Place(NamedTuple):
     loops: Any = None
 
 
-class State(NamedTuple):
+class StateContent(NamedTuple):
     """A trainer's state: JSON for each thing by name, and the tensors that it names."""
 
     tree: Mapping[str, Any]
-    entries: Sequence[Entry]
+    entries: Sequence[TensorEntry]
 
     @property
     def bytes(self) -> int:
@@ -71,7 +72,7 @@ class CopiedState:
 
     path = Path()
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateContent) -> None:
         self.tree = dict(state.tree)
         self._tensors = {entry.name: (entry.dtype, entry.read().copy()) for entry in state.entries}
 
@@ -94,7 +95,7 @@ class SavedState:
             batch, cursor = int(about["batch"]), json.loads(about["cursor"])
             is_between = about["between"] == "1" if "between" in about else batch == 0  # older states lack it
             loops = json.loads(about.get("loops", "null"))
-            self.place = Place(int(about["step"]), int(about["pass"]), batch, cursor, is_between, loops)
+            self.place = TrainerPosition(int(about["step"]), int(about["pass"]), batch, cursor, is_between, loops)
             self.rank, self.trainers, self.epoch = (int(about[name]) for name in ("rank", "trainers", "epoch"))
         except (KeyError, RecursionError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: the metadata is damaged ({exc!r})") from exc
@@ -148,7 +149,7 @@ class StateFiles:
         state = SavedState(file)
         return state if (state.rank, state.trainers) == (self._env.rank, self._env.trainers) else None
 
-    def write(self, state: State, place: Place) -> None:
+    def write(self, state: StateContent, place: TrainerPosition) -> None:
         """Write the state at a place, atomically, and remove the oldest."""
         path = self._directory / f"{self._stem}{place.step:012d}.safetensors"
         write_tensors(path, state.entries, self._metadata(state, place), durable=False)
@@ -158,7 +159,7 @@ class StateFiles:
             old.unlink(missing_ok=True)
         del self._written[:-_KEPT]
 
-    def write_cut(self, state: State, place: Place, tag: str) -> dict[str, Any]:
+    def write_cut(self, state: StateContent, place: TrainerPosition, tag: str) -> dict[str, Any]:
         """Write the state into a checkpoint, durably; return the receipt, the fields of a `saved` event."""
         path = self._of_cut(tag)
         about = {**self._metadata(state, place), "tag": tag}
@@ -175,7 +176,7 @@ class StateFiles:
     def _of_cut(self, tag: str) -> Path:
         return self._env.checkpoint_dir / tag / f"trainer-{self._env.rank:05d}.safetensors"
 
-    def _metadata(self, state: State, place: Place) -> dict[str, str]:
+    def _metadata(self, state: StateContent, place: TrainerPosition) -> dict[str, str]:
         env = self._env
         facts = {"job": env.job, "run": env.run, "rank": env.rank, "trainers": env.trainers, "epoch": self._epoch}
         facts.update(mode=env.spec.training.mode, seed=env.seed, boot=boot_id(), format=FORMAT)
@@ -184,7 +185,7 @@ class StateFiles:
         texts = {"cursor": json.dumps(place.cursor), "loops": json.dumps(place.loops), "tree": json.dumps(state.tree)}
         return {**{name: str(value) for name, value in facts.items()}, **texts}
 
-    def _receipt(self, tag: str, place: Place, size: int, digest: str) -> dict[str, Any]:
+    def _receipt(self, tag: str, place: TrainerPosition, size: int, digest: str) -> dict[str, Any]:
         env = self._env
         facts = {"job": env.job, "run": env.run, "tag": tag, "pass": place.pass_, "step": place.step}
         facts.update(mode=env.spec.training.mode, seed=env.seed, trainer=env.rank, trainers=env.trainers)
@@ -198,9 +199,9 @@ def _open(path: Path) -> SavedState | None:
         return None
 
 
-def entry_of(name: str, dtype: str, array: Array) -> Entry:
+def entry_of(name: str, dtype: str, array: Array) -> TensorEntry:
     """Return a tensor to write, of a type in `safetensors.DTYPES`, whose values are those that `array` has then."""
-    return Entry(name, dtype, array.shape, functools.partial(_same, array))
+    return TensorEntry(name, dtype, array.shape, functools.partial(_same, array))
 
 
 def _same(array: Array) -> Array:

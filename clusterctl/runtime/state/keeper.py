@@ -17,11 +17,12 @@ import threading
 from typing import Any, Callable, Protocol
 
 from clusterctl.common.manifest import checkpoint_tag
+from clusterctl.common.modes import Mode
 from clusterctl.runtime.cuts import CHECKPOINT, CutSchedule
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError, ProcessError, UseError
-from clusterctl.runtime.modes import EACH_PASS, Every, Mode
-from clusterctl.runtime.state.files import CopiedState, Loadable, Place, SavedState, State, StateFiles
+from clusterctl.runtime.modes import EACH_PASS
+from clusterctl.runtime.state.files import CopiedState, Loadable, SavedState, StateContent, StateFiles, TrainerPosition
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 
 #: A larger state is written at cuts only, unless `always` is set.
@@ -32,7 +33,7 @@ _PATIENCE_S = 120.0  # the supervisor ends a trainer that waits for a roll back
 class Kept(Protocol):
     """A thing that has state."""
 
-    def take(self) -> State | None:
+    def take(self) -> StateContent | None:
         """Return its state as it is now, with one entry in the tree; None if it has none at present."""
         ...
 
@@ -176,7 +177,7 @@ class StateKeeper:
             return
         if pass_ == self._at[0]:  # a trainer that rejoins at the end of a pass has forgotten how many batches it had
             batch = max(batch, self._at[1])
-        place = Place(self._client.step, pass_, batch, self._client.position, is_between, self.record_loops())
+        place = TrainerPosition(self._client.step, pass_, batch, self._client.position, is_between, self.record_loops())
         self._taken, self._at = place.step, (pass_, batch)
         tag = checkpoint_tag(place.step) if is_cut else self._due_cut(place.step)
         if self._is_large and not self.always and tag is None:
@@ -199,13 +200,13 @@ class StateKeeper:
         if self._kept and not self._env.local and self._due_cut(self._client.step) is not None:
             self.take(pass_, batch, again=True)
 
-    def _state(self) -> State:
+    def _state(self) -> StateContent:
         """Return the state. What goes along, such as the gradients of a pass's end, does not make it a large one."""
         taken = [state for kept in self._kept.values() if (state := kept.take()) is not None]
         self._is_large = sum(state.bytes for state in taken) > LARGEST
         taken += [state for kept in self._late.values() if (state := kept.take()) is not None]
         tree = {name: value for state in taken for name, value in state.tree.items()}
-        return State(tree, [entry for state in taken for entry in state.entries])
+        return StateContent(tree, [entry for state in taken for entry in state.entries])
 
     def _load(self, found: SavedState) -> None:
         self._is_loaded = True
@@ -244,7 +245,7 @@ class StateKeeper:
             is_due, tag = bool(self._announced), checkpoint_tag(max(self._announced, default=0))
         return tag if is_due and tag != self._cut_tag else None
 
-    def _write(self, state: State, place: Place) -> None:
+    def _write(self, state: StateContent, place: TrainerPosition) -> None:
         """Write the state for a successor. Without it, the run may have to go back further: no reason to end it."""
         try:
             self._files.write(state, place)
@@ -253,7 +254,7 @@ class StateKeeper:
                 print_line(f"warning: the state of trainer {self._env.rank} cannot be written ({exc}); free some space")
             self._failed = True
 
-    def _write_cut(self, state: State, place: Place, tag: str) -> None:
+    def _write_cut(self, state: StateContent, place: TrainerPosition, tag: str) -> None:
         """Write and report the state of a checkpoint; an earlier attempt may have done so."""
         receipt = self._files.cut_written(tag) if self._cut_tag == "" else None
         self._cut_tag = tag
@@ -283,12 +284,7 @@ class StateKeeper:
 
 def _schedule(env: Environment) -> CutSchedule:
     saving = env.spec.saving
-    checkpoints = saving.save_every if saving.checkpoints else None
-    models = saving.save_model_every
-    return CutSchedule(
-        Every(checkpoints.unit, checkpoints.n) if checkpoints else None,
-        Every(models.unit, models.n) if models else EACH_PASS,
-    )
+    return CutSchedule(saving.save_every if saving.checkpoints else None, saving.save_model_every or EACH_PASS)
 
 
 def _restored_step(env: Environment) -> int:
@@ -297,7 +293,7 @@ def _restored_step(env: Environment) -> int:
     return point.step if point is not None else 0
 
 
-def _go_back(client: Pushes, place: Place) -> None:
+def _go_back(client: Pushes, place: TrainerPosition) -> None:
     """Let the client continue from a place, which is at most one push before its own."""
     if place.step == client.step:
         return

@@ -10,9 +10,10 @@ import numpy as np
 from clusterctl.runtime.arrays import Array, Bits, Ids
 from clusterctl.runtime.store.index import HashIndex
 from clusterctl.runtime.store.lru import GONE, UNKNOWN, LruQueue
-from clusterctl.runtime.store.rows import Column, Rows, RowStore
+from clusterctl.runtime.store.rows import Rows, RowStore
 from clusterctl.runtime.table.retention import Age, Fraction, Retention, Score, Sightings
 from clusterctl.runtime.table.sharding import SLOTS, mix64, slots_of
+from clusterctl.runtime.table.spec import Column
 
 #: If more ids of one slot wait for admission, a sweep halves their counts and drops those at zero.
 CANDIDATES_PER_SLOT = 4_096

@@ -10,9 +10,9 @@ from typing import Any, Callable, Protocol, Union
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.errors import ModelError, TableError, UseError
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.quantized import QuantizedTable
 from clusterctl.runtime.store.sparse import SparseTable

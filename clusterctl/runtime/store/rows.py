@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +11,9 @@ from clusterctl.runtime.arrays import Array, Ids
 from clusterctl.runtime.store.growable import GrowableArray
 from clusterctl.runtime.store.index import MAX_POSITIONS, Index
 from clusterctl.runtime.store.slices import copied
+from clusterctl.runtime.table.spec import Column
 
 _DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "I64": np.int64}
-
-
-class Column(NamedTuple):
-    """A column of rows: `width` numbers of `dtype` "F32" or "I64" per row, or one number if `width` is None."""
-
-    name: str
-    dtype: str
-    width: int | None = None
 
 
 class Rows:

@@ -11,10 +11,10 @@ import numpy as np
 from clusterctl.runtime.arrays import Array, Floats, Ids, scatter
 from clusterctl.runtime.store.eviction import RetentionEnforcer, columns_of, counts_of
 from clusterctl.runtime.store.index import make_index
-from clusterctl.runtime.store.rows import Column, Rows, RowStore
+from clusterctl.runtime.store.rows import Rows, RowStore
 from clusterctl.runtime.store.slices import completed
 from clusterctl.runtime.table.initializers import stream_key
-from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.table.spec import Column, TableSpec
 
 _CHUNK_ELEMENTS = 65_536
 

@@ -1,7 +1,7 @@
 """A trainer's ways to its lanes: to each a DEALER socket, and a stream once the lane has accepted one.
 
-ZeroMQ opens every connection, and carries everything until there is a stream and after one broke. `Carriers` waits for
-all of them.
+ZeroMQ opens every connection, and carries everything until there is a stream and after one broke. `LaneCarriers`
+waits for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Callable
 import zmq
 
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.stream.client import Opening, open_stream
+from clusterctl.runtime.stream.client import PendingStream, open_stream
 from clusterctl.runtime.stream.framed import AT_ONCE, Frames, Stream
 from clusterctl.runtime.wire import sockets
 from clusterctl.runtime.wire.sockets import CAN_RECEIVE, CAN_SEND, descriptor_of, events_of, receive_frames
@@ -26,7 +26,7 @@ _READ, _WRITE = 1, 4  # EPOLLIN and EPOLLOUT: this module can be imported where 
 
 
 class Carrier:
-    """The ways to one of the run's lanes, at `address`. Get one from `Carriers`.
+    """The ways to one of the run's lanes, at `address`. Get one from `LaneCarriers`.
 
     `deliver(frames)` is called for each message that arrives; it may raise. `on_broken()` is called when the stream
     broke: requests that are not answered may be lost, and have to be sent again.
@@ -34,7 +34,7 @@ class Carrier:
 
     def __init__(
         self,
-        carriers: Carriers,
+        carriers: LaneCarriers,
         lane: int,
         address: str,
         server_key: str,
@@ -50,7 +50,7 @@ class Carrier:
         self._unsent: deque[list[Any]] = deque()
         self._by_zmq = True  # requests that are not answered went over ZeroMQ
         self._stream: Stream | None = None
-        self._opening: Opening | None = None
+        self._opening: PendingStream | None = None
         self._socket = self._connect()
 
     @property
@@ -195,7 +195,7 @@ class Carrier:
         if not stream.is_queued:
             self._all.watch(stream.fileno(), self, _READ)
 
-    def _advance(self, opening: Opening) -> None:
+    def _advance(self, opening: PendingStream) -> None:
         try:
             stream = opening.advance(self._all.wait_s)
         except OSError:
@@ -212,7 +212,7 @@ class Carrier:
         self._on_broken()
 
 
-class Carriers:
+class LaneCarriers:
     """The carriers of a trainer. `wait_s` is how long one waits at most for a message. Not thread-safe.
 
     With `keys`, connections over ZeroMQ use CURVE, and streams to other hosts are sealed.

@@ -15,7 +15,7 @@ from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.tokens import ANSWER_BYTES, SEALED, answer_to, greeting
 
 
-class Opening:
+class PendingStream:
     """A stream that is being opened. Call `advance` when it can be read or, until `is_connected`, written to.
 
     It will be sealed if its `sealed_lane` is given.
@@ -72,7 +72,9 @@ class Opening:
         return Stream(self._sock, self._rank)
 
 
-def open_stream(offer: Any, host: str, rank: int, lane: int, until_s: float, *, secure: bool = False) -> Opening | None:
+def open_stream(
+    offer: Any, host: str, rank: int, lane: int, until_s: float, *, secure: bool = False
+) -> PendingStream | None:
     """Begin to open the stream that a lane offers; None if there is no way to it.
 
     In a run that is `secure`, a stream to another host has to be sealed, in the version of this end.
@@ -81,12 +83,12 @@ def open_stream(offer: Any, host: str, rank: int, lane: int, until_s: float, *, 
         token, name, port = bytes.fromhex(offer["token"]), offer.get("name"), offer.get("port")
         sock = None if name is None else _connect_here(str(name))
         if sock is not None:
-            return Opening(sock, rank, token, until_s)
+            return PendingStream(sock, rank, token, until_s)
         if port is None or not 0 < int(port) < 65_536 or offer.get("sealed") != (SEALED if secure else None):
             return None
         if secure and sealed.load() is None:
             return None
-        return Opening(tcp.begin_to_connect(host, int(port)), rank, token, until_s, lane if secure else None)
+        return PendingStream(tcp.begin_to_connect(host, int(port)), rank, token, until_s, lane if secure else None)
     except (KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError):
         return None
 

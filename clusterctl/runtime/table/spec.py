@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.runtime.errors import RuntimeFailure, TableError, UseError
 from clusterctl.runtime.table.initializers import Initial, initial_from_json
@@ -17,6 +17,17 @@ from clusterctl.runtime.table.sharding import table_key
 _NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,199}")
 _MAX_ELEMENTS = 2**40
 _RESERVED = ("__metadata__",)
+
+
+class Column(NamedTuple):
+    """A column of the rows of an embedding, such as `rows` or `state/0`.
+
+    `width` numbers of `dtype` "F32" or "I64" per row, or one number if `width` is None.
+    """
+
+    name: str
+    dtype: str
+    width: int | None = None
 
 
 @dataclass(frozen=True)

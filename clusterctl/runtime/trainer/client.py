@@ -17,11 +17,11 @@ from clusterctl.runtime.arrays import Sketch
 from clusterctl.runtime.checkpoint.origin import SavedTables
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.modes import WINDOWS, Mode
+from clusterctl.runtime.modes import WINDOWS, parse_mode
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.packing import InitialPiece, Outgoing
-from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.packing import InitialPiece, LanePush
+from clusterctl.runtime.trainer.progress import ProgressReporter
 from clusterctl.runtime.trainer.shared_memory import LaneMemory, SlotLease
 from clusterctl.runtime.wire import messages as wire
 
@@ -72,7 +72,7 @@ class Client:
         env: Environment,
         link: Link,
         rank: int,
-        progress: Progress,
+        progress: ProgressReporter,
         refresh: Callable[[list[wire.Part]], None],
         load: str | None = None,
     ) -> None:
@@ -172,7 +172,7 @@ class Client:
 
     def push(
         self,
-        parts: Mapping[int, Outgoing],
+        parts: Mapping[int, LanePush],
         context: StepContext,
         samples: int,
         assigned: Mapping[int, Sketch] | None = None,
@@ -189,7 +189,7 @@ class Client:
         self.position = context.position
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
-            out = parts.get(lane) or Outgoing()
+            out = parts.get(lane) or LanePush()
             if self.memory.clients:
                 self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
@@ -301,7 +301,7 @@ class Client:
         self.resized = bool(facts[0].get("resized"))
         self._gone = dict(facts[0]["gone"])
         earliest = min(known.values(), key=lambda own: int(own["step"]))
-        self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
+        self.mode, self.seed = parse_mode(str(earliest["mode"])), int(earliest["seed"])
         self.window = WINDOWS[self.mode.name]
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))

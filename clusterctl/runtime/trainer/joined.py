@@ -26,7 +26,7 @@ from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.runtime.trainer.parallel import PartPool
 from clusterctl.runtime.trainer.prefetch import Prefetcher
-from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.progress import ProgressReporter
 from clusterctl.runtime.wire import messages as wire
 
 
@@ -46,7 +46,7 @@ class JoinedSession:
         self._handles: dict[int, Handle] = {}
         self._names = TensorNames()
         self._context: StepContext | None = None
-        self._progress = Progress(supervisor)
+        self._progress = ProgressReporter(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh, load)
         self._progress.joined(self._client.step)
         self._states = StateKeeper(env, self._client, supervisor)

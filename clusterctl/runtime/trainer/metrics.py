@@ -11,7 +11,7 @@ EVERY_S = 1.0
 
 
 @dataclass
-class Group:
+class MetricSums:
     """Weighted sums of one set of names since their last event."""
 
     sent_s: float = float("-inf")
@@ -37,12 +37,12 @@ class Logbook:
 
     def __init__(self, send: Callable[[dict[str, float], float], None]) -> None:
         self._send = send
-        self._groups: dict[tuple[str, ...], Group] = {}
+        self._groups: dict[tuple[str, ...], MetricSums] = {}
         self._lock = threading.Lock()
 
     def add(self, values: Mapping[str, float], weight: float, now_s: float) -> None:
         with self._lock:
-            group = self._groups.setdefault(tuple(sorted(values)), Group())
+            group = self._groups.setdefault(tuple(sorted(values)), MetricSums())
             group.add(values, weight)
             if now_s - group.sent_s >= EVERY_S:
                 self._flush(group, now_s)
@@ -54,7 +54,7 @@ class Logbook:
                 if group.count:
                     self._flush(group, now_s)
 
-    def _flush(self, group: Group, now_s: float) -> None:
+    def _flush(self, group: MetricSums, now_s: float) -> None:
         self._send(group.means(), group.weight)
         group.sent_s, group.weight, group.count = now_s, 0.0, 0
         group.sums.clear()

@@ -8,7 +8,7 @@ from typing import Callable
 from clusterctl.runtime.arrays import Floats, is_finite
 from clusterctl.runtime.errors import NotFiniteError
 from clusterctl.runtime.trainer.packing import Gradient
-from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.progress import ProgressReporter
 
 _SMALL_ELEMENTS = 262_144
 _INFINITY = float("inf")
@@ -30,7 +30,7 @@ class NanPolicy:
         policy: str,
         rank: int,
         half: bool,
-        progress: Progress,
+        progress: ProgressReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.policy = policy

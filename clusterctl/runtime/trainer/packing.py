@@ -106,7 +106,7 @@ class Gradient:
 
 
 @dataclass
-class Outgoing:
+class LanePush:
     """The parts of one push for one lane. `full` has the lists of ids for which `opening` has digests; `rates` are the
     learning rates that replace those of rules, by table.
     """
@@ -117,7 +117,7 @@ class Outgoing:
     rates: dict[int, float] = field(default_factory=dict)
 
 
-class Packer:
+class GradientPacker:
     """Splits gradients by lane. `half` sends float16; with `key_cache` a list of ids is sent in full only once."""
 
     def __init__(self, half: bool, key_cache: bool) -> None:
@@ -126,9 +126,9 @@ class Packer:
         self._known: dict[int, set[bytes]] = {}
         self._known_bytes: dict[int, int] = {}
 
-    def pack(self, gradient: Gradient, lanes: Iterable[int], rates: Mapping[Handle, float]) -> dict[int, Outgoing]:
+    def pack(self, gradient: Gradient, lanes: Iterable[int], rates: Mapping[Handle, float]) -> dict[int, LanePush]:
         """Return the parts for each of `lanes`; every lane gets an opening, if only an empty one."""
-        out = {lane: Outgoing() for lane in lanes}
+        out = {lane: LanePush() for lane in lanes}
         for handle in sorted(gradient.dense, key=_by_key):
             flat, is_plain = gradient.dense[handle], not self._half and handle.spec.wire is None
             for lane, start, stop in handle.runs:
@@ -167,7 +167,7 @@ class Packer:
         self._known_bytes[lane] = self._known_bytes.get(lane, 0) + full.array.nbytes
         return full
 
-    def _dense(self, out: Outgoing, handle: Dense, flat: Floats, start: int, stop: int) -> None:
+    def _dense(self, out: LanePush, handle: Dense, flat: Floats, start: int, stop: int) -> None:
         if stop - start <= _WHOLE_ELEMENTS:
             out.opening.append(self._part(handle, flat, start, stop))
             return
@@ -183,7 +183,7 @@ class Packer:
             return wire.Part(wire.DENSE16, _halved(values), key, start)
         return wire.Part(wire.DENSE, values, key, start)
 
-    def _sparse(self, out: Outgoing, lane: int, embedding: Embedding, ids: Ids, rows: Floats) -> None:
+    def _sparse(self, out: LanePush, lane: int, embedding: Embedding, ids: Ids, rows: Floats) -> None:
         at = 0
         for brief, full in self.ids(lane, embedding, ids):
             values = rows[at : at + len(full.array)]

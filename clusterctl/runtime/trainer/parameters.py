@@ -18,7 +18,7 @@ from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch, given_values
 from clusterctl.runtime.trainer.ids import checked_floats
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
-from clusterctl.runtime.trainer.packing import Gradient, Handle, Packer, initial_pieces
+from clusterctl.runtime.trainer.packing import Gradient, GradientPacker, Handle, initial_pieces
 from clusterctl.runtime.wire import messages as wire
 
 #: The tables of a request that declares them: their names, of up to 200 characters, fit into `MAX_JSON_BYTES`.
@@ -55,7 +55,7 @@ class Parameters:
         self.rank = client.rank
         self.layout = client.layout
         self.before_push: Callable[[], None] = nothing
-        self.packer = Packer(client.half, client.key_cache)
+        self.packer = GradientPacker(client.half, client.key_cache)
         self._ahead: dict[Embedding, list[PendingRows]] = {}
         #: Tables whose values the program has given since the last push, and True if a save was asked for since.
         self.assigned: dict[str, Dense] = {}

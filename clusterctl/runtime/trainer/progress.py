@@ -41,7 +41,7 @@ class Window:
         return {"compute": 1 - wait - wire, "wait": wait, "wire": wire}
 
 
-class Progress:
+class ProgressReporter:
     """Counts a trainer's work; reports it to the supervisor (at most once a second) and people (once a pass)."""
 
     def __init__(self, supervisor: SupervisorSocket, clock: Callable[[], float] = time.monotonic) -> None:

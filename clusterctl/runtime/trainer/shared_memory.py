@@ -11,7 +11,7 @@ import numpy as np
 from clusterctl.runtime.shm.client import ShmClient, Slot, connect_shm
 from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.packing import Outgoing
+from clusterctl.runtime.trainer.packing import LanePush
 from clusterctl.runtime.wire import messages as wire
 
 
@@ -63,7 +63,7 @@ class LaneMemory:
         slot = None if client is None or size < LEAST_BYTES else client.acquire(size)
         return None if client is None or slot is None else SlotLease(client, slot)
 
-    def put_rows(self, leases: list[SlotLease], lane: int, out: Outgoing) -> None:
+    def put_rows(self, leases: list[SlotLease], lane: int, out: LanePush) -> None:
         """Copy the rows of a push to where the lane can read them; append the leases to `leases`."""
         if lane not in self.clients:
             return

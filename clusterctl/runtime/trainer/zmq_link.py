@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
-from clusterctl.runtime.stream.carrier import Carrier, Carriers
+from clusterctl.runtime.stream.carrier import Carrier, LaneCarriers
 from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.sharding import Layout, layout_of
 from clusterctl.runtime.trainer.link import OnReply, raise_for_error
@@ -33,7 +33,7 @@ _FIRST_PROBE = 2**63
 
 
 @dataclass
-class Request:
+class PendingRequest:
     """A request in flight. `bytes` is the length of its frames."""
 
     message: wire.Message
@@ -52,7 +52,7 @@ class LaneConnection:
     """
 
     lane: int
-    requests: OrderedDict[int, Request] = field(default_factory=OrderedDict)
+    requests: OrderedDict[int, PendingRequest] = field(default_factory=OrderedDict)
     bytes: int = 0
     heard_s: float = 0.0
     opened_s: float = 0.0
@@ -89,7 +89,7 @@ class RemoteLink:
         self._clock = clock
         self._probe_every_s = probe_every_s
         self._patience_s = _GRACES * env.spec.timing.node_grace_s + _MORE_S
-        self._carriers = Carriers(env.keys() if env.secure else None, probe_every_s)
+        self._carriers = LaneCarriers(env.keys() if env.secure else None, probe_every_s)
         self._addresses = env.pservers
         self._connections: dict[int, LaneConnection] = {}
         self._notices = 0
@@ -112,7 +112,7 @@ class RemoteLink:
         is_first = not connection.requests
         if is_first:
             connection.heard_s = connection.opened_s = connection.probed_s = self._clock()
-        connection.requests[message.request] = Request(message, frames, on_reply, full, size)
+        connection.requests[message.request] = PendingRequest(message, frames, on_reply, full, size)
         connection.bytes += size
         connection.newest = max(connection.newest, message.request)  # a request in full may follow later ones
         connection.carrier.send(frames, is_first=is_first)
@@ -166,7 +166,7 @@ class RemoteLink:
             connection.bytes -= request.bytes
             self._handle_reply(connection, request, reply)
 
-    def _handle_reply(self, connection: LaneConnection, request: Request, reply: wire.Message) -> None:
+    def _handle_reply(self, connection: LaneConnection, request: PendingRequest, reply: wire.Message) -> None:
         self._look_for_difference(reply)
         try:
             raise_for_error(reply)

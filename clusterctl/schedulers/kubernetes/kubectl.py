@@ -114,7 +114,7 @@ def _action(argv: Sequence[str]) -> str:
     return " ".join(word for word in argv[:2] if not word.startswith("-"))
 
 
-class Words(NamedTuple):
+class ErrorPattern(NamedTuple):
     """Words of kubectl on standard error, and the error that stands for them. Groups of the pattern are filled in."""
 
     kind: type[ClusterctlError]
@@ -125,58 +125,58 @@ class Words(NamedTuple):
 
 #: The first match counts. What a quota or an admission controller refuses is "forbidden" too, as what an account may
 #: not do is; the words after it tell them apart.
-TABLE: tuple[Words, ...] = (
-    Words(
+TABLE: tuple[ErrorPattern, ...] = (
+    ErrorPattern(
         ConfigError,
         r'namespaces? "(?P<namespace>[^"]+)" not found',
         "there is no namespace {namespace}",
         "kubectl create namespace {namespace}, or name another in HOSTS",
     ),
-    Words(
+    ErrorPattern(
         Forbidden,
         r'(?P<words>\S+ (?:"\S+" )?is forbidden: User .* cannot .*)',
         "this account may not do what kubectl {action} needs: {words}",
         "see what it may do: kubectl auth can-i --list{option}",
     ),
-    Words(
+    ErrorPattern(
         ConfigError,
         r"\(Forbidden\): (?:error when creating \S+: )?(?P<words>.*)",
         "the API server refused kubectl {action}: {words}",
         "look at it with clusterctl submit --to kubernetes --plan, and change what the cluster does not allow",
     ),
-    Words(
+    ErrorPattern(
         RefusedError,
         r"\(AlreadyExists\).*?: (?P<words>.*)",
         "the API server refused: {words}",
         "try again: each submission has a name of its own",
     ),
-    Words(
+    ErrorPattern(
         ConfigError,
         r"unable to parse requirement: (?P<words>.*)",
         "HOSTS = kubernetes(...): the labels are malformed: {words}",
         'write them as for kubectl get --selector, such as "app=train"',
     ),
-    Words(
+    ErrorPattern(
         ConfigError,
         r"connection to the server localhost:8080 was refused|no configuration has been provided"
         r"|context .* does not exist|current-context is not set",
         "kubectl knows no cluster on this machine",
         "set KUBECONFIG, or choose a context: kubectl config get-contexts",
     ),
-    Words(
+    ErrorPattern(
         UnreachableError,
         r"Unauthorized|must be logged in|provide credentials",
         "the API server does not accept this account",
         "log in again; try kubectl auth whoami",
     ),
-    Words(
+    ErrorPattern(
         UnreachableError,
         r"Unable to connect to the server|connection to the server .* was refused|no such host|i/o timeout"
         r"|deadline exceeded|Client\.Timeout|\((?:ServiceUnavailable|Timeout|ServerTimeout|TooManyRequests)\)",
         "the API server does not answer",
         "try kubectl cluster-info",
     ),
-    Words(
+    ErrorPattern(
         ConfigError,
         r"is invalid:\s*(?P<words>.*)|(?:BadRequest|strict decoding error).*?: (?P<more>.*)",
         "the API server does not accept the manifest: {words}{more}",

@@ -33,7 +33,7 @@ HEADER = """\
 
 
 @dataclass(frozen=True)
-class Submission:
+class ManifestOptions:
     """What the manifest is made of.
 
     `id` is unique; `name` is that of the StatefulSet. Pods have the `labels`, by which HOSTS finds them, and the id.
@@ -62,18 +62,18 @@ def name_for(workspace: str, id_: str) -> str:
     return f"{word if word[:1].isalpha() else 'job'}-{id_}"
 
 
-def manifest(submission: Submission) -> str:
+def manifest(submission: ManifestOptions) -> str:
     """Return the manifest in YAML. Raises UsageError for values that Kubernetes does not accept."""
     return HEADER + "---\n".join(dump(one) for one in objects(submission))
 
 
-def objects(submission: Submission) -> list[dict[str, Any]]:
+def objects(submission: ManifestOptions) -> list[dict[str, Any]]:
     """Return the objects of the manifest. Raises UsageError for values that Kubernetes does not accept."""
     _check(submission)
     return [_service(submission), _stateful_set(submission)]
 
 
-def _check(submission: Submission) -> None:
+def _check(submission: ManifestOptions) -> None:
     if submission.nodes < 1:
         raise UsageError(f"--nodes {submission.nodes}: must be 1 or more")
     if not re.fullmatch(r"[\w./:@-]+", submission.image, re.ASCII):
@@ -85,16 +85,16 @@ def _check(submission: Submission) -> None:
         raise UsageError(f"HOSTS: the label {SUBMISSION} is set by clusterctl itself")
 
 
-def _metadata(submission: Submission) -> dict[str, Any]:
+def _metadata(submission: ManifestOptions) -> dict[str, Any]:
     namespace = {"namespace": submission.namespace} if submission.namespace else {}
     return {"name": submission.name, **namespace, "labels": _labels(submission)}
 
 
-def _labels(submission: Submission) -> dict[str, str]:
+def _labels(submission: ManifestOptions) -> dict[str, str]:
     return {**MANAGED_BY, **submission.labels, SUBMISSION: submission.id}
 
 
-def _service(submission: Submission) -> dict[str, Any]:
+def _service(submission: ManifestOptions) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -107,7 +107,7 @@ def _service(submission: Submission) -> dict[str, Any]:
     }
 
 
-def _stateful_set(submission: Submission) -> dict[str, Any]:
+def _stateful_set(submission: ManifestOptions) -> dict[str, Any]:
     wanted = {
         "serviceName": submission.name,
         "replicas": submission.nodes,
@@ -126,7 +126,7 @@ def _stateful_set(submission: Submission) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(submission), "spec": wanted}
 
 
-def _pod(submission: Submission) -> dict[str, Any]:
+def _pod(submission: ManifestOptions) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -166,7 +166,7 @@ def _container(name: str, image: str, script: str, mounts: list[dict[str, str]])
     }
 
 
-def _claim(submission: Submission, size: str) -> dict[str, Any]:
+def _claim(submission: ManifestOptions, size: str) -> dict[str, Any]:
     return {
         "metadata": {"name": DISK, "labels": _labels(submission)},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},

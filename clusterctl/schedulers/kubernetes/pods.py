@@ -22,7 +22,7 @@ ON_THEIR_WAY = frozenset({"Absent", "Pending", "Running", *PASSING})
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
-class Problem(NamedTuple):
+class PodProblem(NamedTuple):
     """Why a pod is not ready: Kubernetes' word, such as ImagePullBackOff, and its explanation, "" without one."""
 
     reason: str
@@ -54,7 +54,7 @@ class Pod:
     address: str | None
     containers: tuple[str, ...]
     container: str | None
-    problem: Problem | None
+    problem: PodProblem | None
     is_over: bool
 
 
@@ -119,13 +119,13 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _problem(meta: Json, status: Json) -> Problem | None:
+def _problem(meta: Json, status: Json) -> PodProblem | None:
     """Return why a pod is not ready, None if it is."""
     if "deletionTimestamp" in meta:
-        return Problem("Terminating")
+        return PodProblem("Terminating")
     phase = status.get("phase", "Pending")
     if phase in ("Succeeded", "Failed"):
-        return Problem(status.get("reason", phase), status.get("message", ""))
+        return PodProblem(status.get("reason", phase), status.get("message", ""))
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     if conditions.get("Ready", {}).get("status") == "True":
         return None
@@ -134,18 +134,18 @@ def _problem(meta: Json, status: Json) -> Problem | None:
             return problem
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return Problem(phase, scheduled.get("message", ""))
+        return PodProblem(phase, scheduled.get("message", ""))
     waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", ())]
-    return Problem(next(filter(None, waiting), phase))
+    return PodProblem(next(filter(None, waiting), phase))
 
 
-def _problem_of(container: Json) -> Problem | None:
+def _problem_of(container: Json) -> PodProblem | None:
     """Return why a container does not run; what ended it before says more than that it is to wait now."""
     state, before = container.get("state", {}), container.get("lastState", {}).get("terminated", {})
     if (waiting := state.get("waiting")) and waiting.get("reason") not in (None, *PASSING):
-        return Problem(waiting["reason"], _ended(before) or waiting.get("message", ""))
+        return PodProblem(waiting["reason"], _ended(before) or waiting.get("message", ""))
     ended = state.get("terminated", {})
-    return Problem(ended.get("reason", "Error"), _ended(ended)) if ended.get("exitCode") else None
+    return PodProblem(ended.get("reason", "Error"), _ended(ended)) if ended.get("exitCode") else None
 
 
 def _ended(terminated: Json) -> str:
@@ -154,9 +154,9 @@ def _ended(terminated: Json) -> str:
     return str(terminated.get("message") or f"its command exited with code {terminated.get('exitCode')}")
 
 
-def told(problems: Mapping[str, Problem]) -> list[str]:
+def problem_lines(problems: Mapping[str, PodProblem]) -> list[str]:
     """Return a line for each problem, with the pods that have it: `train-0, train-1: Pending: ... Insufficient cpu`."""
-    groups: dict[Problem, list[str]] = {}
+    groups: dict[PodProblem, list[str]] = {}
     for name in sorted(problems, key=_natural):
         groups.setdefault(problems[name], []).append(name)
     return [f"{shortened(names)}: {problem}" for problem, names in groups.items()]

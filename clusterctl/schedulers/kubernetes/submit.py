@@ -10,8 +10,8 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError
 from clusterctl.schedulers.kubernetes.kubectl import Forbidden, Kubectl
-from clusterctl.schedulers.kubernetes.manifest import SUBMISSION, Submission, manifest
-from clusterctl.schedulers.kubernetes.pods import Problem, parse_pod, parse_set, shortened, told
+from clusterctl.schedulers.kubernetes.manifest import SUBMISSION, ManifestOptions, manifest
+from clusterctl.schedulers.kubernetes.pods import PodProblem, parse_pod, parse_set, problem_lines, shortened
 
 READY_S = 600.0
 REMOVED_S = 180.0
@@ -22,13 +22,13 @@ OWNERS = "statefulsets,services"
 DISKS = "persistentvolumeclaims"
 CLAIM = "PersistentVolumeClaim"
 #: What every pod is at first: nothing to report.
-USUAL = (Problem("Absent"), Problem("Pending"))
+USUAL = (PodProblem("Absent"), PodProblem("Pending"))
 #: Takes a line about what keeps pods from being ready.
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedObjects:
     """What a submission has made and is there now, named as kubectl does: `service/train-0a`."""
 
     id: str
@@ -46,7 +46,9 @@ class Made:
         return [*self.sets, *self.services, *self.pods, *self.disks]
 
 
-def make_ready(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell, *, limit_s: float = READY_S) -> None:
+def make_ready(
+    kubectl: Kubectl, submission: ManifestOptions, notify: Notify, warn: Notify, *, limit_s: float = READY_S
+) -> None:
     """Create the objects of a submission and return once all its pods are ready; else remove them and raise why.
 
     Raises RefusedError if there are pods with the same labels: HOSTS would mean these too. `warn` is told what could
@@ -55,15 +57,15 @@ def make_ready(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell,
     _refuse_namesakes(kubectl, submission)
     try:
         kubectl.create(manifest(submission))
-        _await_ready(kubectl, submission, tell, limit_s)
+        _await_ready(kubectl, submission, notify, limit_s)
     except BaseException:  # Ctrl-C too
-        _undo(kubectl, submission, tell, warn)
+        _undo(kubectl, submission, notify, warn)
         raise
 
 
-def _undo(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell) -> None:
+def _undo(kubectl: Kubectl, submission: ManifestOptions, notify: Notify, warn: Notify) -> None:
     """Remove what was made. What goes wrong here is a warning: the error that led to it is the one to raise."""
-    tell(f"removing what was made for {submission.name}")
+    notify(f"removing what was made for {submission.name}")
     try:
         remove(kubectl, submission.selector)
     except (ClusterctlError, KeyboardInterrupt) as exc:
@@ -71,7 +73,7 @@ def _undo(kubectl: Kubectl, submission: Submission, tell: Tell, warn: Tell) -> N
         warn(f"not everything of {submission.name} was removed{why}\n  to remove the rest: clusterctl stop --delete")
 
 
-def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
+def _refuse_namesakes(kubectl: Kubectl, submission: ManifestOptions) -> None:
     labels = ",".join(f"{key}={value}" for key, value in submission.labels.items())
     with contextlib.suppress(Forbidden):
         found = [item["metadata"]["name"] for item in kubectl.objects("statefulsets,pods", labels)]
@@ -82,7 +84,7 @@ def _refuse_namesakes(kubectl: Kubectl, submission: Submission) -> None:
             )
 
 
-def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: float) -> None:
+def _await_ready(kubectl: Kubectl, submission: ManifestOptions, notify: Notify, limit_s: float) -> None:
     deadline, failures = time.monotonic() + limit_s, 0
     told_before = set(USUAL)
     for poll_s in _polls():
@@ -100,8 +102,8 @@ def _await_ready(kubectl: Kubectl, submission: Submission, tell: Tell, limit_s: 
                 raise _not_ready(submission, problems, None if is_hopeless else limit_s)
             news = {name: problem for name, problem in problems.items() if problem not in told_before}
             told_before.update(news.values())
-            for line in told(news):
-                tell(line)
+            for line in problem_lines(news):
+                notify(line)
         time.sleep(poll_s)
 
 
@@ -113,14 +115,14 @@ def _polls() -> Iterator[float]:
         poll_s = min(MOST_POLL_S, 2 * poll_s)
 
 
-def _is_hopeless(problems: Mapping[str, Problem], nodes: int) -> bool:
+def _is_hopeless(problems: Mapping[str, PodProblem], nodes: int) -> bool:
     """Return True if no waiting helps. Where one pod becomes ready, the others may only have met a faulty machine."""
     found = set(problems.values())
     none_is_ready = len(problems) == nodes and not any(problem.is_on_its_way for problem in found)
     return none_is_ready and any(problem.is_hopeless for problem in found)
 
 
-def _problems(kubectl: Kubectl, submission: Submission) -> dict[str, Problem]:
+def _problems(kubectl: Kubectl, submission: ManifestOptions) -> dict[str, PodProblem]:
     """Return the reason for each pod that is not ready. Events of the StatefulSet explain why pods are absent."""
     items = kubectl.objects("statefulsets,pods", submission.selector)
     pods = {pod.name: pod for pod in map(parse_pod, (item for item in items if item["kind"] == "Pod"))}
@@ -135,24 +137,26 @@ def _problems(kubectl: Kubectl, submission: Submission) -> dict[str, Problem]:
     return {name: problem for name, problem in problems.items() if problem is not None}
 
 
-def _why_absent(kubectl: Kubectl, submission: Submission) -> Problem:
+def _why_absent(kubectl: Kubectl, submission: ManifestOptions) -> PodProblem:
     with contextlib.suppress(ClusterctlError):  # an account need not be allowed to see events
         warnings = [one for one in kubectl.events("StatefulSet", submission.name) if one.get("type") == "Warning"]
         if warnings:
             last = max(warnings, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
-            return Problem(last.get("reason", "Absent"), last.get("message", ""))
-    return Problem("Absent")
+            return PodProblem(last.get("reason", "Absent"), last.get("message", ""))
+    return PodProblem("Absent")
 
 
-def _not_ready(submission: Submission, problems: dict[str, Problem], after_s: float | None) -> UnreachableError:
+def _not_ready(submission: ManifestOptions, problems: dict[str, PodProblem], after_s: float | None) -> UnreachableError:
     when = "" if after_s is None else f" after {after_s:g} s"
     message = f"{len(problems)} of {submission.nodes} pods are not ready{when}"
     details = {"pods": {name: str(problem) for name, problem in problems.items()}}
     hint = "correct the reason and submit again; clusterctl submit --to kubernetes --plan prints the manifest"
-    return UnreachableError("\n".join([message, *(f"  {line}" for line in told(problems))]), hint=hint, details=details)
+    return UnreachableError(
+        "\n".join([message, *(f"  {line}" for line in problem_lines(problems))]), hint=hint, details=details
+    )
 
 
-def find(kubectl: Kubectl, selector: str) -> Made | None:
+def find(kubectl: Kubectl, selector: str) -> CreatedObjects | None:
     """Return what `submit` has made among the objects with these labels; None if there is nothing with them.
 
     Raises RefusedError if it has made none of them, or if they are of several submissions.
@@ -173,7 +177,7 @@ def find(kubectl: Kubectl, selector: str) -> Made | None:
     (id_,) = ids
     ours = _objects(kubectl, f"{SUBMISSION}={id_}")
     kinds = ("StatefulSet", "Service", "Pod", CLAIM)
-    return Made(id_, *(tuple(_name(item) for item in ours if item["kind"] == kind) for kind in kinds))
+    return CreatedObjects(id_, *(tuple(_name(item) for item in ours if item["kind"] == kind) for kind in kinds))
 
 
 def remove(kubectl: Kubectl, selector: str, *, limit_s: float = REMOVED_S) -> None:

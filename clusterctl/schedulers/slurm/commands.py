@@ -12,8 +12,8 @@ from clusterctl.schedulers.slurm.jobs import (
     ALIVE,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
-    Job,
-    Room,
+    CpuAllocation,
+    SlurmJob,
     parse_rooms,
     parse_sacct,
     parse_squeue,
@@ -43,7 +43,7 @@ class Slurm:
         self._environ, self._exported = {**kept, "LC_ALL": "C"}, dict(environ)
         self._deadline_s = deadline_s
 
-    def job(self, job: str) -> Job:
+    def job(self, job: str) -> SlurmJob:
         """Return a job as the controller knows it, else as the accounting does, where there is one.
 
         The controller forgets a job some minutes after its end (MinJobAge). Raises UnknownSlurmJob.
@@ -68,12 +68,12 @@ class Slurm:
         """Return the ids of this account's jobs that have nodes."""
         return frozenset(self._ask("squeue", "-h", "--me", "-t", ",".join(sorted(ALIVE)), "-o", "%A").split())
 
-    def queued(self) -> list[Job]:
+    def queued(self) -> list[SlurmJob]:
         """Return this account's jobs that wait for nodes."""
         found = parse_squeue(self._ask("squeue", "-h", "--me", "-t", "PENDING", "-O", SQUEUE_FORMAT))
         return [job for job in found if job.is_queued]
 
-    def _accounted(self, job: str) -> list[Job]:
+    def _accounted(self, job: str) -> list[SlurmJob]:
         try:
             return parse_sacct(self._ask("sacct", "-X", "-n", "-P", "-j", job, "-o", SACCT_FORMAT))
         except (ClusterctlError, ValueError):  # not installed, or there is no accounting
@@ -83,7 +83,7 @@ class Slurm:
         """Return the names that `n[1-3]` stands for, in its order."""
         return tuple(self._ask("scontrol", "show", "hostnames", node_list).split())
 
-    def rooms(self, job: str) -> tuple[list[Room], int | None]:
+    def rooms(self, job: str) -> tuple[list[CpuAllocation], int | None]:
         """Return the CPUs of a running job on its nodes, and its limit of tasks per node."""
         return parse_rooms(self._ask("scontrol", "show", "job", "-d", job))
 

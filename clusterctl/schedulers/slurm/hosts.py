@@ -9,7 +9,7 @@ from clusterctl.config import Host, Settings
 from clusterctl.config.host_sources import SlurmHosts
 from clusterctl.errors import ConfigError, UnreachableError
 from clusterctl.schedulers.slurm.commands import Slurm
-from clusterctl.schedulers.slurm.jobs import Job, deal
+from clusterctl.schedulers.slurm.jobs import SlurmJob, deal
 from clusterctl.schedulers.slurm.reasons import ending, waiting_for
 from clusterctl.schedulers.slurm.records import JobNode, Records
 
@@ -32,7 +32,7 @@ def with_hosts(settings: Settings, source: SlurmHosts, environ: Mapping[str, str
     nodes = _nodes(settings, slurm, job)
     record = records.find(job.id)
     if record is not None:
-        record.save_life(job.restarts, nodes)
+        record.save_allocation(job.restarts, nodes)
     return with_nodes(settings, job.id, nodes)
 
 
@@ -45,7 +45,7 @@ def outside(settings: Settings) -> ConfigError:
     )
 
 
-def _nodes(settings: Settings, slurm: Slurm, job: Job) -> tuple[JobNode, ...]:
+def _nodes(settings: Settings, slurm: Slurm, job: SlurmJob) -> tuple[JobNode, ...]:
     names = slurm.host_names(job.node_list)
     trainers = _trainers(slurm, job, names) if "TRAINERS_PER_NODE" not in {*settings.lines, *settings.chosen} else {}
     addresses = slurm.addresses(job.node_list) if settings.nic is None else {}
@@ -73,7 +73,7 @@ def carrier(job: str) -> tuple[str, ...]:
     return ("srun", "--jobid", job, "--overlap", "-u", "-N1", "-n1", "-w", "{host}")
 
 
-def running(slurm: Slurm, named: str) -> Job:
+def running(slurm: Slurm, named: str) -> SlurmJob:
     """Return the job if commands can run on its nodes. Raises UnreachableError with the reason if not."""
     job = slurm.job(named)
     if job.is_queued:
@@ -93,7 +93,7 @@ def running(slurm: Slurm, named: str) -> Job:
     return job
 
 
-def _trainers(slurm: Slurm, job: Job, names: tuple[str, ...]) -> dict[str, int]:
+def _trainers(slurm: Slurm, job: SlurmJob, names: tuple[str, ...]) -> dict[str, int]:
     """Return the number of tasks on each node, as far as Slurm says how many there are."""
     if job.tasks == 0:
         return {}

@@ -21,7 +21,7 @@ ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job of Slurm.
 
     `state` and `reason` are Slurm's words, such as PENDING and Resources. `node_list` is Slurm's short form, such as
@@ -55,19 +55,19 @@ class Job:
         return self.state not in QUEUED | ALIVE | ENDING
 
 
-def parse_squeue(text: str) -> list[Job]:
+def parse_squeue(text: str) -> list[SlurmJob]:
     """Return the jobs that `squeue -h -t all -O SQUEUE_FORMAT` prints. Raises ValueError for other text."""
     return [_from_fields(line) for line in text.splitlines() if line.strip()]
 
 
-def _from_fields(line: str) -> Job:
+def _from_fields(line: str) -> SlurmJob:
     parts = line.split("|")
     if len(parts) != len(FIELDS) + 1:
         raise ValueError(f"not a line of squeue: {line!r}")
     given = dict(zip(FIELDS, parts, strict=False))
     status = _number(given["exit_code"])  # as wait() returns it, where 128 stands for a core dump
     signal = status & 0x7F
-    return Job(
+    return SlurmJob(
         id=given["JobID"],
         state=given["State"],
         reason=_word(given["Reason"]) or "",
@@ -85,21 +85,21 @@ def _from_fields(line: str) -> Job:
     )
 
 
-def parse_sacct(text: str) -> list[Job]:
+def parse_sacct(text: str) -> list[SlurmJob]:
     """Return the jobs that `sacct -X -n -P -o SACCT_FORMAT` prints. Raises ValueError for other text.
 
-    The last of several lives of a job is the last of them.
+    The last attempt of a requeued job comes last.
     """
     return [_from_accounting(line) for line in text.splitlines() if line.strip()]
 
 
-def _from_accounting(line: str) -> Job:
+def _from_accounting(line: str) -> SlurmJob:
     try:
         id_, state, exit_code, start, end, limit, nodes, node_list = line.split("|")
         code, signal = (int(number) for number in exit_code.split(":"))
     except ValueError as exc:
         raise ValueError(f"not a line of sacct: {line!r}") from exc
-    return Job(
+    return SlurmJob(
         id=id_,
         state=state.split()[0],  # "CANCELLED by 1000"
         node_list=_word(node_list) or "",
@@ -123,18 +123,18 @@ def _number(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Room:
+class CpuAllocation:
     """Equal nodes of a job, in Slurm's short form, and the number of CPUs that it has on each."""
 
     node_list: str
     cpus: int
 
 
-def parse_rooms(text: str) -> tuple[list[Room], int | None]:
+def parse_rooms(text: str) -> tuple[list[CpuAllocation], int | None]:
     """Return the nodes in what `scontrol show job -d` prints, and the limit of tasks per node, None without one."""
     found = re.findall(r"^\s+Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=", text, re.MULTILINE)
     limit = re.search(r" NtasksPerN:B:S:C=([0-9]+):", text)
-    return [Room(nodes, _count(ids)) for nodes, ids in found], (int(limit[1]) or None) if limit else None
+    return [CpuAllocation(nodes, _count(ids)) for nodes, ids in found], (int(limit[1]) or None) if limit else None
 
 
 def _count(ranges: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from clusterctl.schedulers.slurm.jobs import Job
+from clusterctl.schedulers.slurm.jobs import SlurmJob
 
 WAITING = {
     "Resources": "waiting for free nodes",
@@ -33,7 +33,7 @@ WAITING = {
 LIMITS = re.compile(r"(?:QOS|Assoc|MaxCpu|MaxMem|.*Limit$)")
 
 
-class Ending(NamedTuple):
+class EndReason(NamedTuple):
     """Why a job or a step of it ended.
 
     `kind` is succeeded, failed, time_limit, memory, preempted, node_failure, cancelled, deadline or other.
@@ -44,7 +44,7 @@ class Ending(NamedTuple):
     hint: str | None = None
 
 
-def waiting_for(job: Job) -> str:
+def waiting_for(job: SlurmJob) -> str:
     """Return why a queued job waits, with Slurm's word in brackets, as in `waiting for free nodes (Resources)`."""
     word = job.reason.partition(",")[0].strip()  # ReqNodeNotAvail, UnavailableNodes:n2
     if not word:
@@ -53,15 +53,15 @@ def waiting_for(job: Job) -> str:
     return f"{known.format(id=job.id)} ({job.reason})" if known else job.reason
 
 
-PREEMPTED = Ending("preempted", "it was preempted by another job", "submit it again; with --requeue Slurm does")
-NODE_FAILURE = Ending("node_failure", "one of its nodes failed", "see sinfo -R; submit it again")
-CANCELLED = Ending("cancelled", "it was cancelled (scancel)")
-MEMORY = Ending("memory", "it used more memory than it asked for", "submit it with more memory (--mem)")
-TIME_LIMIT = Ending("time_limit", "it reached its time limit", "submit it with more time (--time)")
-DEADLINE = Ending("deadline", "it could not end before its deadline")
+PREEMPTED = EndReason("preempted", "it was preempted by another job", "submit it again; with --requeue Slurm does")
+NODE_FAILURE = EndReason("node_failure", "one of its nodes failed", "see sinfo -R; submit it again")
+CANCELLED = EndReason("cancelled", "it was cancelled (scancel)")
+MEMORY = EndReason("memory", "it used more memory than it asked for", "submit it with more memory (--mem)")
+TIME_LIMIT = EndReason("time_limit", "it reached its time limit", "submit it with more time (--time)")
+DEADLINE = EndReason("deadline", "it could not end before its deadline")
 
 
-def ending(job: Job, words: str = "") -> Ending | None:
+def ending(job: SlurmJob, words: str = "") -> EndReason | None:
     """Return why a job ended, None if it has not. `words` is what its steps or its script printed to stderr.
 
     The words decide where Slurm's state is vague: without cgroups, a script killed for its memory or by anyone is a
@@ -75,29 +75,29 @@ def ending(job: Job, words: str = "") -> Ending | None:
         "OUT_OF_MEMORY": MEMORY,
         "PREEMPTED": PREEMPTED,
         "NODE_FAIL": NODE_FAILURE,
-        "BOOT_FAIL": Ending("node_failure", "its nodes could not be booted", NODE_FAILURE.hint),
+        "BOOT_FAIL": EndReason("node_failure", "its nodes could not be booted", NODE_FAILURE.hint),
         "CANCELLED": said or CANCELLED,
         "DEADLINE": DEADLINE,
-        "COMPLETED": Ending("succeeded", "it succeeded"),
+        "COMPLETED": EndReason("succeeded", "it succeeded"),
     }
     if job.state in by_state:
         return by_state[job.state]
     if job.state == "FAILED":
         return said or _failed(job)
-    return Ending("other", f"Slurm calls its state {job.state}")
+    return EndReason("other", f"Slurm calls its state {job.state}")
 
 
-def _time_limit(job: Job) -> Ending:
+def _time_limit(job: SlurmJob) -> EndReason:
     limit = f" of {job.time_limit}" if job.time_limit else ""
     return TIME_LIMIT._replace(text=f"{TIME_LIMIT.text}{limit}")
 
 
-def _failed(job: Job) -> Ending:
+def _failed(job: SlurmJob) -> EndReason:
     if job.exit_code is None:
-        return Ending("failed", f"its script was killed by signal {job.signal}")
+        return EndReason("failed", f"its script was killed by signal {job.signal}")
     if job.reason == "JobLaunchFailure":
-        return Ending("failed", "its script could not be launched", "see the log of slurmd on its first node")
-    return Ending("failed", f"its script failed with exit code {job.exit_code}")
+        return EndReason("failed", "its script could not be launched", "see the log of slurmd on its first node")
+    return EndReason("failed", f"its script failed with exit code {job.exit_code}")
 
 
 #: The first match counts: the line of a cancelled step names the reason at its end, if there is one.
@@ -110,7 +110,7 @@ _WORDS = (
 )
 
 
-def ending_in(words: str) -> Ending | None:
+def ending_in(words: str) -> EndReason | None:
     """Return the reason that srun or slurmstepd printed among `words`, None if they printed none."""
     lines = "\n".join(line for line in words.splitlines() if re.match(r"srun: |slurmstepd(-\S+)?: ", line))
     return next((end for pattern, end in _WORDS if re.search(pattern, lines)), None)

@@ -3,7 +3,7 @@
 ROOT_DIR/.clusterctl/slurm/
   20261121-081530-123456789/  one submission, made before Slurm knows it; the job has to see it on all its nodes
     submission.json           what was submitted
-    nodes.json                the nodes of the job's newest life, written there
+    nodes.json                the nodes of the job's newest allocation, written there
     refused                   why the job started nothing
     end.json                  how it ended, written by the first command that learns of it: Slurm forgets
   12                          a link to the submission that became job 12, the newest one of this id
@@ -39,7 +39,7 @@ class JobNode:
 
 
 @dataclass(frozen=True)
-class Life:
+class Allocation:
     """The nodes of a job in node order, since its `restarts`-th restart. Its output begins at byte `output_from`."""
 
     restarts: int
@@ -47,7 +47,7 @@ class Life:
     output_from: int = 0
 
 
-class Record:
+class SubmissionRecord:
     """The record of one submission. `id` is that of its job, "" before Slurm has taken it.
 
     A file that is missing or damaged counts as not written.
@@ -76,23 +76,23 @@ class Record:
         """Remove the record of what Slurm did not take."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def life(self) -> Life | None:
-        """Return the newest life of the job; None if it has not got as far as to ask for its nodes."""
+    def allocation(self) -> Allocation | None:
+        """Return the newest allocation of the job; None if it has not asked for its nodes yet."""
         known = _read(self.directory / "nodes.json")
         with contextlib.suppress(KeyError, TypeError, ValueError):
             nodes = tuple(JobNode(one["name"], one["trainers"], one["address"]) for one in known["nodes"])
-            return Life(int(known["restarts"]), nodes, int(known["output_from"])) if nodes else None
+            return Allocation(int(known["restarts"]), nodes, int(known["output_from"])) if nodes else None
         return None
 
-    def save_life(self, restarts: int, nodes: tuple[JobNode, ...]) -> None:
-        """Write the nodes of a life unless they are known. Ignores a disk that is full or read-only."""
-        known = self.life()
+    def save_allocation(self, restarts: int, nodes: tuple[JobNode, ...]) -> None:
+        """Write the nodes of an allocation unless they are known. Ignores a disk that is full or read-only."""
+        known = self.allocation()
         if known is not None and (known.restarts, known.nodes) == (restarts, nodes):
             return
         begins = known.output_from if known is not None and known.restarts == restarts else self._output_bytes()
-        life = {"restarts": restarts, "output_from": begins, "nodes": [vars(node) for node in nodes]}
+        allocation = {"restarts": restarts, "output_from": begins, "nodes": [vars(node) for node in nodes]}
         with contextlib.suppress(OSError):
-            write_json(self.directory / "nodes.json", life)
+            write_json(self.directory / "nodes.json", allocation)
 
     def _output_bytes(self) -> int:
         with contextlib.suppress(OSError):
@@ -100,14 +100,14 @@ class Record:
         return 0
 
     def words(self) -> str:
-        """Return the last of what the job has printed in its newest life; "" if that cannot be read."""
-        life, output = self.life(), self.output
+        """Return the end of what the job printed since its last restart; "" if that cannot be read."""
+        allocation, output = self.allocation(), self.output
         if output is None:
             return ""
         try:
             with output.open("rb") as f:
                 end = f.seek(0, os.SEEK_END)
-                f.seek(max(life.output_from if life else 0, end - MOST_WORDS))
+                f.seek(max(allocation.output_from if allocation else 0, end - MOST_WORDS))
                 return f.read(MOST_WORDS).decode(errors="replace")
         except OSError:
             return ""
@@ -138,14 +138,14 @@ class Records:
         self.root = Path((above.rpartition("/")[0] or "/") if of_node else above).expanduser()
         self._directory = self.root / META / "slurm"
 
-    def new(self, submission: Mapping[str, Any]) -> Record:
+    def new(self, submission: Mapping[str, Any]) -> SubmissionRecord:
         """Write a new record.
 
         Raises ConfigError if there is no place for it, RefusedError if another account can write to that place.
         """
         now = time.time_ns()
         name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09}"
-        record = Record(self._directory / name)
+        record = SubmissionRecord(self._directory / name)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             for directory in (self._directory.parent, self._directory):
@@ -158,16 +158,16 @@ class Records:
             raise ConfigError(message, hint=SHARED) from exc
         return record
 
-    def find(self, job: str) -> Record | None:
+    def find(self, job: str) -> SubmissionRecord | None:
         """Return the record of a job by its id; None without one."""
         name = self._links().get(job)
-        return None if name is None else Record(self._directory / name, job)
+        return None if name is None else SubmissionRecord(self._directory / name, job)
 
-    def last(self) -> Record | None:
+    def last(self) -> SubmissionRecord | None:
         """Return the record of the job that was submitted last; None without any."""
         links = self._links()
         job = max(links, key=lambda job: links[job], default=None)
-        return None if job is None else Record(self._directory / links[job], job)
+        return None if job is None else SubmissionRecord(self._directory / links[job], job)
 
     def _links(self) -> dict[str, str]:
         """Return the name of each job's record. What other accounts may have written does not count."""

@@ -17,7 +17,7 @@ NOTICE_S = 120
 #: How long it waits for a checkpoint then, and for the command that asks for it, even if that hangs. The rest is for
 #: Slurm, which looks at limits twice a minute.
 SAVE_S, MOST_S = 60, 75
-#: The shortest time limit with which a life gets further than the one before.
+#: The shortest time limit with which an attempt gets further than the one before.
 SHORTEST_S = 600
 #: The options that the script needs for itself.
 OURS = ("--job-name", "-J", "--open-mode", "--signal")
@@ -28,7 +28,7 @@ exec {start}
 """
 # Traps of a shell wait for the command in front; so the run is in the background, and USR1 interrupts `wait`.
 _REQUEUED = """\
-# {notice_s} s before its time limit the job is queued again. Its next life resumes from a checkpoint that is made now,
+# {notice_s} s before its time limit the job is queued again. It then resumes from a checkpoint that is made now,
 # or from the newest one if that is not complete within {save_s} s.
 requeue() {{
   again=yes
@@ -57,11 +57,11 @@ done
 
 
 @dataclass(frozen=True)
-class Submission:
+class ScriptOptions:
     """What the script is made of.
 
-    `name` is that of the Slurm job. `directory` is where the commands run, `output` the file for what they print; the
-    lives of a requeued job append to it. `start` and `resume` are the commands, attached, so that the script ends with
+    `name` is that of the Slurm job. `directory` is where the commands run, `output` the file for what they print; a
+    requeued job appends to it. `start` and `resume` are the commands, attached, so that the script ends with
     the exit code of the run, and `save` the one that makes a checkpoint; it exits with 4 if the run is over. RUN among
     their words stands for a name that is this Slurm job's own. `time` is in one of Slurm's forms, such as 2:00:00; None
     leaves it to the partition. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and
@@ -83,7 +83,7 @@ class Submission:
     opening: str = ""
 
 
-def script(submission: Submission) -> str:
+def script(submission: ScriptOptions) -> str:
     """Return the text of the script. Raises UsageError for options that sbatch would take for something else."""
     _check(submission)
     body = _REQUEUED if submission.requeue else _ONCE
@@ -98,11 +98,11 @@ def script(submission: Submission) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    return " ".join(f'"{word}"' if word == Submission.RUN else shlex.quote(word) for word in words)
+    return " ".join(f'"{word}"' if word == ScriptOptions.RUN else shlex.quote(word) for word in words)
 
 
-def _options(submission: Submission) -> list[str]:
-    # By default the output of each life would replace that of the one before.
+def _options(submission: ScriptOptions) -> list[str]:
+    # By default the output of each attempt would replace that of the one before.
     options = [f"--job-name={submission.name}", f"--output={submission.output}", "--open-mode=append"]
     if submission.nodes is not None:
         options.append(f"--nodes={submission.nodes}")
@@ -115,7 +115,7 @@ def _options(submission: Submission) -> list[str]:
     return [*options, *submission.options]
 
 
-def _check(submission: Submission) -> None:
+def _check(submission: ScriptOptions) -> None:
     if submission.nodes is not None and submission.nodes < 1:
         raise UsageError(f"--nodes {submission.nodes}: must be 1 or more")
     if submission.time is not None and not re.fullmatch(_TIME, submission.time):

@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, RefusedError, UnreachableError
 from clusterctl.schedulers.slurm.commands import Slurm
 from clusterctl.schedulers.slurm.mark import look
 from clusterctl.schedulers.slurm.records import SHARED, Records
-from clusterctl.schedulers.slurm.script import Submission, script
+from clusterctl.schedulers.slurm.script import ScriptOptions, script
 
 IN_MEMORY = ("devtmpfs", "ramfs", "tmpfs")
 MOUNTS = Path("/proc/self/mounts")
@@ -30,7 +30,7 @@ class Submitted:
     notes: list[str]
 
 
-def submit(submission: Submission, root_dir: str, about: Mapping[str, Any], environ: Mapping[str, str]) -> Submitted:
+def submit(submission: ScriptOptions, root_dir: str, about: Mapping[str, Any], environ: Mapping[str, str]) -> Submitted:
     """Submit the script of a job, which begins by looking for a mark below `root_dir`. `about` is kept in its record.
 
     Raises RefusedError if it is clear by now that the nodes cannot see `root_dir`, UsageError if Slurm refuses the job,

@@ -19,10 +19,10 @@ from clusterctl.errors import ClusterctlError, UnreachableError, UsageError
 from clusterctl.schedulers.scheduled import ENDED, QUEUED, RUNNING, JobWatch, NoRunError, ScheduledJob
 from clusterctl.schedulers.slurm.commands import Slurm, UnknownSlurmJob
 from clusterctl.schedulers.slurm.hosts import INSIDE, outside, root_of_nodes, with_hosts, with_nodes
-from clusterctl.schedulers.slurm.jobs import ENDING, Job
+from clusterctl.schedulers.slurm.jobs import ENDING, SlurmJob
 from clusterctl.schedulers.slurm.mark import BLIND
-from clusterctl.schedulers.slurm.reasons import Ending, ending, ending_in, waiting_for
-from clusterctl.schedulers.slurm.records import SHARED, Record, Records
+from clusterctl.schedulers.slurm.reasons import EndReason, ending, ending_in, waiting_for
+from clusterctl.schedulers.slurm.records import SHARED, Records, SubmissionRecord
 from clusterctl.schedulers.slurm.script import RUN_PREFIX
 
 NAME = "Slurm"
@@ -30,7 +30,7 @@ JOB_ID = re.compile(rf"(?:{RUN_PREFIX})?([0-9]{{1,10}}(?:_[0-9]{{1,10}})?)")
 JOB_DIRECTORY = re.compile(r"(?:^|/)(JOB[0-9-]+)(?:/([0-9]+))?/?$")
 ENDING_S = 5.0  # a job that is ending may know its outcome after a moment
 POLL_S = 0.5
-FORGOTTEN = Ending("unknown", "how is not known, as Slurm has forgotten it")
+FORGOTTEN = EndReason("unknown", "how is not known, as Slurm has forgotten it")
 
 
 def look_at(
@@ -43,7 +43,7 @@ def look_at(
     Raises NoRunError if the job has no nodes yet and had none before, or if nothing is known of those it had.
     """
     records = Records(settings.root_dir)
-    job = _meant(settings, source, environ, ref, records)
+    job = _job_id(settings, source, environ, ref, records)
     if job == environ.get(INSIDE):
         return with_hosts(settings, SlurmHosts(job), environ), None
     slurm, record = Slurm(environ), records.find(job)
@@ -56,13 +56,13 @@ def look_at(
             now = watch.again()  # it may have ended meanwhile
             if now.stage == RUNNING:
                 raise
-    life = record.life() if record is not None else None
-    if life is None:
+    allocation = record.allocation() if record is not None else None
+    if allocation is None:
         raise NoRunError(now)
-    return with_nodes(settings, job, life.nodes), watch
+    return with_nodes(settings, job, allocation.nodes), watch
 
 
-def _meant(
+def _job_id(
     settings: Settings, source: SlurmHosts, environ: Mapping[str, str], ref: str | None, records: Records
 ) -> str:
     named = JOB_ID.fullmatch(ref or "")
@@ -96,7 +96,7 @@ def _job_of_directory(ref: str, root: Path) -> str:
     )
 
 
-def seen(slurm: Slurm, job: str, record: Record | None) -> ScheduledJob:
+def seen(slurm: Slurm, job: str, record: SubmissionRecord | None) -> ScheduledJob:
     """Return what Slurm says about a job, else what its record knows.
 
     Raises UnknownSlurmJob if neither knows it, UnreachableError if Slurm does not answer or has suspended the job.
@@ -135,12 +135,12 @@ def queued(settings: Settings, environ: Mapping[str, str]) -> list[ScheduledJob]
     return []
 
 
-def _waiting(job: Job, record: Record | None) -> ScheduledJob:
+def _waiting(job: SlurmJob, record: SubmissionRecord | None) -> ScheduledJob:
     when = f"squeue --start -j {job.id} shows when it may start"
     return _view(job.id, record, QUEUED, {"text": waiting_for(job), "hint": when, "state": job.state})
 
 
-def _settled(slurm: Slurm, job: str) -> Job:
+def _settled(slurm: Slurm, job: str) -> SlurmJob:
     """Return a job. One that is ending is awaited for a moment."""
     deadline = time.monotonic() + ENDING_S
     known = slurm.job(job)
@@ -150,17 +150,17 @@ def _settled(slurm: Slurm, job: str) -> Job:
     return known
 
 
-def _refused(job: Job, end: Ending, record: Record | None) -> Ending:
+def _refused(job: SlurmJob, end: EndReason, record: SubmissionRecord | None) -> EndReason:
     """Return a better reason for the end of a job that did not see its mark."""
-    if record is None or end.kind != "failed" or record.life() is not None:
+    if record is None or end.kind != "failed" or record.allocation() is not None:
         return end
     told = record.refusal()
     if told is None and job.exit_code == BLIND:
         told = f"ROOT_DIR is not shared: its first node cannot see {record.directory}"
-    return Ending("not_shared", told, SHARED) if told else end
+    return EndReason("not_shared", told, SHARED) if told else end
 
 
-def _about(end: Ending, job: Job | None = None) -> dict[str, Any]:
+def _about(end: EndReason, job: SlurmJob | None = None) -> dict[str, Any]:
     state, ended = (job.state, _moment(job.ended)) if job is not None else ("", None)
     return {"kind": end.kind, "text": end.text, "hint": end.hint, "state": state, "ended": ended}
 
@@ -173,7 +173,7 @@ def _moment(local: str | None) -> float | None:
         return None
 
 
-def _remembered(record: Record) -> Mapping[str, Any]:
+def _remembered(record: SubmissionRecord) -> Mapping[str, Any]:
     """Return what is known of the end of a job that Slurm forgot: what a command has learned, else its last words."""
     known = record.end()
     if {"kind", "text", "hint", "state", "ended"} <= set(known):
@@ -181,7 +181,7 @@ def _remembered(record: Record) -> Mapping[str, Any]:
     return _about(ending_in(record.words()) or FORGOTTEN)
 
 
-def _view(job: str, record: Record | None, stage: str, about: Mapping[str, Any]) -> ScheduledJob:
+def _view(job: str, record: SubmissionRecord | None, stage: str, about: Mapping[str, Any]) -> ScheduledJob:
     output = record.output if record is not None else None
     return ScheduledJob(
         NAME,

@@ -3,6 +3,6 @@
 May import `common`, `errors`, and `platforms` of this package. Start reading at `lock_file.py`.
 """
 
-from clusterctl.setup.locks.lock_file import LockFile, Picked, read_lock
+from clusterctl.setup.locks.lock_file import LockFile, LockSelection, read_lock
 
-__all__ = ["LockFile", "Picked", "read_lock"]
+__all__ = ["LockFile", "LockSelection", "read_lock"]

@@ -16,7 +16,7 @@ from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.setup.locks.locked_files import AGAIN, UNIT, LockedFile
 from clusterctl.setup.locks.pylock import Pylock
-from clusterctl.setup.locks.targets import Target
+from clusterctl.setup.locks.targets import WheelTarget
 from clusterctl.setup.locks.uv_export import export
 from clusterctl.setup.platforms import Platform
 
@@ -30,7 +30,7 @@ PYPI_FILES = "files.pythonhosted.org"
 
 
 @dataclass(frozen=True)
-class Picked:
+class LockSelection:
     """The files for a kind of node.
 
     `urls` has places of wheels, by sha256. `pinned` are lines for pip: source distributions to build, and wheels whose
@@ -86,16 +86,18 @@ class LockFile:
         """The names of the locked projects."""
         return self._lock.names
 
-    def pick(self, platform: Platform, store: WheelStore) -> Picked:
+    def pick(self, platform: Platform, store: WheelStore) -> LockSelection:
         """Return the files for a kind of node. Wheels of the workspace go to `store`, verified. Raises ConfigError."""
-        files = self._lock.select(Target.of(platform))
+        files = self._lock.select(WheelTarget.of(platform))
         wheels = [self._adopt(file, store) for file in files if file.path is not None]
         sized = [file for file in files if file.path is None and file.is_wheel and file.size is not None]
         wheels += [Wheel(file.file, file.digest, file.size or 0) for file in sized]
         others = [file for file in files if file.path is None and file not in sized]
         urls = {file.digest: file.url for file in files if file.url is not None}
         indexes = sorted({file.index for file in files if file.index and file.index not in PYPI})
-        return Picked(files, wheels, urls, [_pin(file) for file in others], [f"--extra-index-url {i}" for i in indexes])
+        return LockSelection(
+            files, wheels, urls, [_pin(file) for file in others], [f"--extra-index-url {i}" for i in indexes]
+        )
 
     def _adopt(self, file: LockedFile, store: WheelStore) -> Wheel:
         """Copy a wheel of the workspace to the store."""

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion
 from clusterctl.common.requirements import normal
 from clusterctl.errors import ConfigError
 from clusterctl.setup.locks.locked_files import AGAIN, LOCAL_HINT, LockedFile, locked_file
-from clusterctl.setup.locks.targets import Target
+from clusterctl.setup.locks.targets import WheelTarget
 
 UNDEFINED = (InvalidVersion, UndefinedComparison, UndefinedEnvironmentName)
 
@@ -35,7 +35,7 @@ class Pylock:
     def names(self) -> list[str]:
         return sorted({str(package.name) for package in self._lock.packages})
 
-    def select(self, target: Target) -> list[LockedFile]:
+    def select(self, target: WheelTarget) -> list[LockedFile]:
         """Return one file of every package to install."""
         try:
             chosen = list(self._lock.select(environment=target.markers, tags=target.tags))

@@ -13,7 +13,7 @@ NAMES = {"cp": ("cpython", "CPython"), "pp": ("pypy", "PyPy")}
 
 
 @dataclass(frozen=True)
-class Target:
+class WheelTarget:
     """`tags` are those of wheels that run there, the best one first; `markers` has the values of markers."""
 
     name: str
@@ -21,7 +21,7 @@ class Target:
     markers: Environment
 
     @classmethod
-    def of(cls, platform: Platform) -> Target:
+    def of(cls, platform: Platform) -> WheelTarget:
         return cls(str(platform.kind), list(dict.fromkeys(_tags(platform))), _markers(platform))
 
 

@@ -12,10 +12,10 @@ from clusterctl.common.process_environment import as_at_login
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.transport.carrier import failures
 from clusterctl.transport.carrier.process import SOON_S, TERM_S, CarrierProcess
-from clusterctl.transport.command import Command, login_shell_word, script_of
+from clusterctl.transport.command import RemoteCommand, login_shell_argument, script_of
 from clusterctl.transport.fanout import Cancellation
 from clusterctl.transport.remote_process import SLICE_S, Deadline
-from clusterctl.transport.target import Node
+from clusterctl.transport.target import Destination
 
 STARTS_AT_ONCE = 32
 START_S = 60.0
@@ -43,7 +43,7 @@ class Carriers:
         self._left: list[CarrierProcess] = []
         self._ends: list[threading.Thread] = []
 
-    def start(self, node: Node, command: Command, *, what: str, stderr_limit: int) -> CarrierProcess:
+    def start(self, node: Destination, command: RemoteCommand, *, what: str, stderr_limit: int) -> CarrierProcess:
         """Start a command, and return it once it has begun on the node.
 
         Raises UnreachableError if the carrier is not found or fails, or if the command has not begun after 60 s.
@@ -78,8 +78,8 @@ class Carriers:
         for thread in ends:
             thread.join(deadline.left())
 
-    def _spawn(self, node: Node, command: Command, what: str, stderr_limit: int) -> CarrierProcess:
-        words = carrier_words(node, command)
+    def _spawn(self, node: Destination, command: RemoteCommand, what: str, stderr_limit: int) -> CarrierProcess:
+        words = carrier_argv(node, command)
         try:
             popen = subprocess.Popen(
                 words,
@@ -130,12 +130,12 @@ class Carriers:
         thread.start()
 
 
-def where(node: Node) -> str:
+def where(node: Destination) -> str:
     """Return the node's place for messages."""
     return "this machine" if node.via == "local" else f"{node.ssh_host} over {node.carrier}"
 
 
-def carrier_words(node: Node, command: Command) -> list[str]:
+def carrier_argv(node: Destination, command: RemoteCommand) -> list[str]:
     """Return the argv of the carrier with the command: three words at its end, one after `ssh`, which joins its words.
 
     The command begins in the user's home, after a line of ours; over kubectl it waits for a line of input before.
@@ -145,11 +145,11 @@ def carrier_words(node: Node, command: Command) -> list[str]:
     script = script_of(command, shown)
     words = [] if isinstance(node.via, str) else [word.replace("{host}", node.ssh_host) for word in node.via]
     if node.carrier == "ssh":
-        return [*words, f"exec /bin/sh -c {login_shell_word(script)}"]
+        return [*words, f"exec /bin/sh -c {login_shell_argument(script)}"]
     return [*words, "/bin/sh", "-c", script]
 
 
-def _environment(node: Node) -> dict[str, str]:
+def _environment(node: Destination) -> dict[str, str]:
     """Return the environment of a carrier. The one that is no program gives a command what a login over SSH has."""
     if node.via == "local":
         return as_at_login(os.environ)
@@ -158,7 +158,7 @@ def _environment(node: Node) -> dict[str, str]:
     return {**kept, "SSH_ASKPASS_REQUIRE": "never"}
 
 
-def _await_begin(process: CarrierProcess, node: Node) -> None:
+def _await_begin(process: CarrierProcess, node: Destination) -> None:
     if node.carrier in HASTY:
         with contextlib.suppress(NodeError):  # it has ended, and says why
             process.write(b"\n", deadline_s=START_S)

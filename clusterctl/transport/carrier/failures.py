@@ -12,7 +12,7 @@ LAST_WORDS_CHARS = 400
 MOST_NOISE = 200
 
 
-class Words(NamedTuple):
+class FailurePattern(NamedTuple):
     """What a carrier prints on standard error, and the message and hint that stand for it.
 
     `late`: it may also end a command that has begun. `{host}` and groups of the pattern are filled in.
@@ -32,105 +32,105 @@ SRUN = ("srun",)
 MPIRUN = ("mpirun", "mpiexec", "orterun", "prterun", "prun")
 
 #: The first match counts.
-TABLE: tuple[Words, ...] = (
-    Words(
+TABLE: tuple[FailurePattern, ...] = (
+    FailurePattern(
         DOCKER,
         r"No such container|no container with (?:name|ID)",
         "there is no container {host}",
         "put the name of a running container into HOSTS; {carrier} ps lists them",
     ),
-    Words(
+    FailurePattern(
         DOCKER,
         r"is not running|container state improper|only create exec sessions on running",
         "the container {host} is not running",
         "{carrier} start {host}",
         late=True,
     ),
-    Words(DOCKER, r"is paused", "the container {host} is paused", "{carrier} unpause {host}"),
-    Words(
+    FailurePattern(DOCKER, r"is paused", "the container {host} is paused", "{carrier} unpause {host}"),
+    FailurePattern(
         DOCKER,
         r"permission denied while trying to connect|dial unix .*: permission denied",
         "this user may not use the Docker daemon",
         "ask for membership in the group docker, and log in again",
     ),
-    Words(
+    FailurePattern(
         DOCKER,
         r"Cannot connect to the Docker daemon|error during connect",
         "the Docker daemon does not answer",
         "check that it is running, and DOCKER_HOST",
         late=True,
     ),
-    Words(
+    FailurePattern(
         (*DOCKER, *KUBECTL),
         r"not a TTY|Unable to use a TTY",
         "it was asked for a terminal, and there is none",
         "leave out -t in VIA: write exec -i",
     ),
-    Words(
+    FailurePattern(
         (*DOCKER, *KUBECTL),
         r"/bin/sh\"?: (?:stat|no such file|executable file not found)|/bin/sh: no such file",
         "{host} has no /bin/sh",
         "use an image with a shell and python3",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"\(NotFound\)|pods? .* not found",
         "there is no pod {host}",
         "see kubectl get pods; is the namespace (-n) right?",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"\(Forbidden\)|is forbidden",
         "this account may not run commands in the pod {host}",
         "try kubectl auth can-i create pods/exec",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"does not have a host assigned",
         "the pod {host} has not started",
         "see kubectl describe pod {host}",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"error dialing backend",
         "the machine of the pod {host} does not answer",
         "see kubectl get pod {host} -o wide, and kubectl get nodes",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"Unauthorized|must be logged in",
         "the API server does not accept this account",
         "log in again; try kubectl auth whoami",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"container \S+ is not valid for pod|container not found|completed pod|current phase is (?:Succeeded|Failed)",
         "the container of the pod {host} is not running",
         "see kubectl describe pod {host}",
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"Unable to connect to the server|connection to the server .* was refused|no such host|i/o timeout",
         "the API server does not answer",
         "try kubectl cluster-info",
         late=True,
     ),
-    Words(
+    FailurePattern(
         KUBECTL,
         r"unexpected EOF|lost connection to pod|error stream|websocket: close",
         "lost the connection to the pod {host}",
         "see kubectl get pod {host}; the command may still be running there",
         late=True,
     ),
-    Words(
+    FailurePattern(
         SRUN,
         r"DUE TO TIME LIMIT",
         "the Slurm job has reached its time limit",
         "submit it with more time",
         late=True,
     ),
-    Words(SRUN, r"DUE TO PREEMPTION", "the Slurm job was preempted", "submit it again", late=True),
-    Words(
+    FailurePattern(SRUN, r"DUE TO PREEMPTION", "the Slurm job was preempted", "submit it again", late=True),
+    FailurePattern(
         SRUN,
         r"DUE TO NODE FAILURE|Node failure on|Required node not available|[Nn]odes? \S+ .*(?:DOWN|not responding)"
         r"|error: .*node.* down|Communication connection failure|No route to host",
@@ -138,77 +138,77 @@ TABLE: tuple[Words, ...] = (
         "see sinfo -R -n {host}",
         late=True,
     ),
-    Words(
+    FailurePattern(
         SRUN,
         r"Unable to confirm allocation for job (?P<job>\d+)|Invalid job id|Job/step already completing or completed"
         r"|has expired|Expired or invalid job|is no longer valid|Job credential revoked",
         "there is no allocation: the Slurm job{job} is not running",
         "see squeue --me; start it again, or correct --jobid",
     ),
-    Words(SRUN, r"CANCELLED AT", "the Slurm job step was cancelled", "see squeue --me, and why", late=True),
-    Words(
+    FailurePattern(SRUN, r"CANCELLED AT", "the Slurm job step was cancelled", "see squeue --me, and why", late=True),
+    FailurePattern(
         SRUN,
         r"Requested nodes? (?:configuration|list|not)|[Nn]ode count specification|Invalid node name",
         "{host} is not a node of the allocation",
         "compare HOSTS with the job's nodes: squeue --me -O NodeList",
     ),
-    Words(
+    FailurePattern(
         SRUN,
         r"Requested nodes are busy|step creation temporarily disabled",
         "the allocation is in use by another step",
         "add --overlap to VIA",
     ),
-    Words(
+    FailurePattern(
         SRUN,
         r"Unable to contact slurm controller|Unable to establish controller",
         "the Slurm controller does not answer",
         "try scontrol ping",
         late=True,
     ),
-    Words(
+    FailurePattern(
         SRUN,
         r"Access/permission denied|Invalid account|User not found",
         "Slurm denied access",
         "the job must belong to this account",
     ),
-    Words(
+    FailurePattern(
         MPIRUN,
         r"not enough slots|no allocated resources|not enough resources",
         "there is no slot for a command on {host}",
         "add --host {host}:64 or --oversubscribe to VIA",
     ),
-    Words(
+    FailurePattern(
         MPIRUN,
         r"(?:daemon|prted|orted).*(?:unexpectedly|not able|unable|died)|unable to reliably start",
         "no daemon of Open MPI could be started on {host}",
         "try ssh {host} true",
         late=True,
     ),
-    Words(
+    FailurePattern(
         SSH,
         r"Permission denied",
         "{host} denied the login",
         "ssh may not ask for a password here: load a key with ssh-add",
     ),
-    Words(
+    FailurePattern(
         SSH,
         r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
         "ssh does not know the host key of {host}, or it has changed",
         "connect once by hand, and compare the fingerprint: ssh {host} true",
     ),
-    Words(
+    FailurePattern(
         SSH,
         r"Could not resolve hostname",
         "cannot resolve the host name {host}",
         "correct the name in HOSTS; try: getent hosts {host}",
     ),
-    Words(
+    FailurePattern(
         SSH,
         r"Connection refused|Connection timed out|No route to host|Network is unreachable|Operation timed out",
         "{host} does not answer",
         "check that the machine is up and that sshd is running",
     ),
-    Words(
+    FailurePattern(
         SSH,
         r"client_loop: send disconnect|Timeout, server .* not responding|Connection to .* closed by remote host",
         "lost the connection to {host}",
@@ -218,7 +218,7 @@ TABLE: tuple[Words, ...] = (
 )
 
 
-class Ending(NamedTuple):
+class CarrierExit(NamedTuple):
     """How a carrier ended: its exit code, None if it goes on, and its last words on standard error."""
 
     carrier: str
@@ -231,12 +231,12 @@ class Ending(NamedTuple):
         return " ".join(self.stderr.decode(errors="replace").split())[-LAST_WORDS_CHARS:]
 
 
-def before_it_began(ending: Ending, label: str, noise: bytes = b"") -> UnreachableError:
+def before_it_began(ending: CarrierExit, label: str, noise: bytes = b"") -> UnreachableError:
     """Return the error for a carrier that ended before the command began. `noise` is what it printed instead."""
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
-    words = _words(ending, noise)
+    words = _output_text(ending, noise)
     carrier = ending.carrier
     if ending.code == 0:  # kubectl may cut its output short and report success
         message = f"lost the connection to {ending.host} over {carrier} before the command began"
@@ -251,18 +251,18 @@ def before_it_began(ending: Ending, label: str, noise: bytes = b"") -> Unreachab
     )
 
 
-def _words(ending: Ending, noise: bytes) -> str:
+def _output_text(ending: CarrierExit, noise: bytes) -> str:
     """Return what the carrier printed, to follow a message."""
     words = ending.last_words or " ".join(noise.decode(errors="replace").split())[:MOST_NOISE]
     return f": {words}" if words else ""
 
 
-def after_it_began(ending: Ending, label: str) -> UnreachableError | None:
+def after_it_began(ending: CarrierExit, label: str) -> UnreachableError | None:
     """Return the error if it was the carrier that failed, rather than the command, as far as its words show."""
     return _known(ending, label, only_late=True)
 
 
-def _known(ending: Ending, label: str, *, only_late: bool) -> UnreachableError | None:
+def _known(ending: CarrierExit, label: str, *, only_late: bool) -> UnreachableError | None:
     text = ending.stderr.decode(errors="replace")
     if only_late:
         text = "\n".join(line for line in text.splitlines() if _is_of(ending.carrier, line))
@@ -301,13 +301,13 @@ def not_started(program: str, label: str, exc: OSError) -> UnreachableError:
     )
 
 
-def too_slow(ending: Ending, label: str, limit_s: float, noise: bytes) -> UnreachableError:
+def too_slow(ending: CarrierExit, label: str, limit_s: float, noise: bytes) -> UnreachableError:
     """Return the error for a carrier that did not begin the command in time. `noise`: what it printed meanwhile."""
     known = _known(ending, label, only_late=False)
     if known is not None:
         return known
     return UnreachableError(
-        f"{ending.carrier} did not start a command within {limit_s:g} s{_words(ending, noise)}",
+        f"{ending.carrier} did not start a command within {limit_s:g} s{_output_text(ending, noise)}",
         node=label,
         hint="check that the host answers, that the carrier does not wait for a password or for resources, and that no "
         "start-up file of the account (~/.bashrc, ~/.profile) starts another shell without a terminal",

@@ -13,7 +13,7 @@ from typing import IO
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures
-from clusterctl.transport.carrier.failures import Ending, after_it_began
+from clusterctl.transport.carrier.failures import CarrierExit, after_it_began
 from clusterctl.transport.remote_process import CHUNK_BYTES, SLICE_S, Deadline, RemoteProcess, Take
 
 SOON_S = 2.0  # a carrier whose pipes are closed may take so long to end by itself
@@ -115,11 +115,11 @@ class CarrierProcess(RemoteProcess):
         """Return the part of a line that has arrived, and stays to be read."""
         return bytes(self._buffer)
 
-    def ending(self) -> Ending:
+    def ending(self) -> CarrierExit:
         """Return how the carrier ended, or that it goes on: its exit code and its last words."""
         with self._reading:
             self._take_last_errors()
-        return Ending(self._carrier, self._host, self._popen.poll(), self.stderr_tail())
+        return CarrierExit(self._carrier, self._host, self._popen.poll(), self.stderr_tail())
 
     def _signal(self, number: int) -> None:
         if number and self._popen.poll() is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.dispatch import room
-from clusterctl.agent.dispatch.room import Need
-from clusterctl.agent.node.content import BLOCK, Source, Stamp, Sums
+from clusterctl.agent.dispatch.room import RequiredSpace
+from clusterctl.agent.node.content import BLOCK, LocalCopy, Stamp, Sums
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry
 
 STAMP = Stamp(0, 0, 0)
@@ -28,7 +28,7 @@ TREE = [
     file("twin", 100, "new"),
     Entry("link", LINK, 0o777, 0, target="old"),
 ]
-SOURCES = {"left over": Source(Path("x"), STAMP, True, True), "here": Source(Path("y"), STAMP, False, True)}
+SOURCES = {"left over": LocalCopy(Path("x"), STAMP, True, True), "here": LocalCopy(Path("y"), STAMP, False, True)}
 
 
 @pytest.mark.parametrize(("kind", "copied"), [("ext4", 101), ("tmpfs", 101), ("btrfs", 0), ("", 0)])
@@ -36,7 +36,7 @@ def test_files_that_arrive_take_space_and_copies_only_on_some_file_systems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, copied: int
 ) -> None:
     monkeypatch.setattr(room, "_type_of", lambda device: kind)
-    need = Need(tmp_path, TREE, SOURCES, {"torn": 900 * BLOCK})
+    need = RequiredSpace(tmp_path, TREE, SOURCES, {"torn": 900 * BLOCK})
     files = [number for number, entry in enumerate(TREE) if entry.kind == FILE]
     about = need.about(files, Sums(directories=1), None)
     assert about["new"] == (1 + 100 + 100 + copied) * BLOCK
@@ -48,7 +48,7 @@ def test_files_that_arrive_take_space_and_copies_only_on_some_file_systems(
 
 
 def test_the_free_space_is_that_of_the_file_system_and_nodes_on_one_disk_can_be_recognized(tmp_path: Path) -> None:
-    about = [Need(path, [], {}, {}).about([], Sums(), None) for path in (tmp_path, tmp_path.parent)]
+    about = [RequiredSpace(path, [], {}, {}).about([], Sums(), None) for path in (tmp_path, tmp_path.parent)]
     assert about[0]["disk"] == about[1]["disk"]
     assert about[0]["path"] == str(tmp_path)
     system = os.statvfs(tmp_path)

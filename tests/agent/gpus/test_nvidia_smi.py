@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.gpus import nvidia_smi
-from clusterctl.agent.gpus.nvidia_smi import Gpu, NvidiaSmiError, Reading, User, list_devices, read
+from clusterctl.agent.gpus.nvidia_smi import Gpu, GpuReading, NvidiaSmiError, User, list_devices, read
 from support import nvidia_smi as recorded
 from support.nvidia_smi import Smi, uuid
 from support.processes import processes_with_environment, wait_until
@@ -16,7 +16,7 @@ from support.processes import processes_with_environment, wait_until
 MIB = 1 << 20
 
 
-def reading(smi: Smi, directory: Path) -> Reading:
+def reading(smi: Smi, directory: Path) -> GpuReading:
     smi.install(directory)
     return read(str(directory / "nvidia-smi"))
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.node import log_files
-from clusterctl.agent.node.log_files import INDEX_ENTRY, LONGEST_LINE, Line, LogReader, LogWriter
+from clusterctl.agent.node.log_files import INDEX_ENTRY, LONGEST_LINE, LoggedLine, LogReader, LogWriter
 from clusterctl.agent.node.log_index import LogIndex
 
 
@@ -35,11 +35,11 @@ def write(directory: Path, *pieces: bytes, every_s: float = 1.0, rotate_bytes: i
     return writer
 
 
-def read(directory: Path, offset: int = 0, *, final: bool = True) -> list[Line]:
+def read(directory: Path, offset: int = 0, *, final: bool = True) -> list[LoggedLine]:
     return list(LogReader(directory, "train", offset).lines(final=final))
 
 
-def texts(lines: list[Line]) -> list[bytes]:
+def texts(lines: list[LoggedLine]) -> list[bytes]:
     return [line.text for line in lines]
 
 
@@ -51,7 +51,7 @@ def test_the_log_holds_exactly_the_bytes_that_were_written(tmp_path: Path) -> No
 
 def test_every_line_has_the_time_of_its_first_byte_and_the_offset_of_its_end(tmp_path: Path) -> None:
     write(tmp_path, b"a\nb", b"b\n", b"c\n")
-    assert read(tmp_path) == [Line(1000, b"a", 2), Line(1000, b"bb", 5), Line(1002, b"c", 7)]
+    assert read(tmp_path) == [LoggedLine(1000, b"a", 2), LoggedLine(1000, b"bb", 5), LoggedLine(1002, b"c", 7)]
 
 
 def test_the_index_has_at_most_one_entry_every_50_ms(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_reader_continues_while_the_log_grows_and_is_rotated(tmp_path: Path) -
 def test_a_line_without_an_end_waits_until_the_log_is_final(tmp_path: Path) -> None:
     write(tmp_path, b"whole\npart")
     assert texts(read(tmp_path, final=False)) == [b"whole"]
-    assert read(tmp_path) == [Line(1000, b"whole", 6), Line(1000, b"part", 10)]
+    assert read(tmp_path) == [LoggedLine(1000, b"whole", 6), LoggedLine(1000, b"part", 10)]
 
 
 def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_seeking_finds_exactly_the_lines_that_a_full_read_selects(
     """Whatever the clocks, rotations and blocks are, a reader that seeks loses no line, and repeats none."""
     directory = tmp_path_factory.mktemp("log")
 
-    def is_wanted(line: Line) -> bool:
+    def is_wanted(line: LoggedLine) -> bool:
         return (since is None or line.t >= since) and (pattern is None or bool(re.search(pattern, line.text)))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -352,7 +352,7 @@ def write_all(writer: LogWriter, clock: Clock, written: list[tuple[float, bytes]
         writer.write(piece)
 
 
-def rebuilt(lines: list[Line], whole: bytes) -> bytes:
+def rebuilt(lines: list[LoggedLine], whole: bytes) -> bytes:
     """Return the bytes that the lines stand for; gaps between lines that are not text are line ends."""
     parts, before = [], 0
     for line in lines:

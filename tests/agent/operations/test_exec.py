@@ -14,10 +14,10 @@ from agent.nodes import PYTHONS, VARIABLES, LocalTransport, PipeCluster, Pipes
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.errors import NodeError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.transport import Command, Raw, command
+from clusterctl.transport import Raw, RemoteCommand, command
 
 
-def run(tmp_path: Path, asked: Command, python: str = sys.executable) -> tuple[int, bytes, bytes]:
+def run(tmp_path: Path, asked: RemoteCommand, python: str = sys.executable) -> tuple[int, bytes, bytes]:
     """Return the exit code, the output and the errors of a command on one node."""
     cluster = PipeCluster(tmp_path, python, nodes=1)
     streams: list[list[bytes]] = [[], []]
@@ -25,8 +25,8 @@ def run(tmp_path: Path, asked: Command, python: str = sys.executable) -> tuple[i
     return code, b"".join(streams[0]), b"".join(streams[1])
 
 
-def shell(script: str) -> Command:
-    return Command((Raw(script),))
+def shell(script: str) -> RemoteCommand:
+    return RemoteCommand((Raw(script),))
 
 
 @pytest.mark.parametrize("version", [version for version in PYTHONS if int(version[2:]) >= 9])
@@ -68,7 +68,7 @@ def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="cannot run the command: Argument list too long"):
         run(tmp_path, command("true", "x" * 200_000))
     with pytest.raises(UsageError, match="empty"):
-        run(tmp_path, Command(()))
+        run(tmp_path, RemoteCommand(()))
     with pytest.raises(UsageError, match="NUL"):
         run(tmp_path, command("echo", "a\0b"))
 
@@ -79,7 +79,7 @@ def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
 )
 def test_a_malformed_answer_is_an_error_of_its_node(tmp_path: Path, message: object) -> None:
     class Liar(LocalTransport):
-        def open(self, node: Node, command: Command) -> Pipes:
+        def open(self, node: Node, command: RemoteCommand) -> Pipes:
             return Pipes(["sh", "-c", 'echo "{\\"have\\":1}"; echo "$1"; cat', "sh", json.dumps(message)], tmp_path)
 
     cluster = PipeCluster(tmp_path, sys.executable, nodes=1)

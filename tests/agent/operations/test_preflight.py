@@ -19,7 +19,7 @@ from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of, local_addresses
 from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.node.locks import JobLock, dispatch_lock
-from clusterctl.agent.node.reachability import Answerer, Target, try_all
+from clusterctl.agent.node.reachability import Answerer, ProbeTarget, try_all
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.wheels import WheelStore
@@ -51,9 +51,9 @@ def listening(address: str = LOCAL, backlog: int = 16) -> socket.socket:
     return sock
 
 
-def target(sock: socket.socket, token: str = TOKEN) -> Target:
+def target(sock: socket.socket, token: str = TOKEN) -> ProbeTarget:
     address, port = sock.getsockname()[:2]
-    return Target(1, address, port, token)
+    return ProbeTarget(1, address, port, token)
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def answering(*socks: socket.socket) -> Iterator[None]:
         answerer.close()
 
 
-def outcome(where: Target) -> str:
+def outcome(where: ProbeTarget) -> str:
     (result,) = try_all([where])
     return result.outcome
 
@@ -102,7 +102,7 @@ def test_a_port_that_drops_packets_is_distinguished_from_one_that_refuses(monkey
 
 
 def test_an_address_without_a_route_is_reported_as_such() -> None:
-    assert outcome(Target(1, "255.255.255.255", 7164, TOKEN)) == "no_route"
+    assert outcome(ProbeTarget(1, "255.255.255.255", 7164, TOKEN)) == "no_route"
 
 
 def test_a_port_of_another_probe_belongs_to_a_stranger() -> None:

@@ -20,7 +20,7 @@ from clusterctl.common.files import delete, write_json
 from clusterctl.common.paths import META, JobPaths
 from clusterctl.common.requirements import RUNTIME_BEFORE, effective
 from clusterctl.errors import NodeError
-from clusterctl.prune import Content, choose, describe_kept
+from clusterctl.prune import UnusedContent, choose, describe_kept
 from support.processes import wait_until
 
 OLD, NEW = "JOB20260101-000000", "JOB20260102-000000"
@@ -219,9 +219,9 @@ def test_content_is_removed_when_everything_that_needs_it_is() -> None:
     jobs = [job(OLD, 2 * DAY_S), job(NEW, 0.0)]
     chosen = choose({0: {"jobs": jobs, "content": content}, 3: {"jobs": [], "content": content[-1:]}}, 0, DAY_S)
     assert chosen.content == [
-        Content("environment", "env", 5, (0,)),
-        Content("leftover", "x", 10, (0, 3)),
-        Content("wheel", "w1", 5, (0,)),
+        UnusedContent("environment", "env", 5, (0,)),
+        UnusedContent("leftover", "x", 10, (0, 3)),
+        UnusedContent("wheel", "w1", 5, (0,)),
     ]
 
 

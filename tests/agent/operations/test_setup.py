@@ -30,7 +30,7 @@ from clusterctl.common.wheels import Wheel, WheelStore, describe
 from clusterctl.dispatch import relay_plan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import Node
-from clusterctl.setup import Group, Requirements
+from clusterctl.setup import NodeGroup, Requirements
 from clusterctl.setup import setup as nodes
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
@@ -117,8 +117,8 @@ def test_the_steps_of_nodes_are_reported_in_our_words(tmp_path: Path) -> None:
     cluster = PipeCluster(tmp_path, sys.executable, nodes=1)
     steps: list[str] = []
     downloads = Downloads(tmp_path / "cache")
-    wishes, requirements = nodes.Wishes(), Requirements("", ("tiny",))
-    work = nodes._Setup(cluster, requirements, wishes, print, downloads, lambda node, words: steps.append(words))
+    options, requirements = nodes.SetupOptions(), Requirements("", ("tiny",))
+    work = nodes._Setup(cluster, requirements, options, print, downloads, lambda node, words: steps.append(words))
     for about in ({"step": "fetch", "package": "tiny"}, {"step": "choose", "package": ""}):
         work._on_alive(cluster.nodes[0], {"alive": True, **about})
     for wrong in ({"step": ["fetch"], "package": "x"}, {"step": "rm", "package": "x"}, {"step": "fetch", "package": 7}):
@@ -471,12 +471,14 @@ class Giving:
 def test_a_node_that_disconnects_while_sending_wheels_does_not_affect_others(tmp_path: Path) -> None:
     wheel = describe(tiny(tmp_path))
     cluster = PipeCluster(tmp_path, sys.executable, nodes=3)
-    work = nodes._Setup(cluster, Requirements("", ("tiny",)), nodes.Wishes(), print, Downloads(tmp_path / "cache"))
+    work = nodes._Setup(
+        cluster, Requirements("", ("tiny",)), nodes.SetupOptions(), print, Downloads(tmp_path / "cache")
+    )
     work._facts = {node.id: {"lock": None} for node in cluster.nodes}
     work._missing = {0: [], 1: [], 2: [wheel]}
     given = {0: None, 1: (tmp_path / wheel.file).read_bytes(), 2: b""}
     work.calls = {node.id: Giving(node, given[node.id]) for node in cluster.nodes}  # type: ignore[misc]
-    work._gather(Group(platform_of([facts()]), list(cluster.nodes), [wheel]))
+    work._gather(NodeGroup(platform_of([facts()]), list(cluster.nodes), [wheel]))
     assert [(id_, error.node) for id_, error in work._errors.items()] == [(0, "node0")]
     assert work._downloads.store.has(wheel)
 

@@ -14,9 +14,9 @@ from agent.specs import spec_json
 from clusterctl.agent.node import locks
 from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import is_free
-from clusterctl.agent.node.locks import JobLock, Starter, starter_of
+from clusterctl.agent.node.locks import JobLock, LockHolder, starter_of
 from clusterctl.agent.operations import takeover
-from clusterctl.agent.operations.takeover import await_former_life
+from clusterctl.agent.operations.takeover import await_earlier_run
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import write_json
@@ -84,7 +84,7 @@ def silent_for(run: RunPaths, seconds: float) -> None:
 def wait(run: RunPaths, peer: Peer, world: World, **request: Any) -> float:
     """Return the seconds that the new life has waited."""
     world.now = 0.0
-    await_former_life(run.job, peer, **request, clock=world)
+    await_earlier_run(run.job, peer, **request, clock=world)
     return world.now
 
 
@@ -92,7 +92,7 @@ def test_the_lock_names_its_process_its_boot_and_its_host(run: RunPaths) -> None
     with JobLock(run.job):
         me = identify(os.getpid())
         assert me is not None
-        assert starter_of(run.job) == Starter(me.pid, me.ticks, boot_id(), os.uname().nodename)
+        assert starter_of(run.job) == LockHolder(me.pid, me.ticks, boot_id(), os.uname().nodename)
         assert json.loads(run.job.lock.read_text())["host"] == os.uname().nodename
 
 
@@ -105,9 +105,9 @@ def test_a_lock_that_names_nobody_is_nobodys(run: RunPaths, text: str) -> None:
 def test_another_boot_may_be_that_of_another_machine_with_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that has moved keeps its name. A machine that was restarted is not told from it, and is silent."""
     monkeypatch.setattr(locks, "host_name", lambda: "n7")
-    assert Starter(1, 2, "before", "n7").is_elsewhere
-    assert not Starter(1, 2, boot_id(), "n7").is_elsewhere
-    assert Starter(1, 2, boot_id(), "n8").is_elsewhere
+    assert LockHolder(1, 2, "before", "n7").is_elsewhere
+    assert not LockHolder(1, 2, boot_id(), "n7").is_elsewhere
+    assert LockHolder(1, 2, boot_id(), "n8").is_elsewhere
 
 
 def test_a_job_that_never_ran_or_ran_here_or_has_ended_is_not_waited_for(
@@ -121,7 +121,7 @@ def test_a_job_that_never_ran_or_ran_here_or_has_ended_is_not_waited_for(
     assert wait(run, peer, world, patient=True) == 0
     fresh = JobPaths(tmp_path / "JOB20261121-081531")
     fresh.meta.mkdir(parents=True)
-    await_former_life(fresh, peer, clock=world)
+    await_earlier_run(fresh, peer, clock=world)
     assert world.now == 0
 
 
@@ -237,7 +237,7 @@ def test_nobody_waits_for_a_control_machine_that_has_left(run: RunPaths, world: 
     incoming, ours = os.pipe()
     os.close(ours)
     with Path(os.devnull).open("wb") as nobody, pytest.raises(Gone):
-        await_former_life(run.job, Peer(incoming, nobody.fileno()), clock=world)
+        await_earlier_run(run.job, Peer(incoming, nobody.fileno()), clock=world)
     os.close(incoming)
 
 

@@ -14,7 +14,7 @@ import pytest
 from agent.nodes import OLDEST, needs
 from agent.relays import STREAM, LyingRelay, Member, Relays, read_all, reader
 from clusterctl.agent.relay import downstream, links, upstream
-from clusterctl.agent.relay.links import Branch, Lag, RelayBroken
+from clusterctl.agent.relay.links import DownstreamNode, Lag, RelayBroken
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.common.paths import PACKAGE_ROOT
 
@@ -66,10 +66,10 @@ def test_a_relay_works_between_processes_in_different_pythons(version: str) -> N
     relays = Relays(3)
     program = (
         "import json, sys\n"
-        "from clusterctl.agent.relay.relay import Branch, Keys, Relay\n"
+        "from clusterctl.agent.relay.relay import DownstreamNode, Keys, Relay\n"
         "relay = Relay('127.0.0.1'); print(relay.port, flush=True)\n"
         "keys, down, length = json.loads(sys.stdin.readline())\n"
-        "relay.start(Keys(*keys), 'node0', [Branch(*b) for b in down], length)\n"
+        "relay.start(Keys(*keys), 'node0', [DownstreamNode(*b) for b in down], length)\n"
         "total = sum(map(len, iter(lambda: relay.read(1 << 20), b'')))\n"
         "print(total, relay.finish(), 'numpy' in sys.modules, flush=True)\n"
     )
@@ -86,7 +86,7 @@ def test_a_relay_works_between_processes_in_different_pythons(version: str) -> N
         process.stdin.flush()
         threads = [
             threading.Thread(
-                target=relays.start(0, downstream=[Branch("127.0.0.1", port, "node1", 2)]).run, args=(read_all,)
+                target=relays.start(0, downstream=[DownstreamNode("127.0.0.1", port, "node1", 2)]).run, args=(read_all,)
             ),
             threading.Thread(target=relays.start(2).run, args=(read_all,)),
         ]
@@ -171,7 +171,7 @@ def test_strangers_are_not_served_and_delay_nobody() -> None:
     stream = bytes(len(STREAM) * 8)  # more than all socket buffers can hold
     for keys in (others.keys[0], relays.keys[2]):  # of another dispatch; of another node
         stranger = Relay("127.0.0.1")
-        stranger.start(keys, None, [Branch("127.0.0.1", port, "node1")], len(stream), reader(stream))
+        stranger.start(keys, None, [DownstreamNode("127.0.0.1", port, "node1")], len(stream), reader(stream))
         refused.append(stranger.finish())
     assert refused == [["node1"], ["node1"]]
     relays.start(0)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.observe.record.compare import Comparison, compare, options, packages
+from clusterctl.observe.record.compare import RunDiff, compare, options, packages
 from clusterctl.observe.record.contents import Contents, File, Tree
 from clusterctl.observe.record.model import RunRecord
-from clusterctl.observe.record.secrets import Secrets
+from clusterctl.observe.record.secrets import Redactor
 from support.records import EVIL, METRIC, RECORDS, failed, silent_node, succeeded
 
 NODES = range(4)
@@ -26,7 +26,7 @@ def contents(trees: dict[int, str] | None = None, **more: Any) -> Contents:
 
 def compared(
     a: RunRecord, b: RunRecord, of_a: Contents | None = None, of_b: Contents | None = None, /, **trees: Tree
-) -> Comparison:
+) -> RunDiff:
     return compare((a, b), (of_a or contents(), of_b or contents()), trees)
 
 
@@ -118,8 +118,8 @@ def test_a_node_that_answered_for_one_run_only_counts_for_neither() -> None:
 
 def test_values_of_env_are_compared_and_never_shown() -> None:
     of_a, of_b = {"API": "hush-hush", "SAME": "same-same", "OLD": "x"}, {"API": "other-value", "SAME": "same-same"}
-    a = replace(succeeded(), env=tuple(of_a), secrets=Secrets(of_a), settings={"NOTE": "other-value"})
-    b = replace(succeeded(), env=tuple(of_b), secrets=Secrets(of_b), arguments=("--say", "hush-hush"))
+    a = replace(succeeded(), env=tuple(of_a), secrets=Redactor(of_a), settings={"NOTE": "other-value"})
+    b = replace(succeeded(), env=tuple(of_b), secrets=Redactor(of_b), arguments=("--say", "hush-hush"))
     tree = {"logs/hush-hush": File(1, "1")}
     found = compared(a, b, contents({0: "a"}), contents({0: "b"}), a={}, b=tree)
     assert different(found.env) == {"API": (True, True), "OLD": (True, False)}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from clusterctl.observe.record.secrets import HIDDEN, MOST_CHARS, Secrets, is_secret
+from clusterctl.observe.record.secrets import HIDDEN, MOST_CHARS, Redactor, is_secret
 
 
 @pytest.mark.parametrize(
@@ -37,19 +37,19 @@ def test_a_name_that_only_resembles_such_a_word_is_none(name: str) -> None:
     ],
 )
 def test_a_value_is_hidden_where_its_name_says_that_it_is_a_secret(text: str, shown: str) -> None:
-    assert Secrets({}).hide(text) == shown
+    assert Redactor({}).hide(text) == shown
 
 
 def test_values_of_env_become_the_names_of_their_variables() -> None:
-    secrets = Secrets({"WANDB": "abcdef123", "DATA": "/data/criteo", "DEEP": "/data/criteo/deep", "DEBUG": "1"})
+    secrets = Redactor({"WANDB": "abcdef123", "DATA": "/data/criteo", "DEEP": "/data/criteo/deep", "DEBUG": "1"})
     assert secrets.hide("login abcdef123, 1 read of /data/criteo/deep/x") == "login $WANDB, 1 read of $DEEP/x"
 
 
 def test_every_value_of_a_variable_that_differs_between_nodes_is_hidden() -> None:
-    secrets = Secrets({"API": "first-value"}, {"API": "second-value"}, {})
+    secrets = Redactor({"API": "first-value"}, {"API": "second-value"}, {})
     assert secrets.hide("first-value, second-value") == "$API, $API"
-    assert secrets.has_same("API", Secrets({"API": "second-value"}, {"API": "first-value"}))
-    assert not secrets.has_same("API", Secrets({"API": "first-value"}))
+    assert secrets.has_same("API", Redactor({"API": "second-value"}, {"API": "first-value"}))
+    assert not secrets.has_same("API", Redactor({"API": "first-value"}))
 
 
 def test_arguments_keep_their_names_and_lose_their_secrets() -> None:
@@ -65,15 +65,15 @@ def test_arguments_keep_their_names_and_lose_their_secrets() -> None:
         "--secret",
         "--next",
     )
-    assert Secrets({}).arguments(words) == shown
+    assert Redactor({}).arguments(words) == shown
 
 
 def test_a_line_of_a_megabyte_takes_linear_time() -> None:
     """Within a limit of CPU time that a search that begins anew at each character would exceed a hundred times."""
     program = (
         "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
-        "from clusterctl.observe.record.secrets import Secrets\n"
-        "secrets = Secrets({'NAME': 'a value of a variable'})\n"
+        "from clusterctl.observe.record.secrets import Redactor\n"
+        "secrets = Redactor({'NAME': 'a value of a variable'})\n"
         "for unit in ('a', '_', 'a.', ' ', 'a=', 'key=', 'key=\"', '[', '--a'):\n"
         "    secrets.hide(unit * ((1 << 20) // len(unit)))\n"
         "    secrets.arguments([unit * 100] * 1500)\n"
@@ -85,4 +85,4 @@ def test_a_line_of_a_megabyte_takes_linear_time() -> None:
 
 def test_what_is_beyond_a_megabyte_is_left_out_since_it_is_not_looked_at() -> None:
     text = "x" * MOST_CHARS + " token=abc"
-    assert Secrets({}).hide(text) == "x" * MOST_CHARS + "... (10 more characters)"
+    assert Redactor({}).hide(text) == "x" * MOST_CHARS + "... (10 more characters)"

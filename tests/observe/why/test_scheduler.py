@@ -11,7 +11,7 @@ from clusterctl.observe.record.status import JobStatus
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation
-from clusterctl.observe.why.report import Why, advice, headline, to_json
+from clusterctl.observe.why.report import WhyReport, advice, headline, to_json
 from clusterctl.observe.why.scheduler import ended_by
 
 KILLED = Incident("exit", 90.0, 90.0, 0, "was killed by signal 15", Diagnosis("signal"), "trainer", 0)
@@ -19,10 +19,10 @@ STOPPED = Incident("stopped", 95.0, 95.0, None, "stopped by the user", Diagnosis
 END: dict[str, Any] = {"kind": "time_limit", "message": "Slurm job 12: it reached its limit", "advice": "more time"}
 
 
-def report(cause: Incident | None, state: str = "failed") -> Why:
+def report(cause: Incident | None, state: str = "failed") -> WhyReport:
     members = Members("0001", Inventory(()).nodes, ())
     explanation = Explanation(cause, notes=("a note about the old cause",))
-    return Why("JOB", members, state, cast("JobStatus", None), explanation, (), [], 10.0)
+    return WhyReport("JOB", members, state, cast("JobStatus", None), explanation, (), [], 10.0)
 
 
 def test_what_the_run_recorded_follows_from_it() -> None:

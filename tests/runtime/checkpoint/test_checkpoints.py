@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.table.retention import Retention, after_sightings, older_than, score_below
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, owned_elements, slots_of
-from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.table.spec import Column, TableSpec
 
 STEP, TAG = 500, "step-000000500"
 DENSE = TableSpec("net/wide", "dense", (5, BLOCK_ELEMENTS // 2 + 7), Adam(0.1), uniform(0.1))
@@ -33,13 +32,6 @@ SMALL = TableSpec("bias", "dense", (3,), Adagrad(0.1), zeros())
 WORDS = TableSpec("word", "sparse", (3,), Adagrad(0.1), uniform(0.1))
 BOUND = TableSpec("hour", "sparse", (2,), Adam(0.1), uniform(0.1), rows=24)
 CURSORS = [{"rank": r, "step": STEP, "pass": 2, "batch": 7 + r, "passes": 2, "left": 0} for r in range(3)]
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    dtype: str
-    width: int | None
 
 
 class Run:

@@ -12,14 +12,14 @@ import pytest
 from safetensors import safe_open
 
 from clusterctl.runtime.checkpoint import safetensors
-from clusterctl.runtime.checkpoint.safetensors import DTYPES, Entry, TensorFile, write_tensors
+from clusterctl.runtime.checkpoint.safetensors import DTYPES, TensorEntry, TensorFile, write_tensors
 from clusterctl.runtime.errors import ModelError
 
 NO_NUMPY_TYPE = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0")
 
 
-def entry(name: str, dtype: str, array: Any) -> Entry:
-    return Entry(name, dtype, array.shape, lambda: array)
+def entry(name: str, dtype: str, array: Any) -> TensorEntry:
+    return TensorEntry(name, dtype, array.shape, lambda: array)
 
 
 def some(dtype: str) -> Any:

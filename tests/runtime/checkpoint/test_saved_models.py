@@ -17,7 +17,7 @@ from clusterctl.common.manifest import build_manifest, piece_name, read_manifest
 from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, save_model, uniform
 from clusterctl.runtime.checkpoint.buffers import Buffers
 from clusterctl.runtime.checkpoint.model import open_model
-from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
+from clusterctl.runtime.checkpoint.safetensors import TensorEntry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS
@@ -258,14 +258,14 @@ def test_the_manifest_module_needs_no_numpy() -> None:
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "f.safetensors"
-    good = Entry("a", "F32", (2,), lambda: np.ones(2, np.float32))
+    good = TensorEntry("a", "F32", (2,), lambda: np.ones(2, np.float32))
     write_tensors(path, [good], {})
 
     def broken() -> Any:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        write_tensors(path, [good, Entry("b", "F32", (2,), broken)], {})
+        write_tensors(path, [good, TensorEntry("b", "F32", (2,), broken)], {})
     assert [p.name for p in tmp_path.iterdir()] == ["f.safetensors"]
     assert TensorFile(path).names == ["a"]
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from clusterctl.common.modes import SaveInterval
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime import SGD
 from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RuntimeFailure
-from clusterctl.runtime.modes import EACH_PASS, Every
+from clusterctl.runtime.modes import EACH_PASS
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.cut_part import CutPart
 from clusterctl.runtime.pserver.lane_state import CutOutput, Output, Reply
@@ -48,8 +49,8 @@ class Setting:
     batches: tuple[int, ...]
     dense: bool = True
     late: bool = False
-    save_every: Every | None = None
-    save_model_every: Every = EACH_PASS
+    save_every: SaveInterval | None = None
+    save_model_every: SaveInterval = EACH_PASS
     checkpoints: int = 0
     loss: float = 0.0
     killed: int = 0

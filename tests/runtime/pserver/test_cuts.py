@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD
 from clusterctl.runtime.cuts import CHECKPOINT, MODEL
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment

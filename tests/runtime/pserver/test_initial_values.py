@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD, from_rank0
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import Copied, LaneState

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from clusterctl.common.manifest import is_scheduled_tag, pass_of, step_tag
+from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime import SGD, load_model
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.cuts import CHECKPOINT, MODEL, CutSchedule
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.table.initializers import zeros
@@ -153,11 +153,11 @@ def test_the_clock_announces_models_and_checkpoints_each_at_its_own_times(tmp_pa
 
 
 def test_two_purposes_that_are_due_at_once_share_a_cut() -> None:
-    schedule = CutSchedule(Every("s", 1), Every("s", 1))
+    schedule = CutSchedule(SaveInterval("s", 1), SaveInterval("s", 1))
     assert schedule.decode(schedule.encode(7, CHECKPOINT | MODEL)) == (7, CHECKPOINT | MODEL)
     assert schedule.encode(8, MODEL) > schedule.encode(7, CHECKPOINT | MODEL)
-    for models in (Every("pass", 1), Every("pass", 5), Every("end", 0)):
-        plain = CutSchedule(Every("s", 1), models)
+    for models in (SaveInterval("pass", 1), SaveInterval("pass", 5), SaveInterval("end", 0)):
+        plain = CutSchedule(SaveInterval("s", 1), models)
         assert (plain.encode(7, CHECKPOINT), plain.decode(7)) == (7, (7, CHECKPOINT))
 
 
@@ -181,7 +181,7 @@ class AsyncLane:
     """A lane of an async run with two trainers that have made a table there."""
 
     def __init__(self) -> None:
-        self.core = ServerCore(LaneState(0, Layout(1), 2, mode=Mode("async"), save_model_every=Every("end", 0)))
+        self.core = ServerCore(LaneState(0, Layout(1), 2, mode=Mode("async"), save_model_every=SaveInterval("end", 0)))
         self._request = 0
         self.spec = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
         for rank in range(2):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD, Adagrad, uniform
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.sharding import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.runtime.modes import Mode
+from clusterctl.common.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Reply
 from clusterctl.runtime.table.sharding import Layout

@@ -16,9 +16,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD, Adam, constant, from_rank0
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Reply
 from clusterctl.runtime.pserver.requests import Push

@@ -14,8 +14,9 @@ import pytest
 from clusterctl.agent.lead.actions import Action, SendOrder
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
 from clusterctl.common.manifest import pass_of
+from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.modes import EACH_PASS
 from clusterctl.runtime.pserver.copying import Copying
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
@@ -281,8 +282,10 @@ def draw_setting(mode: str, lot: random.Random) -> Setting:
         lot.choice(LAYOUTS),
         draw_batches(lot),
         late=lot.random() < 0.4 and mode != "sync",
-        save_every=lot.choice([None, None, Every("step", 2), Every("pass", 1)]),
-        save_model_every=lot.choice([EACH_PASS, Every("pass", 2), Every("step", 3), Every("s", 9), Every("end", 0)]),
+        save_every=lot.choice([None, None, SaveInterval("step", 2), SaveInterval("pass", 1)]),
+        save_model_every=lot.choice(
+            [EACH_PASS, SaveInterval("pass", 2), SaveInterval("step", 3), SaveInterval("s", 9), SaveInterval("end", 0)]
+        ),
         checkpoints=lot.randrange(8),
         loss=lot.choice([0.0, 0.0, 0.05]),
         killed=lot.randrange(5),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.common.modes import Mode
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
-from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Reply
 from clusterctl.runtime.table.sharding import Layout

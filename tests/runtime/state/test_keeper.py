@@ -16,7 +16,7 @@ from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import ModelError, ProcessError, UseError
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.state import keeper
-from clusterctl.runtime.state.files import SavedState, State, StateFiles, entry_of
+from clusterctl.runtime.state.files import SavedState, StateContent, StateFiles, entry_of
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, RUN, ThreadCluster, thread_cluster
@@ -37,8 +37,8 @@ class Memory:
         self.numbers = self.numbers * 0.9 + value
         self.calls += 1
 
-    def take(self) -> State | None:
-        return State({"memory": {"calls": self.calls}}, [entry_of("memory/numbers", "F64", self.numbers)])
+    def take(self) -> StateContent | None:
+        return StateContent({"memory": {"calls": self.calls}}, [entry_of("memory/numbers", "F64", self.numbers)])
 
     def load(self, saved: SavedState) -> None:
         self.calls = saved.tree["memory"]["calls"]
@@ -369,8 +369,12 @@ class Gradients:
 
     there = False
 
-    def take(self) -> State | None:
-        return State({"gradients": 0}, [entry_of("gradients", "F64", np.zeros(keeper.LARGEST))]) if self.there else None
+    def take(self) -> StateContent | None:
+        return (
+            StateContent({"gradients": 0}, [entry_of("gradients", "F64", np.zeros(keeper.LARGEST))])
+            if self.there
+            else None
+        )
 
     def load(self, saved: SavedState) -> None:
         raise AssertionError

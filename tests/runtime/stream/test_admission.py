@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.runtime.stream import server as server_module
-from clusterctl.runtime.stream.client import Opening, open_stream
+from clusterctl.runtime.stream.client import PendingStream, open_stream
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
@@ -65,7 +65,7 @@ class Lane:
         assert opening is not None
         return self.complete(opening)
 
-    def complete(self, opening: Opening) -> Stream | None:
+    def complete(self, opening: PendingStream) -> Stream | None:
         with contextlib.suppress(ConnectionError):
             for _ in range(10_000):
                 self.run()

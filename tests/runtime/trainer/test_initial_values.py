@@ -12,7 +12,7 @@ from clusterctl.runtime.local import LocalLink
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.link import OnReply
-from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.progress import ProgressReporter
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import environment, make_job
 
@@ -44,7 +44,7 @@ class SlowLink(LocalLink):
 @pytest.mark.parametrize(("size", "pieces"), [(PIECE_BYTES, 40), (4, 1000)])
 def test_a_bounded_number_of_initial_values_is_in_flight(tmp_path: Path, size: int, pieces: int) -> None:
     link = SlowLink(make_job(tmp_path, 1, 1))
-    client = Client(link._env, link, 0, Progress(SupervisorSocket(None)), lambda parts: None)
+    client = Client(link._env, link, 0, ProgressReporter(SupervisorSocket(None)), lambda parts: None)
     part = wire.Part(wire.DENSE, np.zeros(size // 4, np.float32), 7)
     client.set_values({0: (number, pieces, [part])} for number in range(pieces))
     assert len(link.counts) == 1 + pieces

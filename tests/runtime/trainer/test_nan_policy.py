@@ -15,7 +15,7 @@ from clusterctl.runtime.errors import NotFiniteError, ProcessError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient
-from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.progress import ProgressReporter
 from clusterctl.runtime.trainer.session import Session
 from runtime.cluster import thread_cluster
 
@@ -134,7 +134,7 @@ class Recorder(SupervisorSocket):
 @pytest.mark.parametrize(("policy", "action"), [("warn", "warned"), ("skip", "skipped"), ("fail", "failed")])
 def test_the_event_reports_the_action_at_most_once_a_second(policy: str, action: str) -> None:
     supervisor, now = Recorder(), 100.0
-    finite = NanPolicy(policy, 3, half=False, progress=Progress(supervisor), clock=lambda: now)
+    finite = NanPolicy(policy, 3, half=False, progress=ProgressReporter(supervisor), clock=lambda: now)
     for now in (100.0, 100.4, 101.1):  # noqa: B007 - the clock reads it
         if policy == "fail":
             with pytest.raises(NotFiniteError):
@@ -160,7 +160,7 @@ class Large(Gradient):
 def test_a_loss_alone_does_not_postpone_the_check_of_a_large_gradient() -> None:
     """In the outer mode the losses of inner steps are checked between the gradients of rounds."""
     supervisor, now = Recorder(), 100.0
-    finite = NanPolicy("warn", 0, half=False, progress=Progress(supervisor), clock=lambda: now)
+    finite = NanPolicy("warn", 0, half=False, progress=ProgressReporter(supervisor), clock=lambda: now)
     assert finite.admits(7, Gradient(), 1.0)
     now = 100.1
     assert finite.admits(7, Large())

@@ -13,7 +13,7 @@ from clusterctl.common.requirements import file_of, names_in, of_directory
 from clusterctl.common.wheels import Wheel, WheelStore, describe
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.setup import read_requirements
-from clusterctl.setup.locks import LockFile, Picked, read_lock
+from clusterctl.setup.locks import LockFile, LockSelection, read_lock
 from clusterctl.setup.locks.lock_file import PYPI, PYPI_FILES
 from clusterctl.setup.platforms import Kind, Platform
 from support.uv import real_uv, write_program
@@ -53,7 +53,7 @@ def exported(directory: Path) -> LockFile:
     return read_lock(directory / "uv.lock", (directory / "uv.lock").read_bytes())
 
 
-def pick(lock: LockFile, platform: Platform = DEBIAN) -> Picked:
+def pick(lock: LockFile, platform: Platform = DEBIAN) -> LockSelection:
     return lock.pick(platform, WheelStore(Path("nowhere")))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InterruptedRun, NodeError, UnreachableError
-from clusterctl.transport import Command, Raw, RemotePath, Transport, command
+from clusterctl.transport import Raw, RemoteCommand, RemotePath, Transport, command
 from clusterctl.transport.carrier import carriers
 from clusterctl.transport.carrier.process import CarrierProcess
 from support.nodes import TestNode, TestSettings
@@ -30,7 +30,7 @@ exec env -i HOME="$home" PATH=/usr/bin:/bin LANG=C.UTF-8 "$@"
 """
 
 
-def sh(script: str) -> Command:
+def sh(script: str) -> RemoteCommand:
     return command("sh", "-c", script)
 
 
@@ -65,7 +65,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
 def test_the_exit_code_of_a_command_is_returned(transport: Transport, node: TestNode, code: int) -> None:
     assert transport.run(node, sh(f"exit {code}")).exit_code == code
-    assert transport.run(node, Command((Raw(f"exit {code}"),))).exit_code == code
+    assert transport.run(node, RemoteCommand((Raw(f"exit {code}"),))).exit_code == code
 
 
 def test_a_signalled_command_of_this_machine_exits_with_128_and_the_signal(transport: Transport) -> None:
@@ -79,7 +79,7 @@ def test_a_carrier_that_a_signal_ended_is_a_lost_connection(transport: Transport
 
 
 def test_a_mistake_in_shell_text_is_that_of_the_command(transport: Transport, node: TestNode) -> None:
-    done = transport.run(node, Command((Raw("echo 'x"),)))
+    done = transport.run(node, RemoteCommand((Raw("echo 'x"),)))
     assert done.exit_code == 2
     assert done.stderr
 
@@ -103,7 +103,7 @@ def test_nasty_arguments_arrive_unchanged(transport: Transport, node: TestNode) 
 def test_a_command_begins_in_the_home_of_the_node(transport: Transport, node: TestNode, tmp_path: Path) -> None:
     home = str((tmp_path / "box").resolve())
     assert transport.run(node, command("pwd", "-P")).stdout.decode() == home + "\n"
-    assert transport.run(node, Command((Raw("pwd -P"),))).stdout.decode() == home + "\n"
+    assert transport.run(node, RemoteCommand((Raw("pwd -P"),))).stdout.decode() == home + "\n"
     assert transport.run(node, command("ls", "-d", RemotePath("~/"))).stdout.decode().rstrip("/\n").endswith("/box")
 
 
