@@ -66,10 +66,20 @@ class Cluster:
         """The nodes, or those that `only` selects."""
         return tuple(map(Node.of, self._session.nodes.nodes))
 
-    def dispatch(self, workspace: str | os.PathLike[str], *, rehash: bool = False, allow_partial: bool = False) -> Job:
+    def dispatch(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        rehash: bool = False,
+        allow_partial: bool = False,
+        fresh: bool | None = None,
+    ) -> Job:
         """Send a workspace to all nodes and return its job; only what is missing there is sent.
 
-        `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start.
+        `rehash` reads every file again. With `allow_partial`, nodes that fail only have to be left out of the start. If
+        the last job of the workspace was never started, its directories are used again, unless this object has
+        dispatched it, or another program that is still there. With `fresh` False only the latter makes another job,
+        with `fresh` True every call does.
         """
         nodes, progress, directory = self._session.nodes, self._session.progress, Path(workspace)
         progress.say(f"dispatching {directory} to {len(nodes.nodes)} nodes")
@@ -80,6 +90,7 @@ class Cluster:
         for warning in warnings:
             progress.say(f"warning: {warning}")
         more: Any = {"cache": cache, "rehash": rehash, "allow_partial": allow_partial}
+        more.update(reservations=self._session.reservations, fresh=fresh)
         done = send(nodes, scanned.workspace, sending.on, progress.say, **more)
         failed = failed_nodes(done, len(nodes.nodes), allow_partial=allow_partial)
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")

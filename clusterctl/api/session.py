@@ -14,6 +14,7 @@ from clusterctl.api.operations.opening import ClusterOpener
 from clusterctl.api.progress import ProgressLines
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.config import Settings, load
+from clusterctl.dispatch import Reservations
 from clusterctl.errors import UsageError
 
 
@@ -38,12 +39,14 @@ class ClusterSession:
         self.conf = conf
         self._environ = environ
         self._lock = threading.Lock()
+        self.reservations = Reservations(self.cache)
         settings = self.settings({})
         for warning in settings.warnings:
             self.progress.say(f"warning: {warning}")
         self._nodes = self._open(settings)
         self._nodes.__enter__()
         self._close = weakref.finalize(self, self._nodes.__exit__, None, None, None)
+        self._release = weakref.finalize(self, self.reservations.close)
 
     @property
     def nodes(self) -> Nodes:
@@ -78,6 +81,7 @@ class ClusterSession:
         """Close all connections. Safe to call again."""
         with self._lock:
             self._close()
+            self._release()
 
 
 def texts(values: Mapping[str, object]) -> dict[str, str]:

@@ -5,6 +5,7 @@ May import `certificates`, `cluster`, `common`, `errors`, `escape` and `inventor
 
 from clusterctl.dispatch.dispatch import dispatch, new_job_id, plan
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
+from clusterctl.dispatch.reservations import Reservations
 from clusterctl.dispatch.workspace import Workspace, check_exists, scan
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "NodeDispatch",
     "Planned",
     "Progress",
+    "Reservations",
     "Workspace",
     "check_exists",
     "dispatch",

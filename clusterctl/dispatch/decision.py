@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -70,20 +70,26 @@ class Instruction(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class DesiredTrees:
-    """The desired tree of each node, by node id; the source of the trees; and the job to complete, if any."""
+    """The desired tree of each node, by node id; the source of the trees; and the job to complete, if any.
+
+    Only jobs that `allow` allows are used again or replaced: see `Reservations`.
+    """
 
     trees: Mapping[int, str]
     source: str
     nodes: int
     completing: str | None
+    allow: Callable[[str], bool] = lambda job: True
 
     def name(self, id_: int) -> str:
         """Return the owned name of a node's tree."""
         return owned_name(self.trees[id_], self.source, id_, self.nodes)
 
     def is_ours(self, id_: int, newest: NewestJob | None) -> bool:
-        """Return True if a node's newest job has the same source, node id and number of nodes."""
-        return newest is not None and owned_name("", newest["source"], newest["node"], newest["nodes"]) == owned_name(
+        """Return True if a node's newest job has the same source, node id and number of nodes, and is allowed."""
+        if newest is None or not self.allow(newest["job"]):
+            return False
+        return owned_name("", newest["source"], newest["node"], newest["nodes"]) == owned_name(
             "", self.source, id_, self.nodes
         )
 

@@ -23,6 +23,7 @@ from clusterctl.dispatch.blobs import BlobCache, Blobs
 from clusterctl.dispatch.decision import DesiredTrees, DiskSpace, DispatchAnswer, Instruction, NewestJob, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
+from clusterctl.dispatch.reservations import Reservations
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
@@ -58,17 +59,22 @@ def dispatch(
     rehash: bool = False,
     allow_partial: bool = False,
     to_start: bool = False,
+    reservations: Reservations | None = None,
+    fresh: bool | None = False,
 ) -> Dispatched:
     """Create the job directory on every reachable node. A new job gets the id `job`, or the next after the newest one.
 
-    Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
-    some of the nodes, complete the last dispatch there. With `to_start`, agents stay for the start that follows, also
-    where nothing has changed. Raises if no node is reachable, if a node refuses, if the disk of a node is too small
-    (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
+    Nodes that already have an identical tree that was never started keep it under its id, unless another program has
+    reserved that job, or this one, if `fresh` is None. With `fresh` they do not; then it is reserved too. If `cluster`
+    is limited to some of the nodes, complete the last dispatch there. With `to_start`, agents stay for the start that
+    follows, also where nothing has changed. Raises if no node is reachable, if a node refuses, if the disk of a node is
+    too small (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
     """
+    kept = reservations or Reservations(None)
 
     def run() -> Dispatched:
-        return _Dispatch(cluster, workspace, progress, cache, rehash, to_start).run(job, allow_partial=allow_partial)
+        asking = _Dispatch(cluster, workspace, progress, cache, rehash, kept, fresh, to_start)
+        return asking.run(job, allow_partial=allow_partial)
 
     return _retry_while_busy(progress, run)
 
@@ -77,7 +83,8 @@ def plan(
     cluster: Cluster, workspace: Workspace, progress: Progress, *, cache: Path | None = None, rehash: bool = False
 ) -> list[NodeOutcome[Planned]]:
     """Return the paths that a dispatch would send to each node and delete there. Nothing is changed."""
-    return _retry_while_busy(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).plan())
+    others = Reservations(cache)
+    return _retry_while_busy(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash, others).plan())
 
 
 def _retry_while_busy(progress: Progress, work: Callable[[], T]) -> T:
@@ -107,6 +114,8 @@ class _Dispatch:
         progress: Progress,
         cache: Path | None,
         rehash: bool,
+        reservations: Reservations,
+        fresh: bool | None = False,
         to_start: bool = False,
     ) -> None:
         self._cluster = cluster
@@ -114,6 +123,8 @@ class _Dispatch:
         self._progress = progress
         self._cache = cache
         self._rehash = rehash
+        self._reservations = reservations
+        self._own = fresh is False
         self._expect = not rehash and not to_start
         self._source = source_of(workspace)
         self._last = last_dispatch.load(cache, self._source)
@@ -131,6 +142,7 @@ class _Dispatch:
             source_of(workspace, hosts_from.allocation) if hosts_from else self._source,
             len(cluster.inventory.nodes),
             self._last.job if part and self._last else None,
+            lambda job: not fresh and reservations.allow(job, own=self._own),
         )
         self._calls: dict[int, AgentCall] = {}
         self._shelf = BlobCache(workspace.directory)
@@ -140,6 +152,9 @@ class _Dispatch:
     def run(self, job: str, *, allow_partial: bool) -> Dispatched:
         try:
             asked, answers, target, instructions = self._negotiate(job)
+            while not (self._wanted.completing or self._reservations.make(target, own=self._own)):
+                self._close()
+                asked, answers, target, instructions = self._negotiate(job)
             full = room.check(answers, instructions, len(asked), allow_partial=allow_partial)
             asked = [self._left_out(outcome, full.get(outcome.node.id)) for outcome in asked]
             answers = {id_: answer for id_, answer in answers.items() if id_ not in full}

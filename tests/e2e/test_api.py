@@ -62,6 +62,38 @@ def test_a_job_goes_from_dispatch_to_arrays_without_a_word_on_the_terminal(
     assert capfd.readouterr() == ("", "")
 
 
+def test_each_dispatch_of_a_program_gives_a_job_of_its_own_until_it_is_started(
+    site: Site, cluster: clusterctl.Cluster
+) -> None:
+    workspace = site.workspace(LEAVE)
+    first, second = cluster.dispatch(workspace), cluster.dispatch(workspace)
+    (workspace / "train.py").write_text(f"{LEAVE}# edited\n")
+    edited = cluster.dispatch(workspace)
+    assert len({first.id, second.id, edited.id}) == 3
+    assert cluster.dispatch(workspace, fresh=False).id == edited.id
+    assert cluster.dispatch(workspace, fresh=True).id != edited.id
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(lambda job: job.start(), (first, second, edited)))
+    assert [run.job for run in runs] == [first.id, second.id, edited.id]
+    assert all(run.wait(timeout=WAIT_S).ok for run in runs)
+    with clusterctl.Cluster.from_conf(site.conf_path) as other:
+        newest = other.dispatch(workspace)
+        assert newest.id not in {first.id, second.id, edited.id}
+        assert site.dispatch_again(workspace) != newest.id
+    again = site.dispatch_again(workspace)
+    assert site.dispatch_again(workspace) == again
+
+
+def test_one_workspace_is_started_by_several_shells_at_once(site: Site) -> None:
+    package = str(site.workspace(LEAVE))
+    start = ("start", "--job_dispatch_package", package, "--detach", "--json")
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: site.ok(*start).json()["job"], range(3)))
+    assert len(set(done)) == 3
+    for job in done:
+        site.wait_for_end(job)
+
+
 def assert_every_event_comes_once_and_in_order(site: Site, cluster: clusterctl.Cluster, run: clusterctl.Run) -> None:
     events: list[clusterctl.Event] = []
     for event in run.events():

@@ -114,6 +114,10 @@ class Site:
         job: str = self.ok("dispatch", str(self.workspace(train)), "--json").json()["job"]
         return job
 
+    def dispatch_again(self, workspace: Path) -> str:
+        job: str = self.ok("dispatch", str(workspace), "--json").json()["job"]
+        return job
+
     def start(self, train: str, *args: str) -> str:
         """Dispatch and start a job, detached; return its id."""
         package = str(self.workspace(train))

@@ -10,7 +10,7 @@ from typing import Any
 from clusterctl.api.operations.references import job_name
 from clusterctl.cluster import Cluster, combined, failures, fold_errors
 from clusterctl.config.scripts import scripts
-from clusterctl.dispatch import Dispatched, Progress, Workspace, dispatch, new_job_id
+from clusterctl.dispatch import Dispatched, Progress, Reservations, Workspace, dispatch, new_job_id
 from clusterctl.dispatch import plan as look
 from clusterctl.dispatch import scan as read
 from clusterctl.dispatch.shards import Shards
@@ -68,6 +68,8 @@ def send(
     rehash: bool = False,
     allow_partial: bool = False,
     to_start: bool = False,
+    reservations: Reservations,
+    fresh: bool | None = False,
 ) -> Dispatched:
     """Send a workspace to all nodes under a new id; some outcomes may be errors. See `clusterctl.dispatch.dispatch`.
 
@@ -82,6 +84,8 @@ def send(
         rehash=rehash,
         allow_partial=allow_partial,
         to_start=to_start,
+        reservations=reservations,
+        fresh=fresh,
     )
 
 
