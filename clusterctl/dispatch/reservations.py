@@ -34,7 +34,7 @@ class Reservations:
         with self._lock:
             if job in self._held:
                 return own
-        return not (is_job_id(job) and is_locked(self._directory / job))
+        return not (is_job_id(job) and self._directory.is_dir() and is_locked(self._directory / job))
 
     def make(self, job: str, *, own: bool) -> bool:
         """Reserve a job; return False if it is not allowed."""

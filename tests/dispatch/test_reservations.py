@@ -67,6 +67,7 @@ def test_without_a_cache_a_program_still_knows_its_own(tmp_path: Path) -> None:
         assert mine.make(OLD, own=False)
         assert not mine.allow(OLD, own=False)
         assert mine.allow(OLD, own=True)
+        assert Reservations(cache).allow(OLD, own=False)
         assert Reservations(cache).make(OLD, own=False)
         mine.close()
 

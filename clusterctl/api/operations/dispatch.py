@@ -68,12 +68,13 @@ def send(
     rehash: bool = False,
     allow_partial: bool = False,
     to_start: bool = False,
-    reservations: Reservations,
+    reservations: Reservations | None = None,
     fresh: bool | None = False,
 ) -> Dispatched:
     """Send a workspace to all nodes under a new id; some outcomes may be errors. See `clusterctl.dispatch.dispatch`.
 
-    `report(node, done, total)` counts bytes; `waiting` receives a message about what this waits for.
+    `report(node, done, total)` counts bytes; `waiting` receives a message about what this waits for. Without
+    `reservations`, the job is reserved until this program ends.
     """
     return dispatch(
         cluster,
@@ -84,7 +85,7 @@ def send(
         rehash=rehash,
         allow_partial=allow_partial,
         to_start=to_start,
-        reservations=reservations,
+        reservations=reservations or Reservations(cache),
         fresh=fresh,
     )
 

@@ -12,7 +12,7 @@ from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
-from clusterctl.dispatch import Dispatched, Reservations, Workspace
+from clusterctl.dispatch import Dispatched, Workspace
 from clusterctl.escape import clean
 from clusterctl.inventory import fold
 
@@ -73,7 +73,6 @@ def send(
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
     options: Any = {"rehash": rehash, "allow_partial": allow_partial, "to_start": to_start}
-    options["reservations"] = Reservations(invocation.cache_dir)  # until this program ends
     started = time.monotonic()
     with invocation.progress.operation(f"sending to {plural(len(cluster.nodes), 'node')}") as operation:
         listeners = (operation.node_bytes, invocation.console.warn)
