@@ -69,7 +69,7 @@ class Curve(Record):
     of: Literal["step", "log", "usage", "table"]
     name: Name
     buckets: Buckets
-    undone: bool = False
+    undone: bool
 
     @property
     def process(self) -> str:

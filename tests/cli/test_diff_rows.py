@@ -45,7 +45,7 @@ def test_hostile_names_stay_in_the_table(
         workspace=LONG,
         ended_t=START + 1e10,
         curves=tuple(
-            Curve("trainer", 0, "step", name, tuple(points([1e307] * 9))) for name in ("loss", "samples_per_s")
+            Curve("trainer", 0, "step", name, tuple(points([1e307] * 9)), False) for name in ("loss", "samples_per_s")
         ),
     )
     lines = shown(compared(succeeded(), hostile), capsys)

@@ -49,10 +49,10 @@ def record(**changes: Any) -> RunRecord:
         "processes": processes,
         "nodes": (NodeRecord(NODES[0], "running", 0.5, 0.01), NodeRecord(NODES[1], "unknown", problem=EVIL)),
         "curves": (
-            Curve("trainer", 0, "step", "samples_per_s", (bucket(T + 2, 10.0), bucket(T + 3, None, gaps=1))),
+            Curve("trainer", 0, "step", "samples_per_s", (bucket(T + 2, 10.0), bucket(T + 3, None, gaps=1)), False),
             Curve("trainer", 0, "step", "samples_per_s", (bucket(T + 1.5, 9.0),), undone=True),
-            Curve("trainer", 0, "usage", "cpu", (bucket(T + 2.5, 0.5),)),
-            Curve("trainer", 0, "log", EVIL, (bucket(T + 2.5, 0.5),)),
+            Curve("trainer", 0, "usage", "cpu", (bucket(T + 2.5, 0.5),), False),
+            Curve("trainer", 0, "log", EVIL, (bucket(T + 2.5, 0.5),), False),
         ),
         "marks": (
             Mark(T, "phase", "starting pservers"),

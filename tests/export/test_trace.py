@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.curves import Curve
 from clusterctl.export.trace import TRACE, trace_events, write_trace
 from clusterctl.observe.record.model import Mark, Span
 from export.made_up import EVIL, NODES, PROCESSES, T, bucket, record
@@ -116,7 +117,7 @@ def test_times_before_the_start_are_not_negative(tmp_path: Path) -> None:
 def test_a_trace_is_harmless_whatever_nodes_and_programs_say(tmp_path: Path) -> None:
     evil = record().processes[0]
     evil.spans = (Span(EVIL, T + 2, T + 1, 1),)
-    curves = (record().curves[0].__class__("trainer", 0, "step", "loss", (bucket(T, 1e308),)),)
+    curves = (Curve("trainer", 0, "step", "loss", (bucket(T, 1e308),), False),)
     trace = written(tmp_path, processes=(evil,), curves=curves, mode=EVIL)
     check(trace["traceEvents"])
     text = (tmp_path / TRACE).read_text(encoding="ascii")

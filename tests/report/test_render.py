@@ -154,7 +154,9 @@ def test_undone_points_are_kept_apart_from_the_curve() -> None:
 
 def test_the_throughput_of_the_run_is_the_sum_over_its_trainers() -> None:
     some = [
-        Curve("trainer", rank, "step", "samples_per_s", tuple(points([100.0 + rank] * 50, begin=12 + 0.3 * rank)))
+        Curve(
+            "trainer", rank, "step", "samples_per_s", tuple(points([100.0 + rank] * 50, begin=12 + 0.3 * rank)), False
+        )
         for rank in range(3)
     ]
     record = replace(succeeded(), curves=tuple(some))
@@ -197,14 +199,18 @@ def test_the_size_has_a_bound_whatever_nodes_send() -> None:
         process.figures["values"] = {}
         process.figures["tables"] = [{"name": f"{'t' * 5000}{i}", "rows": i} for i in range(2000)]
         process.figures["staleness"] = [[i, i] for i in range(5000)]
-    logged = [Curve("trainer", 0, "log", f"{'m' * 3000}{i}", tuple(points([0.1 * i, 0.5, 0.25]))) for i in range(3000)]
+    logged = [
+        Curve("trainer", 0, "log", f"{'m' * 3000}{i}", tuple(points([0.1 * i, 0.5, 0.25])), False) for i in range(3000)
+    ]
     marks = tuple(Mark(START + i, "nan", "m" * 10_000, 1, "trainer", 1) for i in range(2000))
     record = replace(record, curves=(*record.curves, *logged), marks=marks, settings={"MODE": "y" * 10**6})
     assert len(render(record).encode()) < MOST_BYTES
 
 
 def _with_values(values: list[float]) -> RunRecord:
-    curves = [Curve("trainer", 0, "step", name, tuple(points(values))) for name in ("loss", "samples_per_s", "wait")]
+    curves = [
+        Curve("trainer", 0, "step", name, tuple(points(values)), False) for name in ("loss", "samples_per_s", "wait")
+    ]
     usage = [replace(curve, of="usage", name="memory") for curve in curves[:1]]
     return replace(succeeded(nodes=2), curves=(*curves, *usage))
 
@@ -217,7 +223,7 @@ ABSURD: dict[str, Callable[[], RunRecord]] = {
     "only gaps": lambda: _with_values([float("nan"), float("inf")]),
     "steps without end": lambda: replace(
         succeeded(),
-        curves=(Curve("trainer", 0, "step", "loss", tuple(points([1.0, 2.0], first=1, every=2**62))),),
+        curves=(Curve("trainer", 0, "step", "loss", tuple(points([1.0, 2.0], first=1, every=2**62)), False),),
     ),
     "no curves": lambda: replace(succeeded(), curves=()),
     "nothing at all": lambda: replace(

@@ -61,12 +61,14 @@ def _trainer_curves(rank: int, length: int, apart: float, slow: bool) -> list[Cu
         "wait": wavy(length, rank + 3000, (1 - busy) / 2, 0.1),
         "wire": wavy(length, rank + 4000, (1 - busy) / 3, 0.1),
     }
-    found = [Curve("trainer", rank, "step", name, tuple(points(v, apart=apart))) for name, v in of_step.items()]
+    found = [Curve("trainer", rank, "step", name, tuple(points(v, apart=apart)), False) for name, v in of_step.items()]
     passes = [0.5 + 0.4 * (1 - math.exp(-i / 4)) + 0.002 * rank for i in range(10)]
     span = length * apart / 10
     for name in (METRIC, "perplexity"):
         some = passes if name == METRIC else [100 * (1.5 - value) for value in passes]
-        found.append(Curve("trainer", rank, "log", name, tuple(points(some, first=length, every=length, apart=span))))
+        found.append(
+            Curve("trainer", rank, "log", name, tuple(points(some, first=length, every=length, apart=span)), False)
+        )
     return found
 
 
@@ -75,7 +77,9 @@ def _usage(role: str, rank: int, length: int, apart: float) -> list[Curve]:
     memory = [(2.1e8 if role == "trainer" else 9e7) + 3e5 * i for i in range(length)]
     both = {"cpu": cpu, "memory": memory}
     return [
-        Curve(role, rank, "usage", name, tuple(b._replace(step0=None, step1=None) for b in points(v, apart=apart)))
+        Curve(
+            role, rank, "usage", name, tuple(b._replace(step0=None, step1=None) for b in points(v, apart=apart)), False
+        )
         for name, v in both.items()
     ]
 
@@ -86,14 +90,14 @@ def _pserver_curves(rank: int, length: int, apart: float) -> list[Curve]:
         "send_s": wavy(length, rank + 8000, 0.1),
         "staleness": wavy(length, rank + 9000, 1.5, 0.3),
     }
-    found = [Curve("pserver", rank, "step", name, tuple(points(v, apart=apart))) for name, v in figures.items()]
+    found = [Curve("pserver", rank, "step", name, tuple(points(v, apart=apart)), False) for name, v in figures.items()]
     return [replace(one, buckets=tuple(b._replace(step0=None, step1=None) for b in one.buckets)) for one in found]
 
 
 def _table(rank: int, length: int, apart: float) -> Curve:
     rows = [20_000 * (1 - math.exp(-4 * i / length)) for i in range(length)]
     some = tuple(b._replace(step0=None, step1=None) for b in points(rows, apart=apart))
-    return Curve("pserver", rank, "table", "word</script>", some)
+    return Curve("pserver", rank, "table", "word</script>", some, False)
 
 
 def _processes(nodes: Sequence[Node], seconds: float) -> list[ProcessRecord]:
