@@ -23,14 +23,14 @@ from clusterctl.cli import main
 from clusterctl.cli.commands import exec as command
 
 command.HOLD_S = 1e6
-end = command.Screen.end
+end = command.OutputDisplay.end
 
 def ended(screen, *arguments):
     end(screen, *arguments)
     if len(screen.not_ended()) == 1:
         screen._on_timeout()
 
-command.Screen.end = ended
+command.OutputDisplay.end = ended
 main()
 """
 

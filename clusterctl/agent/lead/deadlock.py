@@ -22,7 +22,7 @@ MOST_NAMED = 6
 
 
 class DeadlockDetector:
-    """Supervisors report the pace of a process when it changes, see `messages.Pace`."""
+    """Supervisors report the pace of a process when it changes, see `messages.PaceReport`."""
 
     def __init__(self) -> None:
         self._paces: dict[Key, PaceReport] = {}
