@@ -55,7 +55,7 @@ class Watch:
 
 
 class Watchdog:
-    """Finds stalled processes among `children`, and reports changes of their pace to the lead, see `messages.PaceReport`."""
+    """Finds stalled processes among `children`, and tells the lead when their pace changes: `messages.PaceReport`."""
 
     def __init__(self, context: RunContext, children: Callable[[], Sequence[Child]]) -> None:
         spec = context.spec
