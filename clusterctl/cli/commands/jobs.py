@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from collections.abc import Callable, Mapping
+from itertools import starmap
 
 from clusterctl.api.operations.jobs import known_jobs, to_json, waiting_jobs
 from clusterctl.cli import style
@@ -12,10 +14,6 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.observe.record.model import JobOverview, MetricValues, RunOverview
 from clusterctl.observe.record.secrets import HIDDEN
 
-COLUMNS = (
-    *("job", "name", "state", "runs", "took", "loss", "metric", "best", "more metrics", "arguments"),
-    *("workspace", "content", "files", "size", "when", "nodes"),
-)
 NUMERIC = ("runs", "took", "loss", "best", "files")
 DROPPED_FIRST = (
     *("content", "files", "size", "workspace", "more metrics", "when", "nodes", "arguments", "runs", "best"),
@@ -24,6 +22,7 @@ DROPPED_FIRST = (
 ALWAYS = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
 WARNED = style.warning(" (warning)")
 LONGEST = 40  # characters of a cell
+Cell = Callable[[JobOverview, int], str]
 
 
 def jobs(invocation: Invocation) -> None:
@@ -41,45 +40,34 @@ def jobs(invocation: Invocation) -> None:
         if not known.jobs and not waiting:
             invocation.console.say("no jobs; clusterctl dispatch sends a workspace")
         elif known.jobs and not invocation.console.json:
-            rows = [_cells(job, len(cluster.nodes)) for job in known.jobs]
-            shown = [at for at, name in enumerate(COLUMNS) if name in ALWAYS or any(row[at] for row in rows)]
-            cells = [[row[at] for at in shown] for row in rows]
-            invocation.console.table([COLUMNS[at] for at in shown], cells, NUMERIC, DROPPED_FIRST)
+            columns = {name: [cell(job, len(cluster.nodes)) for job in known.jobs] for name, cell in COLUMNS.items()}
+            shown = [name for name, cells in columns.items() if name in ALWAYS or any(cells)]
+            rows = list(zip(*(columns[name] for name in shown), strict=True))
+            invocation.console.table(shown, rows, NUMERIC, DROPPED_FIRST)
         invocation.console.finish(to_json(known.jobs, waiting), known.problem)
 
 
-def _cells(job: JobOverview, of: int) -> list[str]:
-    run = job.newest
-    when = datetime.datetime.fromtimestamp(job.t).strftime("%Y-%m-%d %H:%M")
-    return [
-        job.job,
-        _shortened(run.name or "") if run else "",
-        style.state(job.state) + (WARNED if run and run.warnings else ""),
-        str(len(job.runs)),
-        *_figures(run),
-        job.workspace,
-        job.content[:8],
-        str(job.files),
-        human_bytes(job.bytes),
-        when,
-        f"{len(job.nodes)}/{of}",
-    ]
+def _of_run(cell: Callable[[RunOverview], str]) -> Cell:
+    """Return the cell of a job that shows its newest run; it is empty if the job was never started."""
+    return lambda job, of: cell(job.newest) if job.newest is not None else ""
 
 
-def _figures(run: RunOverview | None) -> list[str]:
-    if run is None:
-        return [""] * 6
-    metrics = list(run.metrics.items())
-    first = metrics[0] if metrics else None
-    more = ", ".join(_metric(name, values) for name, values in metrics[1:])
-    return [
-        "" if run.seconds is None else human_time(run.seconds),
-        "" if run.loss is None else f"{run.loss:.4g}",
-        "" if first is None else f"{_shortened(first[0], 16)} {first[1].last:.4g}",
-        "" if first is None or first[1].best is None else f"{first[1].best:.4g}",
-        _shortened(more),
-        _shortened(" ".join(word if word == HIDDEN else shlex.quote(word) for word in run.arguments)),
-    ]
+def _state(job: JobOverview, of: int) -> str:
+    return style.state(job.state) + (WARNED if job.newest and job.newest.warnings else "")
+
+
+def _first_metric(run: RunOverview) -> tuple[str, MetricValues] | None:
+    return next(iter(run.metrics.items()), None)
+
+
+def _metric_name(run: RunOverview) -> str:
+    first = _first_metric(run)
+    return "" if first is None else f"{_shortened(first[0], 16)} {first[1].last:.4g}"
+
+
+def _best(run: RunOverview) -> str:
+    first = _first_metric(run)
+    return "" if first is None or first[1].best is None else f"{first[1].best:.4g}"
 
 
 def _metric(name: str, values: MetricValues) -> str:
@@ -89,3 +77,26 @@ def _metric(name: str, values: MetricValues) -> str:
 
 def _shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+#: The cells of a job, of so many nodes in all.
+COLUMNS: Mapping[str, Cell] = {
+    "job": lambda job, of: job.job,
+    "name": _of_run(lambda run: _shortened(run.name or "")),
+    "state": _state,
+    "runs": lambda job, of: str(len(job.runs)),
+    "took": _of_run(lambda run: "" if run.seconds is None else human_time(run.seconds)),
+    "loss": _of_run(lambda run: "" if run.loss is None else f"{run.loss:.4g}"),
+    "metric": _of_run(_metric_name),
+    "best": _of_run(_best),
+    "more metrics": _of_run(lambda run: _shortened(", ".join(starmap(_metric, list(run.metrics.items())[1:])))),
+    "arguments": _of_run(
+        lambda run: _shortened(" ".join(word if word == HIDDEN else shlex.quote(word) for word in run.arguments))
+    ),
+    "workspace": lambda job, of: job.workspace,
+    "content": lambda job, of: job.content[:8],
+    "files": lambda job, of: str(job.files),
+    "size": lambda job, of: human_bytes(job.bytes),
+    "when": lambda job, of: datetime.datetime.fromtimestamp(job.t).strftime("%Y-%m-%d %H:%M"),
+    "nodes": lambda job, of: f"{len(job.nodes)}/{of}",
+}
