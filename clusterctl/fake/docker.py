@@ -65,7 +65,7 @@ class Docker:
         containers = _containers(layout, service=None)
         ended = sum(_count_processes(container) for container in containers)
         for container in containers:
-            if container["FakeState"]["Paused"]:
+            if container["State"]["Paused"]:
                 _docker("unpause", container["Id"])
         if containers:
             _docker("rm", "--force", "--volumes", *(container["Id"] for container in containers))
@@ -76,14 +76,14 @@ class Docker:
         return ended
 
     def is_up(self, layout: FakePaths, state: FakeState) -> bool:
-        return any(container["FakeState"]["Running"] for container in _containers(layout))
+        return any(container["State"]["Running"] for container in _containers(layout))
 
     def look(self, layout: FakePaths, state: FakeState) -> Sequence[NodeStatus]:
         containers = {_index(container): container for container in _containers(layout)}
         return [_look(node, containers.get(node.index)) for node in state.nodes]
 
     def commands(self, layout: FakePaths, state: FakeState) -> Sequence[str]:
-        running = [container for container in _containers(layout) if container["FakeState"]["Running"]]
+        running = [container for container in _containers(layout) if container["State"]["Running"]]
         return [line for one in running for line in _docker("top", one["Id"], "-o", "pid,args").splitlines()[1:]]
 
     def harm(self, layout: FakePaths, state: FakeState, node: FakeNode, fault: str) -> FakeState:
@@ -170,10 +170,10 @@ def _index(container: dict[str, Any]) -> int:
 
 def _are_healthy(layout: FakePaths, n: int) -> bool:
     containers = _containers(layout)
-    dead = [container["Name"].lstrip("/") for container in containers if container["FakeState"]["Status"] == "exited"]
+    dead = [container["Name"].lstrip("/") for container in containers if container["State"]["Status"] == "exited"]
     if dead:
         raise ClusterctlError(f"the container {dead[0]} exited at once", hint=f"see: docker logs {dead[0]}")
-    return len([c for c in containers if c["FakeState"].get("Health", {}).get("Status") == "healthy"]) == n
+    return len([c for c in containers if c["State"].get("Health", {}).get("Status") == "healthy"]) == n
 
 
 def _read_node(index: int, container: dict[str, Any]) -> FakeNode:
@@ -200,16 +200,16 @@ def _look(node: FakeNode, container: dict[str, Any] | None) -> NodeStatus:
 def _state(container: dict[str, Any] | None) -> str:
     if container is None:
         return "down"
-    if container["FakeState"]["Paused"]:
+    if container["State"]["Paused"]:
         return "paused"
-    if not container["FakeState"]["Running"]:
+    if not container["State"]["Running"]:
         return "killed"
     return "up" if container["NetworkSettings"]["Networks"] else "cut"
 
 
 def _count_processes(container: dict[str, Any]) -> int:
     """Return the number of processes that the image itself does not start."""
-    if not container["FakeState"]["Running"]:
+    if not container["State"]["Running"]:
         return 0
     names = _docker("top", container["Id"], "-o", "pid,comm").splitlines()[1:]
     return len([line for line in names if line.split()[-1] not in SYSTEM_PROCESSES])
