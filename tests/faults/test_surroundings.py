@@ -35,9 +35,9 @@ def test_a_full_disk_fails_the_run_and_is_named_and_the_last_checkpoint_is_intac
 
 
 def test_pservers_of_the_users_have_one_port_that_is_free_on_all_machines(lab: Laboratory) -> None:
-    listen = "import socket; s = socket.create_server(('', 7164)); print(flush=True); s.accept()"
+    listen = "import socket, sys; s = socket.create_server(('', 7164)); print(flush=True); sys.stdin.read()"
     argv = [*lab.machines[1].inside(), sys.executable, "-c", listen]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         lab.conf(PSERVERS=3, PSERVER_COMMAND="python train.py")
@@ -45,7 +45,6 @@ def test_pservers_of_the_users_have_one_port_that_is_free_on_all_machines(lab: L
         wait = "while os.environ['TRAINING_ROLE'] == 'PSERVER': time.sleep(60)"
         job = lab.dispatch(f"import os, time\n{show}\n{wait}")
         started = lab.ok("start", "--job_workspace", job)
-        other.kill()
     assert "PADDLE_INIT_PORT" not in started.out + started.err
     lines = [line.split()[2:] for line in lab.ok("logs", job).out.splitlines()]
     assert {line[0] for line in lines} == {"7165"}
