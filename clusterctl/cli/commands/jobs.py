@@ -22,7 +22,7 @@ DROPPED_FIRST = (
 ALWAYS = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
 WARNED = style.warning(" (warning)")
 LONGEST = 40  # characters of a cell
-Cell = Callable[[JobOverview, int], str]
+Cell = Callable[["JobOverview", int], str]
 
 
 def jobs(invocation: Invocation) -> None:
