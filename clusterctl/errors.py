@@ -15,7 +15,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
+
+from clusterctl.common.schema import NotRequired
+
+
+class ErrorDocument(TypedDict):
+    """An error in a JSON document."""
+
+    kind: str  # as in docs/commands.md
+    message: str
+    node: str | None  # its label, such as `node3`
+    hint: str | None
+    details: NotRequired[dict[str, Any]]  # such as `reason`, or `nodes`: the error of each node
 
 
 class ClusterctlError(Exception):
@@ -44,7 +56,7 @@ class ClusterctlError(Exception):
         if hint and sys.version_info >= (3, 11):
             self.add_note(f"hint: {hint}")  # for a traceback, which a program of the Python API may end with
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ErrorDocument:
         """Return the error in the form of `--json`, without its details."""
         return {"kind": self.kind, "message": self.message, "node": self.node, "hint": self.hint}
 

@@ -10,6 +10,7 @@ from typing import TypedDict
 from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.common.paths import job_key
 from clusterctl.common.requests import PruneChoice, PruneRequest
+from clusterctl.common.schema import Record
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.inventory import Node
 
@@ -58,7 +59,7 @@ class RetainedItem(TypedDict):
 
 
 @dataclass(frozen=True)
-class OldJob:
+class OldJob(Record):
     """A job on all nodes that have it: bytes are sums, `age_s` is since its last use, `keep` is why it is kept."""
 
     job: str
@@ -72,7 +73,7 @@ class OldJob:
 
 
 @dataclass(frozen=True)
-class UnusedContent:
+class UnusedContent(Record):
     """A piece of content and the nodes on which nothing needs it."""
 
     kind: str

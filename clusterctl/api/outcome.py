@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from clusterctl.api.operations.why import document
 from clusterctl.api.views import Cause, Outcome
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.observe.record.status import UNKNOWN, unheard
-from clusterctl.observe.why.report import WhyReport, advice, headline, to_json
+from clusterctl.observe.why.report import WhyReport, advice, headline
 
 STOPPED = "stopped"
 
@@ -23,7 +24,7 @@ def outcome_of(report: WhyReport) -> Outcome:
         step=known.step,
         checkpoint=known.checkpoint["tag"] if known.checkpoint else None,
         warnings=tuple(warning["message"] for warning in report.warnings),
-        document=to_json(report),
+        document=document(report),
     )
 
 

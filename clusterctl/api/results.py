@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.operations.check import to_json
+from clusterctl.api.operations.check import document
 from clusterctl.api.operations.diff import Differences
 from clusterctl.api.operations.prune import PruneProposal
 from clusterctl.api.operations.setup import SetUp
@@ -31,7 +31,7 @@ class Checked:
 
     @classmethod
     def of(cls, cluster: Cluster, report: Report) -> Checked:
-        return cls(tuple(report.findings), to_json(cluster, report))
+        return cls(tuple(report.findings), document(cluster, report).to_json())
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Pruned:
     def of(cls, found: PruneProposal, *, removed: bool) -> Pruned:
         plan = found.plan
         jobs = tuple(job.job for job in plan.going)
-        return cls(jobs, len(plan.content), plan.bytes, removed, found.to_json(removed=removed))
+        return cls(jobs, len(plan.content), plan.bytes, removed, found.document(removed=removed).to_json())
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Differences) -> Comparison:
-        document = found.to_json()
+        document: Mapping[str, Any] = found.to_json()
         rows = [(name, row) for name, rows in document.items() if name not in NO_SECTIONS for row in rows]
         unequal = [Difference(name, row["name"], row["a"], row["b"]) for name, row in rows if not row["same"]]
         return cls(tuple(unequal), tuple(found.errors.values()), document)

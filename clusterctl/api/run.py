@@ -17,7 +17,7 @@ from clusterctl.api.operations.logs import check, parse_since, read, select
 from clusterctl.api.operations.report import place, report
 from clusterctl.api.operations.save import save
 from clusterctl.api.operations.start import wait_until_up
-from clusterctl.api.operations.status import to_json
+from clusterctl.api.operations.status import document
 from clusterctl.api.operations.stop import stop
 from clusterctl.api.outcome import failure, outcome_of
 from clusterctl.api.results import Checkpoint, Comparison, Exported
@@ -279,7 +279,7 @@ def status_of(nodes: Nodes, job: str, run: str | None) -> Status:
         state=known.state,
         processes=tuple(map(Process.of, known.processes)),
         errors=tuple(known.errors),
-        document=to_json(nodes, known),
+        document=document(nodes, known),
     )
 
 

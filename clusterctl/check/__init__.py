@@ -1,6 +1,6 @@
 """Preflight: find problems that would make `start` fail, before it does.
 
-May import `cluster`, `common`, `errors` and `inventory`. Start reading at `preflight.py`.
+May import `cluster`, `common`, `documents`, `errors` and `inventory`. Start reading at `preflight.py`.
 """
 
 from clusterctl.check.findings import Finding

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.check.findings import STOPS, Facts, Finding, on
+from clusterctl.documents.nodes import FailedPair
 
 ALL_PAIRS_UP_TO = 32
 PEERS_EACH = 8
@@ -36,36 +36,6 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A failed attempt of `source` to reach `target` at this address and port; `outcome` is a key of OUTCOMES."""
-
-    source: int
-    target: int
-    address: str
-    port: int
-    outcome: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "from": self.source,
-            "to": self.target,
-            "address": self.address,
-            "port": self.port,
-            "outcome": self.outcome,
-        }
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Counts of ordered pairs of nodes whose second node listens: all pairs, those tried, and those that work."""
-
-    possible: int
-    tried: int
-    ok: int
-    failures: tuple[Failure, ...]
-
-
 def peers(node: int, listening: Sequence[int]) -> list[int]:
     """Return the nodes that `node` tries: all of `listening` if they are few, else eight of them.
 
@@ -91,25 +61,25 @@ def targets(node: int, facts: Facts) -> list[list[Any]]:
     ]
 
 
-def failures_in(results: Mapping[int, Sequence[Sequence[Any]]]) -> list[Failure]:
+def failures_in(results: Mapping[int, Sequence[Sequence[Any]]]) -> list[FailedPair]:
     """Return the failures among the results that each node reports."""
-    return [Failure(source, *row) for source, rows in results.items() for row in rows if row[3] != "ok"]
+    return [FailedPair(source, *row) for source, rows in results.items() for row in rows if row[3] != "ok"]
 
 
-def failed(failures: Sequence[Failure], port: int) -> Iterator[Finding]:
+def failed(failures: Sequence[FailedPair], port: int) -> Iterator[Finding]:
     """Merge failures by target, and then targets that the same nodes cannot reach."""
     span = f"{port}-{min(port + 999, 65_535)}"
-    by_target: dict[tuple[str, int], list[Failure]] = {}
+    by_target: dict[tuple[str, int], list[FailedPair]] = {}
     for failure in failures:
-        by_target.setdefault((failure.outcome, failure.target), []).append(failure)
-    groups: dict[tuple[str, frozenset[int]], list[Failure]] = {}
+        by_target.setdefault((failure.outcome, failure.to), []).append(failure)
+    groups: dict[tuple[str, frozenset[int]], list[FailedPair]] = {}
     for (outcome, target), same_target in by_target.items():
-        nodes = frozenset({target, *(failure.source for failure in same_target)})
+        nodes = frozenset({target, *(failure.from_ for failure in same_target)})
         groups.setdefault((outcome, nodes), []).extend(same_target)
     for (outcome, _), group in groups.items():
         problem, hint = OUTCOMES[outcome]
-        targets = sorted({failure.target for failure in group})
-        sources = {failure.source for failure in group}
+        targets = sorted({failure.to for failure in group})
+        sources = {failure.from_ for failure in group}
         endpoints = sorted({f"{failure.address}:{failure.port}" for failure in group})
         ports = ", ".join(str(number) for number in sorted({failure.port for failure in group})[:4])
         where = ", ".join(endpoints) if len(endpoints) <= 2 else f"TCP {ports}"

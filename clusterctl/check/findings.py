@@ -10,10 +10,9 @@ import ipaddress
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
 
-from clusterctl.cluster.answers import PortHolder
-from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.node_facts import NodeFacts
+from clusterctl.documents.nodes import FindingDocument
 from clusterctl.inventory import Node, fold
 
 STOPS, WARNS = True, False  # `Finding.blocks`
@@ -29,80 +28,6 @@ SEALING_SINCE = 47  # the first cryptography that encrypts and decrypts into mem
 NODES_NAMED = 8
 AT_LOOPBACK = "was reached at a loopback address, which the other nodes cannot use"
 AT_LOOPBACK_HINT = "set its address in the cluster with Host(..., address=...) or NIC in conf.py"
-
-
-class Disk(TypedDict):
-    """The file system of ROOT_DIR, in bytes."""
-
-    free: int
-    total: int
-    inodes_free: int | None
-    read_only: bool
-
-
-class OpenFiles(TypedDict):
-    soft: int | None
-    hard: int | None
-
-
-class System(TypedDict):
-    """The properties that decide whether two nodes compute the same bits."""
-
-    machine: str
-    cpu: str | None
-    simd: list[str]
-    libc: str | None
-    kernel: str
-
-
-class Memory(TypedDict):
-    total: int
-    available: int
-
-
-class Problem(TypedDict):
-    """A problem that a node reports itself."""
-
-    check: str
-    message: str
-    hint: str | None
-
-
-class Leftover(TypedDict):
-    job: str
-    pids: list[int]
-    commands: list[str]
-
-
-class Shim(TypedDict):
-    """A wrapper script in place of Python: the interpreter that it runs, and the seconds that it adds to each start."""
-
-    program: str
-    seconds: float
-
-
-class NodeFacts(TypedDict, total=False):
-    """The facts that a node reports about itself, to `check` and in part to `start`.
-
-    `listening`: port and token of each of its listeners.
-    """
-
-    clock: float
-    disk: Disk
-    open_files: OpenFiles
-    system: System
-    versions: dict[str, str]
-    address: str
-    listening: list[tuple[int, str]]
-    cores: int
-    memory: Memory
-    interface: str | None
-    problems: list[Problem]
-    busy: list[PortHolder]
-    leftovers: list[Leftover]
-    half_dispatched: list[str]
-    gpus: GpuReport | None
-    shim: Shim | None
 
 
 Facts = Mapping[int, NodeFacts]
@@ -121,7 +46,7 @@ class Finding:
     message: str
     hint: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> FindingDocument:
         return {
             "check": self.check,
             "severity": "stops" if self.blocks else "warns",

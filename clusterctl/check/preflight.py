@@ -9,13 +9,14 @@ from typing import Any
 
 from clusterctl.check import connectivity as pairs
 from clusterctl.check import findings
-from clusterctl.check.connectivity import Pairs
-from clusterctl.check.findings import STOPS, Finding, NodeFacts, Skew
+from clusterctl.check.findings import STOPS, Finding, Skew
 from clusterctl.check.gpus import gpus
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
 from clusterctl.cluster.answers import read
 from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.node_facts import NodeFacts
 from clusterctl.common.requests import CheckRequest
+from clusterctl.documents.nodes import Pairs
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 
@@ -111,7 +112,7 @@ class _Preflight:
         possible = sum(node != peer for node in self._facts for peer in listening)
         tried = {(source, row[0]) for source, rows in results.items() for row in rows}
         failed = pairs.failures_in(results)
-        broken = {(failure.source, failure.target) for failure in failed}
+        broken = {(pair.from_, pair.to) for pair in failed}
         return Pairs(possible, len(tried), len(tried - broken), tuple(failed))
 
     def _findings(self, reachability: Pairs) -> list[Finding]:
@@ -123,7 +124,7 @@ class _Preflight:
                 *unreached,
                 *findings.problems(self._facts),
                 *findings.addresses(self._facts),
-                *pairs.failed(reachability.failures, settings.port),
+                *pairs.failed(reachability.failed, settings.port),
                 *findings.quick(
                     self._facts, self._skews, members=members, open_files=settings.open_files, seals=self._seals()
                 ),

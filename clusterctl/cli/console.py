@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from clusterctl.cli import style
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.hints import hints_with_conf, message_with_conf, with_conf
-from clusterctl.errors import ClusterctlError, InterruptedRun
+from clusterctl.errors import ClusterctlError, ErrorDocument, InterruptedRun
 from clusterctl.escape import clean, finite
 
 SCHEMA = "clusterctl/1"
@@ -131,7 +131,7 @@ class Console:
         """Print the traceback of an error, for debugging the program."""
         self._complain("".join(traceback.format_exception(error)).rstrip("\n"))
 
-    def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:
+    def finish(self, value: Mapping[str, Any], error: ClusterctlError | None) -> None:
         """Print the document of a command that may have partly failed, error included, then raise that error."""
         error = error and self.explain(error)
         described = {"error": self._describe(error)} if error is not None else {}
@@ -139,9 +139,11 @@ class Console:
         if error is not None:
             raise ReportedError(error)
 
-    def _describe(self, error: ClusterctlError) -> dict[str, Any]:
-        message = message_with_conf(error, error.message, self._conf)
-        return {**error.to_json(), "message": message, **({"details": error.details} if error.details else {})}
+    def _describe(self, error: ClusterctlError) -> ErrorDocument:
+        described: ErrorDocument = {**error.to_json(), "message": message_with_conf(error, error.message, self._conf)}
+        if error.details:
+            described["details"] = error.details
+        return described
 
     def table(
         self,

@@ -25,11 +25,3 @@ def _resuming(invocation: Invocation, resume: Resume, settings: Settings) -> str
     again = [shown_option(name, text) for name, text in resume.settings.items() if settings.chosen.get(name) == text]
     options = f"{' and' if kept else ' with'} its settings: {' '.join(again)}" if again else ""
     return f"resuming from {resume}{arguments}{options}"
-
-
-def origin_json(origin: Origin | None, *, planned: bool = False) -> dict[str, object]:
-    """Return the key of a JSON document that describes what a run starts from."""
-    if origin is None:
-        return {}
-    names = ("resume", "resumed") if isinstance(origin, Resume) else ("load", "loaded")
-    return {names[0 if planned else 1]: origin.to_json()}

@@ -77,13 +77,18 @@ class RunEnd(ReportedEnd):
     t: Moment
 
 
-class Resumed(TypedDict):
-    """The checkpoint from which a run was resumed: its run, and the job of that if it is another one."""
-
-    run: RunName
-    step: Count
-    job: NotRequired[JobId | None]
-    tag: NotRequired[str]
+#: The checkpoint from which a run was resumed, or the model that it started with: its run, and the job of that if it is
+#: another one.
+Resumed = TypedDict(
+    "Resumed",
+    {
+        "job": NotRequired[JobId | None],
+        "run": RunName,
+        "tag": NotRequired[str],
+        "step": Count,
+        "pass": NotRequired[Count],
+    },
+)
 
 
 class ProcessAnswer(TypedDict):

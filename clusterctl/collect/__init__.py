@@ -1,10 +1,10 @@
 """Bring a run's logs, outputs and model home, verified.
 
-May import `cluster`, `common`, `errors`, `inventory` and `runtime`. Start reading at `collect.py`.
+May import `cluster`, `common`, `documents`, `errors`, `inventory` and `runtime`. Start reading at `collect.py`.
 """
 
 from clusterctl.collect.choice import ModelSelection
 from clusterctl.collect.collect import Collection, collect
-from clusterctl.collect.receive import CollectedFile, Left
+from clusterctl.collect.receive import Left
 
-__all__ = ["CollectedFile", "Collection", "Left", "ModelSelection", "collect"]
+__all__ = ["Collection", "Left", "ModelSelection", "collect"]

@@ -18,25 +18,18 @@ from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.collect.choice import Choice, ModelSelection, listed_by
 from clusterctl.collect.copies import Pieces, download_merged
-from clusterctl.collect.receive import TOPS, CollectedFile, Left, Received, Report, receive
+from clusterctl.collect.receive import TOPS, Left, Received, Report, receive
 from clusterctl.common.errors import first_of
 from clusterctl.common.events import RunWarning
 from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
 from clusterctl.common.requests import CollectRequest
+from clusterctl.documents.jobs import CollectedFile, Skipped
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
 MARK = "job"
 SHOWN = 3
 MOST_TRIED = 100  # models
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A model that cannot be completed from the nodes that answered, and why."""
-
-    tag: str
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster
 from clusterctl.collect.choice import Model
-from clusterctl.collect.receive import CollectedFile, Report, receive
+from clusterctl.collect.receive import Report, receive
 from clusterctl.common.manifest import MERGED_NAME, read_manifest
 from clusterctl.common.requests import CollectRequest, CopiesWanted
+from clusterctl.documents.jobs import CollectedFile
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 

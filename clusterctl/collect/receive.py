@@ -15,6 +15,7 @@ from clusterctl.cluster import AgentCall
 from clusterctl.common.events import RunWarning
 from clusterctl.common.schema import fits
 from clusterctl.common.tree import ODD_CHARACTERS
+from clusterctl.documents.jobs import CollectedFile
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
 
@@ -31,16 +32,6 @@ LATEST_NS = 1 << 62  # as a time of change
 
 #: Called with a node, the bytes done, and the bytes in total.
 Report = Callable[[Node, int, int], None]
-
-
-@dataclass(frozen=True)
-class CollectedFile:
-    """One downloaded file: `path` is relative to the target directory."""
-
-    path: str
-    node: int
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)

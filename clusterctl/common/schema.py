@@ -2,9 +2,10 @@
 
 A declaration is a TypedDict, whose values stay JSON objects, or a `Record`. The annotations of its fields are types of
 JSON values: str, int, float, bool, `Literal`, `list[T]`, `tuple[T, ...]`, `tuple[A, B]`, `dict[str, T]` (or `Sequence`,
-`Mapping`), a NamedTuple for an array of its fields, other declarations, each also as `T | None`, and `Any` or `object`,
-which are not checked. An `Annotated` type adds bounds. An object may lack a key that is `NotRequired`. A reader returns
-the value, with tuples where arrays are declared as such, and with Records. Unknown keys of an object are kept.
+`Mapping`), a NamedTuple for an array of its fields, other declarations, a choice of these such as `T | None`, and `Any`
+or `object`, which are not checked. An `Annotated` type adds bounds. An object may lack a key that is `NotRequired`. A
+reader returns the value, with tuples where arrays are declared as such, and with Records. Unknown keys of an object are
+kept.
 
 It runs on nodes from Python 3.9, where `typing.get_type_hints` does not know `X | None`.
 """
@@ -253,9 +254,22 @@ def _bounded(kind: Any, *bounds: Bound) -> Reader:
     return read
 
 
-def _optional(kind: Any, _: type[None]) -> Reader:
-    read = reader(kind)
-    return lambda value: None if value is None else read(value)
+def _one_of_types(*kinds: Any) -> Reader:
+    """Read a value as the first type that it fits. If it fits none, the error is that of the last one."""
+    is_optional = type(None) in kinds
+    *others, last = (reader(kind) for kind in kinds if kind is not type(None))
+
+    def read(value: Any) -> Any:
+        if value is None and is_optional:
+            return None
+        for read_as in others:
+            try:
+                return read_as(value)
+            except SchemaError:
+                continue
+        return last(value)
+
+    return read
 
 
 def _one_of(*words: str) -> Reader:
@@ -314,8 +328,8 @@ def _mapping(_: type[str], kind: Any) -> Reader:
 
 GENERIC: Mapping[Any, Callable[..., Reader]] = {
     Annotated: _bounded,
-    Union: _optional,
-    getattr(types, "UnionType", Union): _optional,  # of `X | None` where it is evaluated, from Python 3.10
+    Union: _one_of_types,
+    getattr(types, "UnionType", Union): _one_of_types,  # of `X | None` where it is evaluated, from Python 3.10
     Literal: _one_of,
     list: _list,
     tuple: _tuple,

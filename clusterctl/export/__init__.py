@@ -1,7 +1,7 @@
 """Metrics out: a run's record as files for other programs, and the state of a run for Prometheus.
 
-May import `cluster`, `common`, `errors`, `escape`, `inventory` and `observe`. Start reading at `export.py` and, for
-Prometheus, at `scraped.py`.
+May import `cluster`, `common`, `documents`, `errors`, `escape`, `inventory` and `observe`. Start reading at `export.py`
+and, for Prometheus, at `scraped.py`.
 """
 
 from clusterctl.export.export import CSV, TENSORBOARD, TRACE, Export, export

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import Cluster
+from clusterctl.documents.jobs import ExportDocument
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
 from clusterctl.export.csv import write_csv
 from clusterctl.export.directory import replacing, usable
@@ -43,10 +44,17 @@ class Export:
         """The error to report if parts are missing."""
         return unheard(self.errors, len(self.record.nodes))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ExportDocument:
         """The document of `export --json`."""
-        about = {"job": self.record.job, "run": self.record.run, "state": self.record.state, "to": self.to}
-        return {**about, "dir": str(self.directory), "files": list(self.files), "count": self.count}
+        return {
+            "job": self.record.job,
+            "run": self.record.run,
+            "state": self.record.state,
+            "to": self.to,
+            "dir": str(self.directory),
+            "files": list(self.files),
+            "count": self.count,
+        }
 
 
 def export(cluster: Cluster, ref: str | None, to: str, directory: Path, *, run: str | None = None) -> Export:

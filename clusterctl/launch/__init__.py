@@ -1,6 +1,7 @@
 """Turn a job on the nodes into a run: a pure plan, the keys of the run, and the start on all nodes.
 
-May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and `inventory`. Start reading at `plan.py`.
+May import `certificates`, `check`, `cluster`, `common`, `config`, `documents`, `errors` and `inventory`. Start
+reading at `plan.py`.
 """
 
 from clusterctl.launch.adopt import Adopted, adopt

@@ -13,6 +13,7 @@ from typing import Any
 from clusterctl.cluster import Cluster, NodeOutcome, raise_failures
 from clusterctl.common.paths import is_job_id, is_job_name
 from clusterctl.common.requests import AdoptRequest
+from clusterctl.documents.jobs import AdoptedDocument
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
@@ -39,9 +40,14 @@ class Adopted:
     missing: tuple[str, ...]
     failed: Mapping[int, ClusterctlError]
 
-    def to_json(self) -> dict[str, Any]:
-        counts = {"files": self.files, "bytes": self.bytes, "differ": len(self.differ), "missing": len(self.missing)}
-        return {"job": self.job, **counts}
+    def to_json(self) -> AdoptedDocument:
+        return {
+            "job": self.job,
+            "files": self.files,
+            "bytes": self.bytes,
+            "differ": len(self.differ),
+            "missing": len(self.missing),
+        }
 
 
 class AdoptedFiles:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import Cluster
+from clusterctl.cluster.answers import Resumed
 from clusterctl.errors import RefusedError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.launch.plan import LaunchPlan, require_our_pservers
@@ -23,7 +24,7 @@ class SavedModel:
     holders: Holders
     warnings: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Resumed:
         """The form used in JSON documents."""
         step, pass_ = self.manifest["step"], self.manifest["pass"]
         return {"job": self.job, "run": self.run, "tag": self.manifest["tag"], "step": step, "pass": pass_}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from clusterctl.common.engines import ENGINES, ports_of
 from clusterctl.common.modes import SaveInterval
@@ -32,6 +31,7 @@ from clusterctl.common.run_spec import (
 )
 from clusterctl.config import Settings
 from clusterctl.config.declarations import BY_SPELLING, NOT_RECORDED
+from clusterctl.documents.jobs import ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 from clusterctl.launch.copies import copy_plan
@@ -235,7 +235,7 @@ class LaunchPlan:
         """True if one process can restart while the others keep running: they must all use our pservers."""
         return self.settings.engine == OUR_ENGINE and all(p.ours for p in self.processes if p.role != "trainer")
 
-    def describe(self, job: str) -> list[dict[str, Any]]:
+    def describe(self, job: str) -> list[ProcessPlan]:
         """Describe every process with its command and environment; placeholders stand for values set at the start."""
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
@@ -246,7 +246,7 @@ class LaunchPlan:
             for name in {p.spec.name, *ports_of(self.settings.engine, p.spec)}
         }
         pservers = tuple(endpoints[f"pserver{rank}"] for rank in range(self.count("pserver")))
-        described = []
+        described: list[ProcessPlan] = []
         for process in self.processes:
             node = nodes[process.node]
             job_dir = f"{node.root_dir}/{job}"

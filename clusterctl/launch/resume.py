@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.cluster import Cluster
+from clusterctl.cluster.answers import Resumed
 from clusterctl.common.manifest import all_files
 from clusterctl.common.paths import META, is_label
 from clusterctl.common.run_spec import ResumePoint
@@ -43,10 +44,12 @@ class Resume:
     def tag(self) -> str:
         return self.manifest["tag"]
 
-    def to_json(self) -> dict[str, Any]:
-        """The form used in JSON documents and in specs."""
-        of = {"job": self.job} if self.job else {}
-        return {**of, "run": self.run, "tag": self.tag, "step": self.manifest["step"], "pass": self.manifest["pass"]}
+    def to_json(self) -> Resumed:
+        """The form used in JSON documents."""
+        step, pass_ = self.manifest["step"], self.manifest["pass"]
+        if self.job:
+            return {"job": self.job, "run": self.run, "tag": self.tag, "step": step, "pass": pass_}
+        return {"run": self.run, "tag": self.tag, "step": step, "pass": pass_}
 
     def __str__(self) -> str:
         pass_, step = self.manifest["pass"], self.manifest["step"]

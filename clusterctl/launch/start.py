@@ -17,7 +17,6 @@ from clusterctl.check.findings import (
     AT_LOOPBACK_HINT,
     WARNS,
     Finding,
-    NodeFacts,
     Skew,
     is_loopback,
     on,
@@ -36,6 +35,8 @@ from clusterctl.cluster import (
 )
 from clusterctl.cluster.answers import read
 from clusterctl.cluster.gpu_answers import FoundDevices
+from clusterctl.cluster.node_facts import NodeFacts
+from clusterctl.cluster.run_answers import LeftOutNode
 from clusterctl.common.requests import StartRequest, StartTemplate
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.run_spec import Gpus, LeadAddress, LeftOut, RunSpec
@@ -104,9 +105,9 @@ class Launch:
         """The form used in the nodes' specs."""
         return [LeftOut(node=node, message=error.message) for node, error in sorted(self.left_out.items())]
 
-    def left_out_json(self) -> list[dict[str, Any]]:
-        """The form used in JSON documents and in specs."""
-        return [node.to_json() for node in self.left_out_specs()]
+    def left_out_json(self) -> list[LeftOutNode]:
+        """The form used in JSON documents."""
+        return [{"node": one.node, "message": one.message} for one in self.left_out_specs()]
 
 
 def start(

@@ -6,14 +6,27 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
+from clusterctl.common.schema import NotRequired
 from clusterctl.errors import ClusterctlError, UnreachableError
 
 AGAIN_S = 10.0
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 #: The ways in which a scheduler ends a job by itself or for its user, and not because its script ended.
 ENDS = ("time_limit", "memory", "preempted", "node_failure", "cancelled", "deadline")
+
+
+class SchedulerDocument(TypedDict):
+    """A job in a document, as its scheduler sees it; what is not known is left out."""
+
+    name: str  # of the scheduler: `slurm`
+    id: str
+    stage: str  # queued, running or ended
+    state: NotRequired[str]  # the word of the scheduler
+    kind: NotRequired[str]  # with `text`, why it waits or ended
+    text: NotRequired[str]
+    output: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -47,10 +60,18 @@ class ScheduledJob:
         stage = "has ended" if self.stage == ENDED else f"is {self.stage}"
         return f"{self.name} {stage}" + (f": {self.text}" if self.text else "")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SchedulerDocument:
         """The form used in JSON documents."""
-        names = ("id", "stage", "state", "kind", "text", "output")
-        return {"name": self.scheduler.lower(), **{name: value for name in names if (value := getattr(self, name))}}
+        document: SchedulerDocument = {"name": self.scheduler.lower(), "id": self.id, "stage": self.stage}
+        if self.state:
+            document["state"] = self.state
+        if self.kind:
+            document["kind"] = self.kind
+        if self.text:
+            document["text"] = self.text
+        if self.output:
+            document["output"] = self.output
+        return document
 
 
 class NoRunError(UnreachableError):

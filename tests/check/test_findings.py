@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from clusterctl.check import findings
-from clusterctl.check.connectivity import Failure, failed, peers
+from clusterctl.check.connectivity import failed, peers
 from clusterctl.check.findings import STOPS, WARNS, Finding, Skew, folded
 from clusterctl.config import Host, from_values
+from clusterctl.documents.nodes import FailedPair
 from clusterctl.inventory import build
 
 GB = 10**9
@@ -194,8 +195,8 @@ def test_with_more_nodes_each_tries_eight_including_the_lead_and_its_neighbour_a
     assert max(count for other, count in tried.items() if other) < 32
 
 
-def failure(source: int, target: int, outcome: str = "silent") -> Failure:
-    return Failure(source, target, f"10.0.0.{target}", 7164, outcome)
+def failure(source: int, target: int, outcome: str = "silent") -> FailedPair:
+    return FailedPair(source, target, f"10.0.0.{target}", 7164, outcome)
 
 
 def test_a_node_that_nobody_can_reach_is_one_finding() -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.documents import command_of, problems
 from contract.messages import declared, documents, tapped
 from contract.programs import OTHER, OUTER, REGRESSION
 from contract.shapes import merged, misfits, normal, structure, without
@@ -85,6 +86,8 @@ SCENARIOS = {
     **{mode: Scenario(settings={"MODE": mode}) for mode in ("async", "half-async", "ssp(2)", "geo(3)")},
     **{engine: _engine(engine) for engine in ("none", "torch", "mpi", "paddle", "dmlc", "tensorflow")},
 }
+#: The commands whose documents are also compared with recorded ones: nodes and runs have keys that others lack.
+AND_RECORDED = ("check", "start", "status")
 #: Files of a job, below ROOT_DIR of a node.
 FILES = (
     *("job.json", "runs/*/spec.json", "runs/*/state.json", "runs/*/peers.json", "runs/*/events.jsonl"),
@@ -204,8 +207,8 @@ def _origin(document: dict[str, Any]) -> tuple[Any, ...]:
     return document.get("node", NODES), str(document.get("role")), str(document.get("rank")), saved
 
 
-def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, Any]:
-    """Record scenarios into an empty directory, and return the structure of each kind of document."""
+def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, list[Any]]:
+    """Record scenarios into an empty directory, and return the documents of each kind."""
     values: dict[str, list[Any]] = defaultdict(list)
     for name in names:
         if name == "outer" and importlib.util.find_spec("torch") is None:
@@ -219,7 +222,24 @@ def record(names: Sequence[str], target: Path, tree: Path = ROOT) -> dict[str, A
                 values[kind].append(message)
         for kind, found in recorder.values.items():
             values[kind] += found
-    return {kind: structure(found) for kind, found in sorted(values.items())}
+    return values
+
+
+def structures(values: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return the structure of each kind of document, except those whose declaration says as much."""
+    kinds = (kind for kind in sorted(values) if command_of(kind) in (None, *AND_RECORDED))
+    return {kind: structure(values[kind]) for kind in kinds}
+
+
+def misdeclared(values: dict[str, list[Any]]) -> list[str]:
+    """Return what of the documents of commands is not as declared. Events of a run are not documents of a command."""
+    pairs = ((kind, command_of(kind), value) for kind, found in sorted(values.items()) for value in found)
+    return [
+        f"{kind}: {problem}"
+        for kind, command, value in pairs
+        if command is not None and "event" not in value
+        for problem in problems(command, value)
+    ]
 
 
 def unknown(found: dict[str, Any], known: dict[str, Any]) -> list[str]:
@@ -258,13 +278,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--learn", action="store_true")
     chosen = parser.parse_args(arguments)
     shutil.rmtree(chosen.directory, ignore_errors=True)
-    found = record(chosen.scenarios, chosen.directory, chosen.tree)
+    values = record(chosen.scenarios, chosen.directory, chosen.tree)
+    found = structures(values)
     known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}
     if chosen.learn:
         for kind, one in (*declared().items(), *found.items()):
             known[kind] = merged(known[kind], one) if kind in known else one
         KNOWN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    lines = [] if chosen.learn else unknown(found, known)
+    lines = [*misdeclared(values), *([] if chosen.learn else unknown(found, known))]
     lines += differences(chosen.compare, chosen.directory) if chosen.compare else []
     print("\n".join(lines) or "as before")
     return int(bool(lines))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contract.messages import declared
-from contract.record import KNOWN, SCENARIOS, record, unknown
+from contract.record import KNOWN, SCENARIOS, misdeclared, record, structures, unknown
 from contract.shapes import merged, misfits, structure
 
 NOT_HERE = ("setup",)  # it downloads packages
@@ -21,8 +21,10 @@ SLOW = [name for name in SCENARIOS if name not in ("sync", *NOT_HERE)]
 
 @pytest.mark.parametrize("name", ["sync", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_run_shows_and_writes_what_was_recorded(name: str, tmp_path: Path) -> None:
-    found = record([name], tmp_path / "recorded")
+    values = record([name], tmp_path / "recorded")
+    found = structures(values)
     assert unknown(found, json.loads(KNOWN.read_text())) == []
+    assert misdeclared(values) == []
     if name == "sync":
         assert {"lead report exited", "lead order end", "wire CCPS 2 PUSH", "wire CCPS 2 OK to PULL"} <= found.keys()
 

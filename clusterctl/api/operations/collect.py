@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl.cluster import Cluster, combined, failures
 from clusterctl.collect import Collection, ModelSelection
 from clusterctl.collect import collect as run
 from clusterctl.common.manifest import is_tag
 from clusterctl.common.paths import is_job_id
+from clusterctl.documents.jobs import CollectDocument
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members
@@ -31,21 +31,23 @@ class CollectResult:
     collection: Collection
     problem: ClusterctlError | None
 
-    def to_json(self) -> dict[str, Any]:
-        """The document of `collect --json`, except `report`."""
-        found = self.collection
-        return {
-            "job": self.job,
-            "run": self.members.run,
-            **self.members.to_json(),
-            "files": [vars(file) for file in found.files],
-            "left": [{"node": one.node, "path": one.path, "kind": one.kind} for one in found.left],
-            "model": str(found.model) if found.model else None,
-            "tag": found.tag,
-            "more_models": found.more_models,
-            "warnings": found.warnings,
-            "skipped": [{"tag": one.tag, "reason": one.reason} for one in found.skipped],
-        }
+    def document(self, report: Path | None) -> CollectDocument:
+        """Return the document of `collect --json`, given the path of the report of the run."""
+        found, members = self.collection, self.members
+        return CollectDocument(
+            job=self.job,
+            run=members.run,
+            members=tuple(members.by_id),
+            left_out=members.left_out,
+            files=tuple(found.files),
+            left=tuple({"node": one.node, "path": one.path, "kind": one.kind} for one in found.left),
+            model=str(found.model) if found.model else None,
+            tag=found.tag,
+            more_models=found.more_models,
+            warnings=tuple(found.warnings),
+            skipped=tuple(found.skipped),
+            report=str(report) if report else None,
+        )
 
 
 def check_tag(tag: str | None) -> None:

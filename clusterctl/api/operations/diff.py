@@ -9,9 +9,10 @@ from typing import Any
 from clusterctl.api.operations.references import job_ref, run_of
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
+from clusterctl.documents.jobs import ChangedFiles, DiffDocument, DiffRow, DiffSide, DiffValue
 from clusterctl.errors import ClusterctlError, NodeError
-from clusterctl.observe.record.compare import RunDiff, compare
-from clusterctl.observe.record.contents import Contents, read_contents
+from clusterctl.observe.record.compare import Pair, Range, RunDiff, compare
+from clusterctl.observe.record.contents import Contents, File, read_contents
 from clusterctl.observe.record.history import read_history
 from clusterctl.observe.record.model import RunRecord
 from clusterctl.observe.record.references import Reference
@@ -38,11 +39,51 @@ class Differences:
         """By job and node, how many files were changed there since the dispatch; they are compared as dispatched."""
         return {record.job: dict(one.changed) for record, one in zip(self.records, self.contents, strict=True)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> DiffDocument:
         """The document of `diff --json`."""
         sides = zip(("a", "b"), self.contents, strict=True)
-        rows = [{"side": side, "node": node, "files": n} for side, one in sides for node, n in one.changed.items()]
-        return {**self.compared.to_json(), **({"changed_since": rows} if rows else {})}
+        changed: list[ChangedFiles] = [
+            {"side": side, "node": node, "files": count} for side, one in sides for node, count in one.changed.items()
+        ]
+        document = document_of(self.compared)
+        if changed:
+            document["changed_since"] = changed
+        return document
+
+
+def document_of(found: RunDiff) -> DiffDocument:
+    """Return the document of `diff --json` without the files that were changed since the dispatch."""
+    return {
+        "a": _side(found.a, found.cause.a),
+        "b": _side(found.b, found.cause.b),
+        "facts": _rows(found.facts),
+        "figures": _rows(found.figures),
+        "settings": _rows(found.settings),
+        "arguments": _rows(found.arguments),
+        "env": _rows(found.env),
+        "packages": _rows(found.packages),
+        "files": _rows(found.files),
+        "metrics": _rows(found.metrics),
+    }
+
+
+def _side(record: RunRecord, cause: str | None) -> DiffSide:
+    members = record.members.to_json()
+    return {"job": record.job, "run": record.run, "state": record.state, **members, "cause": cause}
+
+
+def _rows(pairs: Sequence[Pair[Any]]) -> list[DiffRow]:
+    return [{"name": pair.name, "a": _value(pair.a), "b": _value(pair.b), "same": pair.same} for pair in pairs]
+
+
+def _value(value: Any) -> DiffValue:
+    if isinstance(value, Range):
+        return {"final": value.final, "lowest": value.lowest, "highest": value.highest}
+    if isinstance(value, tuple):
+        files: Sequence[File] = value
+        return [{"bytes": one.bytes, "contents": one.contents} for one in files]
+    found: str | float | None = value
+    return found
 
 
 def diff(sides: Sequence[tuple[Cluster, Reference]]) -> Differences:

@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl.api.operations.references import job_name
-from clusterctl.cluster import Cluster, combined, failures, fold_errors
+from clusterctl.cluster import Cluster, NodeOutcome, combined, failures, fold_errors
 from clusterctl.config.scripts import scripts
-from clusterctl.dispatch import Dispatched, Progress, Reservations, Workspace, dispatch, new_job_id
+from clusterctl.dispatch import (
+    Dispatched,
+    NodeDispatch,
+    Planned,
+    Progress,
+    Reservations,
+    Workspace,
+    dispatch,
+    new_job_id,
+)
 from clusterctl.dispatch import plan as look
 from clusterctl.dispatch import scan as read
 from clusterctl.dispatch.shards import Shards
+from clusterctl.documents.nodes import (
+    DispatchDocument,
+    DispatchedNode,
+    DispatchPlan,
+    FailedNode,
+    IgnoredPath,
+    NodePlan,
+    failed,
+    head,
+)
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.fake.layout import conf_is_ours
 from clusterctl.inventory import Node
@@ -92,10 +110,10 @@ def send(
 
 def plan(
     cluster: Cluster, workspace: Workspace, waiting: Callable[[str], None], *, cache: Path, rehash: bool = False
-) -> tuple[dict[str, Any], ClusterctlError | None]:
+) -> tuple[DispatchPlan, ClusterctlError | None]:
     """Return what a dispatch would send, delete and ignore, as in `dispatch --plan --json`, and the error to report."""
     outcomes = look(cluster, workspace, Progress(waiting=waiting), cache=cache, rehash=rehash)
-    ignored = [
+    ignored: list[IgnoredPath] = [
         {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
         for item in workspace.ignored
     ]
@@ -104,13 +122,12 @@ def plan(
     return {"nodes": [_planned(outcome) for outcome in outcomes], "ignored": ignored}, problem
 
 
-def _planned(outcome: Any) -> dict[str, Any]:
-    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    if not outcome.ok:
-        return {**view, "error": outcome.error.to_json() if outcome.error else None}
+def _planned(outcome: NodeOutcome[Planned]) -> NodePlan | FailedNode:
+    if outcome.error is not None:
+        return failed(outcome, outcome.error)
     planned = outcome.get()
     return {
-        **view,
+        **head(outcome),
         "job": planned.job,
         "send": [{"path": entry.path, "bytes": entry.size} for entry in planned.send],
         "delete": planned.delete,
@@ -150,19 +167,18 @@ def failed_nodes(done: Dispatched, of: int, *, allow_partial: bool) -> dict[int,
     return {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
 
 
-def to_json(cluster: Cluster, done: Dispatched) -> dict[str, Any]:
-    """The document of `dispatch --json`."""
+def document(cluster: Cluster, done: Dispatched) -> DispatchDocument:
+    """Return the document of `dispatch --json`."""
     name = job_name(cluster.settings, cluster.inventory, done.job)
     return {"job": done.job, "job_workspace": name, "nodes": [_node(outcome) for outcome in done.outcomes]}
 
 
-def _node(outcome: Any) -> dict[str, Any]:
-    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    if not outcome.ok:
-        return {**node, "error": outcome.error.to_json(), "seconds": round(outcome.seconds, 3)}
+def _node(outcome: NodeOutcome[NodeDispatch]) -> DispatchedNode | FailedNode:
+    if outcome.error is not None:
+        return {**failed(outcome, outcome.error), "seconds": round(outcome.seconds, 3)}
     sent = outcome.get()
     return {
-        **node,
+        **head(outcome),
         "dir": sent.dir,
         "kept": sent.kept,
         "files_sent": sent.files_received,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 from clusterctl.api.operations.references import job_of
 from clusterctl.cluster import Cluster, NodeOutcome, combined
@@ -107,10 +106,6 @@ class NodeOutput:
         kept = (bytes(self._streams[0]), bytes(self._streams[1]))
         self._streams = (bytearray(), bytearray())
         return kept
-
-    def view(self) -> dict[str, Any]:
-        """Return it as in the JSON document of the command."""
-        return {"stdout": self.text(False), "stderr": self.text(True), "dropped_bytes": self.dropped}
 
     def text(self, is_error: bool) -> str:
         return self._streams[is_error].decode(errors="replace")

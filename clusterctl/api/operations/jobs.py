@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
+from clusterctl.documents.jobs import JobsDocument
 from clusterctl.errors import ClusterctlError
 from clusterctl.observe.record.jobs import jobs
 from clusterctl.observe.record.model import JobOverview
@@ -35,7 +35,6 @@ def waiting_jobs(settings: Settings, environ: Mapping[str, str]) -> list[Schedul
     return queued(settings, environ)
 
 
-def to_json(jobs: Sequence[JobOverview], waiting: Sequence[ScheduledJob]) -> dict[str, Any]:
-    """The document of `jobs --json`."""
-    more = {"queued": [job.to_json() for job in waiting]} if waiting else {}
-    return {"jobs": [job.to_json() for job in jobs], **more}
+def document(jobs: Sequence[JobOverview], waiting: Sequence[ScheduledJob]) -> JobsDocument:
+    """Return the document of `jobs --json`."""
+    return JobsDocument(tuple(jobs), tuple(job.to_json() for job in waiting) or None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl import prune
 from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.documents.nodes import PruneDocument
 from clusterctl.errors import ClusterctlError
 from clusterctl.prune import PrunePlan
 
@@ -31,11 +30,9 @@ class PruneProposal:
         errors = [*self.errors, *more]
         return combined(errors, self.of, "prune") if errors else None
 
-    def to_json(self, *, removed: bool) -> dict[str, Any]:
-        """The document of `prune --json`."""
-        jobs = [dataclasses.asdict(job) for job in self.plan.jobs]
-        content = [dataclasses.asdict(item) for item in self.plan.content]
-        return {"jobs": jobs, "content": content, "bytes": self.plan.bytes, "removed": removed}
+    def document(self, *, removed: bool) -> PruneDocument:
+        """Return the document of `prune --json`."""
+        return PruneDocument(tuple(self.plan.jobs), tuple(self.plan.content), self.plan.bytes, removed)
 
 
 def look(cluster: Cluster, *, keep: int, older_than_s: float) -> PruneProposal:

@@ -8,6 +8,8 @@ from typing import Any
 
 from clusterctl.api.operations.references import job_of
 from clusterctl.cluster import Cluster, NodeOutcome, combined
+from clusterctl.documents.jobs import RejoinDocument, RejoinedNode
+from clusterctl.documents.nodes import FailedNode, failed, head
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.observe.record.status import find
 
@@ -20,7 +22,7 @@ class Rejoining:
     outcomes: Sequence[NodeOutcome[dict[str, Any]]]
     problem: ClusterctlError | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> RejoinDocument:
         """The document of `start --rejoin --json`."""
         return {"job": self.job, "nodes": [_node(outcome) for outcome in self.outcomes]}
 
@@ -44,8 +46,7 @@ def _problem(job: str, outcomes: Sequence[NodeOutcome[dict[str, Any]]]) -> Clust
     return None
 
 
-def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
-    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+def _node(outcome: NodeOutcome[dict[str, Any]]) -> RejoinedNode | FailedNode:
     if outcome.error is not None:
-        return {**view, "error": outcome.error.to_json()}
-    return {**view, "run": outcome.get()["run"], "did": outcome.get()["did"]}
+        return failed(outcome, outcome.error)
+    return {**head(outcome), "run": outcome.get()["run"], "did": outcome.get()["did"]}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl.cluster import Cluster
 from clusterctl.common.files import write_atomic
 from clusterctl.common.paths import is_job_id
+from clusterctl.documents.jobs import ReportDocument
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.observe.record.history import read_history
 from clusterctl.observe.record.model import RunRecord
@@ -37,11 +37,17 @@ class Reported:
         """The error to report if nodes are missing in it."""
         return unheard(self.errors, len(self.record.nodes))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ReportDocument:
         """The document of `report --json`."""
         record = self.record
-        about = {"job": record.job, "run": record.run, "state": record.state}
-        return {**about, "file": str(self.file), "bytes": self.bytes, **record.members.to_json()}
+        return {
+            "job": record.job,
+            "run": record.run,
+            "state": record.state,
+            "file": str(self.file),
+            "bytes": self.bytes,
+            **record.members.to_json(),
+        }
 
 
 def place(output: Path | None) -> tuple[Path | None, Path]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from clusterctl import schedulers
 from clusterctl.api.operations import references
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
+from clusterctl.documents.jobs import StatusDocument, StopDocument, WhyNoRun
 from clusterctl.errors import NodeError
 from clusterctl.observe.record.references import Reference, need_newest
 from clusterctl.schedulers import JobWatch, NoRunError, ScheduledJob
@@ -17,8 +17,6 @@ from clusterctl.schedulers.scheduled import ENDS
 
 LINES = 10
 TAIL_BYTES = 1 << 16
-NO_RUN: dict[str, Any] = {"job": None, "run": None}
-NO_NODES: dict[str, Any] = {"members": [], "left_out": [], "nodes": []}
 STATES = {"succeeded": "succeeded", "cancelled": "stopped", "unknown": "unknown", "": "unknown"}
 
 
@@ -85,18 +83,43 @@ def printed_last(job: ScheduledJob) -> list[str]:
         return []
 
 
-def status_json(job: ScheduledJob) -> dict[str, Any]:
-    """The document of `status --json` for a job that has no run."""
-    more: dict[str, Any] = {"job_workspace": None, "resumed": None, "processes": []}
-    return {**NO_RUN, **NO_NODES, **more, "state": state_of(job), "scheduler": job.to_json()}
+def status_json(job: ScheduledJob) -> StatusDocument:
+    """Return the document of `status --json` for a job that has no run."""
+    return {
+        "job": None,
+        "run": None,
+        "members": [],
+        "left_out": [],
+        "nodes": [],
+        "job_workspace": None,
+        "resumed": None,
+        "processes": [],
+        "state": state_of(job),
+        "scheduler": job.to_json(),
+    }
 
 
-def why_json(job: ScheduledJob, lines: list[str]) -> dict[str, Any]:
-    """The document of `why --json` for a job that has no run; `lines` are those of `printed_last`."""
-    about = {**NO_RUN, "state": state_of(job), "cause": None, "advice": job.hint, "lines": lines}
-    return {**about, "scheduler": job.to_json()}
+def why_json(job: ScheduledJob, lines: list[str]) -> WhyNoRun:
+    """Return the document of `why --json` for a job that has no run; `lines` are those of `printed_last`."""
+    return {
+        "job": None,
+        "run": None,
+        "state": state_of(job),
+        "cause": None,
+        "advice": job.hint,
+        "lines": lines,
+        "scheduler": job.to_json(),
+    }
 
 
-def stop_json(job: ScheduledJob) -> dict[str, Any]:
-    """The document of `stop --json` for a job that was cancelled."""
-    return {**NO_RUN, **NO_NODES, "survivors": 0, "scheduler": job.to_json()}
+def stop_json(job: ScheduledJob) -> StopDocument:
+    """Return the document of `stop --json` for a job that was cancelled."""
+    return {
+        "job": None,
+        "run": None,
+        "members": [],
+        "left_out": [],
+        "nodes": [],
+        "survivors": 0,
+        "scheduler": job.to_json(),
+    }

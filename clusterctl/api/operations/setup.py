@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.cluster import Cluster, NodeOutcome, combined, failures
 from clusterctl.config import Settings
+from clusterctl.documents.nodes import EnvironmentDocument, FailedNode, PreparedNode, SetupDocument, head
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.setup import NodeGroup, Requirements, SetupOptions, SetupResult, prepare, read_requirements
+from clusterctl.setup import NodeGroup, NodeSetup, Requirements, SetupOptions, SetupResult, prepare, read_requirements
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SetUp:
     done: SetupResult
     problem: ClusterctlError | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SetupDocument:
         """The document of `setup --json`."""
         lock = self.requirements.lock
         return {
@@ -65,7 +65,7 @@ def _partial_failure(done: SetupResult) -> ClusterctlError | None:
     return error
 
 
-def _group(group: NodeGroup) -> dict[str, Any]:
+def _group(group: NodeGroup) -> EnvironmentDocument:
     return {
         "python": group.kind.python,
         "machine": group.kind.machine,
@@ -76,11 +76,18 @@ def _group(group: NodeGroup) -> dict[str, Any]:
     }
 
 
-def _node(outcome: Any) -> dict[str, Any]:
-    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    node["seconds"] = round(outcome.seconds, 3)
-    if not outcome.ok:
-        return {**node, "error": outcome.error.to_json()}
+def _node(outcome: NodeOutcome[NodeSetup]) -> PreparedNode | FailedNode:
+    seconds = round(outcome.seconds, 3)
+    if outcome.error is not None:
+        node, error = outcome.node, outcome.error.to_json()
+        return {"node": node.id, "host": node.where, "ok": False, "seconds": seconds, "error": error}
     ready = outcome.get()
-    built = {"built": ready.built, "built_by": ready.builder, "uv_problem": ready.problem}
-    return {**node, "environment": ready.environment, **built, "bytes_sent": ready.bytes_sent}
+    return {
+        **head(outcome),
+        "seconds": seconds,
+        "environment": ready.environment,
+        "built": ready.built,
+        "built_by": ready.builder,
+        "uv_problem": ready.problem,
+        "bytes_sent": ready.bytes_sent,
+    }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.cluster import Cluster, NodeOutcome, combined
+from clusterctl.cluster.answers import StopAnswer
+from clusterctl.documents.jobs import StopDocument, StoppedNode
+from clusterctl.documents.nodes import FailedNode, failed, head
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members, members_of
@@ -14,7 +16,6 @@ from clusterctl.observe.record.status import find
 
 STOP_S = 300.0  # two grace periods and their margins, on a node that swaps
 OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothing needs to be stopped
-SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports_busy", "holders")
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,12 @@ class Stopped:
     """The answers of the nodes to a stop. `problem` is the error to report; None proves that nothing is left."""
 
     job: str
-    outcomes: list[NodeOutcome[dict[str, Any]]]
+    outcomes: list[NodeOutcome[StopAnswer]]
     members: Members
     problem: ClusterctlError | None
 
     @property
-    def answers(self) -> list[dict[str, Any]]:
+    def answers(self) -> list[StopAnswer]:
         return [outcome.get() for outcome in self.outcomes if outcome.ok]
 
     @property
@@ -45,10 +46,15 @@ class Stopped:
         """A message for each of the job's former ports that another process has."""
         return [message for outcome in self.outcomes if outcome.ok for message in _taken(outcome)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> StopDocument:
         """The document of `stop --json`."""
-        nodes = [_node(outcome) for outcome in self.outcomes]
-        return {"job": self.job, "survivors": self.survivors, **self.members.to_json(), "nodes": nodes}
+        return {
+            "job": self.job,
+            "survivors": self.survivors,
+            "members": list(self.members.by_id),
+            "left_out": list(self.members.left_out),
+            "nodes": [_node(outcome) for outcome in self.outcomes],
+        }
 
 
 def job_to_stop(cluster: Cluster, ref: str | None) -> str:
@@ -58,7 +64,7 @@ def job_to_stop(cluster: Cluster, ref: str | None) -> str:
 
 def stop(cluster: Cluster, ref: str, nodes: Sequence[Node] | None = None) -> Stopped:
     """Stop job `ref` on `nodes` (None: all). A node that is not in the newest run need not answer."""
-    outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
+    outcomes: list[NodeOutcome[StopAnswer]] = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     members = members_of(cluster.inventory, answers)
     return Stopped(answers[0]["job"] if answers else ref, outcomes, members, _problem(outcomes, members))
@@ -68,7 +74,7 @@ def processes(count: int) -> str:
     return f"{count} {'process' if count == 1 else 'processes'}"
 
 
-def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> ClusterctlError | None:
+def _problem(outcomes: list[NodeOutcome[StopAnswer]], members: Members) -> ClusterctlError | None:
     """Return the error to report: nodes that did not answer, processes that are left, ports that are taken."""
     answered = any(outcome.ok for outcome in outcomes)
     errors: list[ClusterctlError] = [
@@ -81,7 +87,7 @@ def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> C
     return combined(errors, len(outcomes), "stop") if errors else None
 
 
-def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
+def _remains(outcome: NodeOutcome[StopAnswer]) -> Iterator[ClusterctlError]:
     answer, label = outcome.get(), outcome.node.label
     if answer["survivors"]:
         left = ", ".join(f"pid {row['pid']} ({row['command']})" for row in answer["left"])
@@ -93,21 +99,31 @@ def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
         yield NodeError(message, node=label, hint=hint, details={"reason": "port_busy"})
 
 
-def _was_over(answer: dict[str, Any]) -> bool:
+def _was_over(answer: StopAnswer) -> bool:
     """True if nothing had to be stopped; the present users of the job's former ports then do not matter."""
     return answer["was"] in OVER and not answer["leftovers"]
 
 
-def _taken(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[str]:
+def _taken(outcome: NodeOutcome[StopAnswer]) -> Iterator[str]:
     """Describe the ports that are taken, and the process on each."""
     for holder in outcome.get()["holders"]:
         owner = f"pid {holder['pid']} ({holder['name']})" if holder["pid"] else f"another account (uid {holder['uid']})"
         yield f"port {holder['port']} is in use by {owner}, without the job's environment"
 
 
-def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
-    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+def _node(outcome: NodeOutcome[StopAnswer]) -> StoppedNode | FailedNode:
     if outcome.error is not None:
-        return {**view, "error": outcome.error.to_json()}
+        return failed(outcome, outcome.error)
     answer = outcome.get()
-    return {**view, **{key: answer[key] for key in SHOWN}}
+    return {
+        **head(outcome),
+        "dir": answer["dir"],
+        "run": answer["run"],
+        "was": answer["was"],
+        "killed": answer["killed"],
+        "leftovers": answer["leftovers"],
+        "survivors": answer["survivors"],
+        "left": answer["left"],
+        "ports_busy": answer["ports_busy"],
+        "holders": answer["holders"],
+    }

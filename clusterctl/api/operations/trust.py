@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clusterctl.cluster import Cluster, combined, failures
+from clusterctl.documents.nodes import HostKeyDocument, TrustDocument
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.transport import HostKey, Verdict
@@ -46,7 +47,7 @@ class HostKeys:
         errors = [*self.errors, *unaccepted]
         return combined(errors, self.of, "trust") if errors else None
 
-    def to_json(self, *, recorded: bool) -> dict[str, Any]:
+    def to_json(self, *, recorded: bool) -> TrustDocument:
         """The document of `trust --json`."""
         return {"nodes": [_view(*one, recorded) for one in self.scanned]}
 
@@ -73,6 +74,6 @@ def record(cluster: Cluster, keys: Sequence[PresentedKey]) -> None:
         cluster.transport.record_host_key(node, key)
 
 
-def _view(node: Node, key: HostKey, verdict: Verdict, recorded: bool) -> dict[str, Any]:
+def _view(node: Node, key: HostKey, verdict: Verdict, recorded: bool) -> HostKeyDocument:
     state = "recorded" if recorded and verdict.state == "unknown" else verdict.state
     return {"node": node.id, "host": node.where, "type": key.type, "fingerprint": key.fingerprint, "state": state}

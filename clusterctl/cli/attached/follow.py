@@ -14,14 +14,14 @@ from clusterctl.cli.attached.term import on_term
 from clusterctl.cli.causes import corrected_hint, first_cause_lines
 from clusterctl.cli.console import human_time
 from clusterctl.cli.invocation import Invocation
-from clusterctl.cli.origin import origin_json
 from clusterctl.cli.screen.keys import Pressed, keys
 from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.cluster import Cluster
+from clusterctl.documents.jobs import DetachedStart, RunLabel, StartDocument, StartedFrom, StartedRun
 from clusterctl.errors import JobFailedError
 from clusterctl.escape import clean
 from clusterctl.inventory import nodeset
-from clusterctl.launch import Adopted, Launch
+from clusterctl.launch import Adopted, Launch, Resume
 from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.live import LiveRecord
 
@@ -63,7 +63,8 @@ def follow_run(
     if view.ended is None or view.ended["state"] != "succeeded":
         _raise_failed(invocation, cluster, run, view)
     saved = f" · saved {view.model}" if view.model else ""
-    invocation.console.record({**identity(run), "state": "succeeded"})
+    document: StartDocument = {**identity(run), "state": "succeeded"}
+    invocation.console.record(document)
     invocation.console.say(style.state("succeeded") + f" after {_duration(run, view)}{_progress(view)}{saved}")
     for doubt in (*view.doubts, *view.warning_messages):
         invocation.console.warn(f"warning: {clean(doubt)}")
@@ -79,8 +80,10 @@ def until_running(adopted: Adopted | None, invocation: Invocation, cluster: Clus
     if not is_up:
         _raise_failed(invocation, cluster, run, view)
     name = job_name(cluster.settings, cluster.inventory, run.job)
-    more = {} if adopted is None else {"adopted": adopted.to_json()}
-    invocation.console.document({**identity(run), "job_workspace": name, "state": "running", **more})
+    document: DetachedStart = {**identity(run), "job_workspace": name, "state": "running"}
+    if adopted is not None:
+        document["adopted"] = adopted.to_json()
+    invocation.console.document(document)
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
     invocation.console.say(style.good("all processes are running") + f"     follow: {follow}   stop: {stop}")
 
@@ -104,11 +107,13 @@ def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, 
             return
 
 
-def identity(run: Launch) -> dict[str, Any]:
-    """Return the fields of a JSON document about a run that was started."""
-    name = {"name": run.name} if run.name else {}
-    about = {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json()}
-    return {**about, **origin_json(run.origin)}
+def identity(run: Launch) -> StartedRun:
+    """Return the part of a document about a run that was started."""
+    name: RunLabel = {"name": run.name} if run.name else {}
+    origin: StartedFrom = {}
+    if run.origin is not None:
+        origin["resumed" if isinstance(run.origin, Resume) else "loaded"] = run.origin.to_json()
+    return {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json(), **origin}
 
 
 def _title(cluster: Cluster, run: Launch) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from clusterctl.api.operations.check import check as check_nodes
-from clusterctl.api.operations.check import to_json
+from clusterctl.api.operations.check import document
 from clusterctl.check import Finding, Report
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
@@ -28,7 +28,7 @@ def check(invocation: Invocation) -> None:
         error = problem(report, len(cluster.nodes))
         for line in lines(report):
             invocation.console.say(line)
-        invocation.console.finish(to_json(cluster, report), error)
+        invocation.console.finish(document(cluster, report).to_json(), error)
 
 
 def lines(report: Report) -> list[str]:

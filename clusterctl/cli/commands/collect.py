@@ -85,8 +85,7 @@ def collect_run(
     run = found.members.run
     run_report = attempt_report(invocation, cluster, job, run, target / NAME) if run else None
     if document:
-        of_report = {"report": str(run_report) if run_report else None}
-        invocation.console.finish({**found.to_json(), **of_report}, found.problem)
+        invocation.console.finish(found.document(run_report).to_json(), found.problem)
     elif found.problem is not None:
         raise found.problem
     return collection

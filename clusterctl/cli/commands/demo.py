@@ -26,6 +26,7 @@ from clusterctl.cli.commands.start import launch_and_follow
 from clusterctl.cli.commands.stop import stop_job
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.documents.local import DemoDocument
 from clusterctl.errors import ConfigError, JobFailedError, RefusedError
 from clusterctl.fake import check_backend
 from clusterctl.launch import Launch
@@ -154,7 +155,7 @@ def _close(
     model: Path,
 ) -> None:
     held_out, unigram = scores[-1]
-    document: dict[str, Any] = {
+    document: DemoDocument = {
         "nodes": nodes,
         "backend": backend,
         "perplexity": held_out,

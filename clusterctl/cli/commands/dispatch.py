@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.operations.dispatch import may_go_on, need_scripts, partial_failure, plan, scan, to_json
+from clusterctl.api.operations.dispatch import document as document_of
+from clusterctl.api.operations.dispatch import may_go_on, need_scripts, partial_failure, plan, scan
 from clusterctl.api.operations.dispatch import send as send_workspace
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
 from clusterctl.dispatch import Dispatched, Workspace
+from clusterctl.documents.nodes import IgnoredPath
 from clusterctl.escape import clean
 from clusterctl.inventory import fold
 
@@ -25,7 +28,7 @@ def dispatch(
             _plan(invocation, cluster, workspace, rehash)
             return
         done = send(invocation, cluster, workspace, rehash=rehash, allow_partial=allow_partial)
-        document = to_json(cluster, done)
+        document = document_of(cluster, done)
         error = partial_failure(done, len(cluster.nodes))
         partial = error is not None and allow_partial and may_go_on(done)
         if partial and error is not None:
@@ -111,7 +114,7 @@ def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: boo
     invocation.console.finish(document, problem)
 
 
-def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict[str, Any]]) -> None:
+def _show_plan(console: Console, nodes: Sequence[Mapping[str, Any]], ignored: Sequence[IgnoredPath]) -> None:
     groups: dict[tuple[Any, ...], list[int]] = {}
     for node in nodes:
         if node["ok"]:

@@ -17,7 +17,8 @@ from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, NodeOutcome
-from clusterctl.errors import InterruptedRun, UsageError
+from clusterctl.documents.nodes import ExecDocument, NodeOutputDocument
+from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 from clusterctl.escape import clean
 from clusterctl.inventory import Node, nodeset
 from clusterctl.transport import RemoteCommand
@@ -38,16 +39,17 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
         _refuse_job(job, words)
     command = remote_command(words)
     refuse_input()
-    document: dict[str, Any] = {}
+    job_id: str | None = None
     with invocation.cluster() as cluster:
         commands: Callable[[Node], RemoteCommand] = lambda _: command  # noqa: E731
         if in_job:
-            document["job"], commands = in_directory_of(cluster, job, command)
+            job_id, commands = in_directory_of(cluster, job, command)
         screen = OutputDisplay(invocation.console, cluster.nodes, True if invocation.console.json else fold)
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the commands alone
             outcomes = _run(cluster, commands, screen)
     screen.close()
-    invocation.console.finish({**document, "nodes": [_view(one, screen) for one in outcomes]}, problem(outcomes))
+    document = ExecDocument(job=job_id, nodes=tuple(node_output(one, screen, one.error) for one in outcomes))
+    invocation.console.finish(document.to_json(), problem(outcomes))
 
 
 def _refuse_job(job: str, words: Sequence[str]) -> NoReturn:
@@ -218,9 +220,18 @@ class OutputDisplay:
             raise
 
 
-def _view(outcome: NodeOutcome[int], screen: OutputDisplay) -> dict[str, Any]:
-    node, output = outcome.node, screen.outputs[outcome.node.id]
-    view: dict[str, Any] = {"node": node.id, "host": node.where, "seconds": outcome.seconds, "exit_code": output.code}
-    if outcome.error is not None:
-        view["error"] = outcome.error.to_json()
-    return {**view, **output.view()}
+def node_output(
+    outcome: NodeOutcome[Any], screen: OutputDisplay, failure: ClusterctlError | None
+) -> NodeOutputDocument:
+    """Return the part of a document about the output of one node."""
+    output = screen.outputs[outcome.node.id]
+    return NodeOutputDocument(
+        node=outcome.node.id,
+        host=outcome.node.where,
+        seconds=outcome.seconds,
+        exit_code=output.code,
+        error=None if failure is None else failure.to_json(),
+        stdout=output.text(False),
+        stderr=output.text(True),
+        dropped_bytes=output.dropped,
+    )

@@ -9,8 +9,15 @@ from pathlib import Path
 
 from clusterctl import fake
 from clusterctl.cli.console import Console, plural
+from clusterctl.documents.local import (
+    FakeDownDocument,
+    FakeFaultDocument,
+    FakeNodeDocument,
+    FakeStatusDocument,
+    FakeUpDocument,
+)
 from clusterctl.errors import RefusedError
-from clusterctl.fake import FakeCluster, NodeStatus
+from clusterctl.fake import NodeStatus
 
 DONE = {
     "kill": "is down, with everything on it, as after a power cut",
@@ -21,7 +28,13 @@ DONE = {
 
 def up(console: Console, nodes: int, backend: str, directory: Path) -> None:
     cluster = fake.up(directory, nodes, backend=backend, tell=console.say)
-    console.document(_describe(cluster))
+    document: FakeUpDocument = {
+        "dir": str(cluster.directory),
+        "backend": cluster.backend,
+        "conf": str(cluster.conf),
+        "hosts": list(cluster.hosts),
+    }
+    console.document(document)
     console.say(
         f"started {plural(nodes, 'fake node')} ({backend})     to remove: clusterctl fake down --dir {directory}"
     )
@@ -34,7 +47,8 @@ def down(console: Console, directory: Path, *, yes: bool) -> None:
         console.say("nothing was stopped")
         return
     killed = fake.down(directory)
-    console.document({"dir": str(directory), "killed": killed})
+    document: FakeDownDocument = {"dir": str(directory), "killed": killed}
+    console.document(document)
     ended = f"; killed {killed} {'process' if killed == 1 else 'processes'} on it" if killed else ""
     console.say(f"the fake cluster in {directory} is down{ended}")
 
@@ -53,15 +67,14 @@ def _may_end(console: Console, jobs: Sequence[str], directory: Path) -> bool:
 def status(console: Console, directory: Path) -> None:
     cluster = fake.status(directory)
     rows = [_row(one) for one in cluster.nodes]
-    console.document(
-        {
-            "dir": str(cluster.directory),
-            "backend": cluster.backend,
-            "pid": cluster.pid,
-            "alive": cluster.alive,
-            "nodes": rows,
-        }
-    )
+    document: FakeStatusDocument = {
+        "dir": str(cluster.directory),
+        "backend": cluster.backend,
+        "pid": cluster.pid,
+        "alive": cluster.alive,
+        "nodes": rows,
+    }
+    console.document(document)
     if not console.json:
         process = f", pid {cluster.pid}" if cluster.pid is not None else ""
         console.say(f"{cluster.directory}: {'up' if cluster.alive else 'down'}, {cluster.backend}{process}")
@@ -75,30 +88,23 @@ def status(console: Console, directory: Path) -> None:
 
 def harm(console: Console, node: str, fault: str, directory: Path) -> None:
     harmed = fake.harm(directory, node, fault)
-    console.document({"dir": str(directory), "node": harmed.index, "done": fault})
+    document: FakeFaultDocument = {"dir": str(directory), "node": harmed.index, "done": fault}
+    console.document(document)
     console.say(f"{harmed.label} {DONE[fault]}     undo: clusterctl fake heal {harmed.label}")
 
 
 def heal(console: Console, node: str, directory: Path) -> None:
     healed = fake.heal(directory, node)
     one = healed.node
-    console.document({"dir": str(directory), "node": one.index, "done": "heal", "host": one.host})
+    document: FakeFaultDocument = {"dir": str(directory), "node": one.index, "done": "heal", "host": one.host}
+    console.document(document)
     address = f", now at {one.host}" if healed.moved else ""
     console.say(f"{one.label} is back{address}")
     if not healed.conf_is_right:
         console.warn(f"conf.py was edited, so it is left unchanged: set HOSTS[{one.index}] to {one.entry}")
 
 
-def _describe(cluster: FakeCluster) -> dict[str, object]:
-    return {
-        "dir": str(cluster.directory),
-        "backend": cluster.backend,
-        "conf": str(cluster.conf),
-        "hosts": cluster.hosts,
-    }
-
-
-def _row(one: NodeStatus) -> dict[str, object]:
+def _row(one: NodeStatus) -> FakeNodeDocument:
     return {
         "node": one.node.index,
         "port": one.node.port,

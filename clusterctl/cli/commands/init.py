@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.cli.console import Console
+from clusterctl.documents.local import InitDocument
 from clusterctl.errors import RefusedError, UsageError
 from clusterctl.templates import TEMPLATES, copy_workspace, template_conf
 
@@ -19,7 +20,8 @@ def init(console: Console, directory: Path, template: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     copy_workspace(workspace, template)
     conf.write_text(template_conf(template))
-    console.document({"conf": str(conf), "workspace": str(workspace)})
+    document: InitDocument = {"conf": str(conf), "workspace": str(workspace)}
+    console.document(document)
     console.say(f"{conf}       list your machines in HOSTS")
     console.say(f"{workspace}/   {TEMPLATES[template].summary} to start from; see its README.md")
     prepare = f"python3 workspace/{TEMPLATES[template].prepare}"

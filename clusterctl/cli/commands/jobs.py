@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from itertools import starmap
 
-from clusterctl.api.operations.jobs import known_jobs, to_json, waiting_jobs
+from clusterctl.api.operations.jobs import document, known_jobs, waiting_jobs
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, human_time
 from clusterctl.cli.invocation import Invocation
@@ -31,7 +31,7 @@ def jobs(invocation: Invocation) -> None:
     for job in waiting:
         invocation.console.say(job.sentence)
     if cluster is None:
-        invocation.console.document(to_json([], waiting))
+        invocation.console.document(document([], waiting).to_json())
         if not waiting:
             invocation.console.say("no jobs; clusterctl submit hands one to Slurm")
         return
@@ -44,7 +44,7 @@ def jobs(invocation: Invocation) -> None:
             shown = [name for name, cells in columns.items() if name in ALWAYS or any(cells)]
             rows = list(zip(*(columns[name] for name in shown), strict=True))
             invocation.console.table(shown, rows, NUMERIC, DROPPED_FIRST)
-        invocation.console.finish(to_json(known.jobs, waiting), known.problem)
+        invocation.console.finish(document(known.jobs, waiting).to_json(), known.problem)
 
 
 def _of_run(cell: Callable[[RunOverview], str]) -> Cell:

@@ -13,6 +13,7 @@ from clusterctl.cli.commands.stop import stop_job
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.config.host_sources import KubernetesHosts
+from clusterctl.documents.local import DeletedDocument, ManifestDocument
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.schedulers.kubernetes.submit import CreatedObjects
 
@@ -37,7 +38,8 @@ def submit(
     pods = pods_for(workspace, hosts, nodes=nodes, image=image, storage=storage)
     text = pods.manifest
     if plan:
-        invocation.console.document({"to": "kubernetes", "manifest": pods.objects})
+        planned: ManifestDocument = {"to": "kubernetes", "manifest": pods.objects}
+        invocation.console.document(planned)
         invocation.console.output(text.rstrip("\n"))
         return
     console = invocation.console
@@ -65,7 +67,8 @@ def stop_and_delete(invocation: Invocation, job: str | None) -> None:
         with invocation.progress.operation("deleting"):
             there.delete()
         invocation.console.say("deleted")
-    invocation.console.document({"deleted": [] if made is None else made.names})
+    document: DeletedDocument = {"deleted": [] if made is None else made.names}
+    invocation.console.document(document)
 
 
 def _in_namespace(invocation: Invocation, hosts: KubernetesHosts, namespace: str | None) -> KubernetesHosts:

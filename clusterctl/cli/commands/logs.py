@@ -15,6 +15,7 @@ from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, combined
 from clusterctl.common.requests import LogSelection
+from clusterctl.documents.jobs import LogLineDocument
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.escape import clean
 from clusterctl.inventory import fold
@@ -122,9 +123,14 @@ class LinePrinter:
     def line(self, line: OutputLine, *, in_order: bool) -> None:
         """Print a line; `in_order` if no older one follows."""
         if self._console.json:
-            self._console.record(
-                {"t": line.t, "node": line.node.id, "role": line.role, "rank": line.rank, "line": line.text}
-            )
+            document: LogLineDocument = {
+                "t": line.t,
+                "node": line.node.id,
+                "role": line.role,
+                "rank": line.rank,
+                "line": line.text,
+            }
+            self._console.record(document)
             return
         self._print(line, self._label(line))
 

@@ -6,6 +6,7 @@ import threading
 
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.cluster import unwatched
+from clusterctl.documents.local import MetricsDocument
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
 
@@ -27,7 +28,8 @@ def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
         address = serve(wanted, reader)
         if not address.is_loopback:
             console.warn(f"warning: {address} has no login: everyone who can reach it sees the metrics")
-        console.record({"url": f"http://{address}/metrics"})
+        document: MetricsDocument = {"url": f"http://{address}/metrics"}
+        console.record(document)
         console.say(f"serving http://{address}/metrics until Ctrl-C")
         console.say(CONFIG.format(address=address.seen_from_elsewhere))
         _, error = reader.read()

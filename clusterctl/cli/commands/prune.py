@@ -24,7 +24,7 @@ def prune(invocation: Invocation, *, keep: int, older_than: str, yes: bool, plan
         _show(invocation, found.plan)
         confirmed = not found.is_empty and not plan and (yes or _ask(invocation, found.plan))
         errors = remove(cluster, found) if confirmed else []
-        invocation.console.finish(found.to_json(removed=confirmed), found.problem(errors))
+        invocation.console.finish(found.document(removed=confirmed).to_json(), found.problem(errors))
         if confirmed:
             invocation.console.say(f"removed {_summary(found.plan)}")
 

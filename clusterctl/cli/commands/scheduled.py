@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from clusterctl.api.operations.scheduled import cancel, printed_last, status_json, stop_json, was_ended, why_json
 from clusterctl.cli import style
@@ -14,11 +13,6 @@ from clusterctl.escape import clean
 from clusterctl.schedulers import NoRunError, ScheduledJob
 
 POLL_S = 5.0  # between questions to a controller that has others to answer
-
-
-def scheduler_json(invocation: Invocation) -> dict[str, Any]:
-    """Return the part of a JSON document about the job as its scheduler sees it, {} if it has none."""
-    return {"scheduler": invocation.scheduled.now().to_json()} if invocation.scheduled is not None else {}
 
 
 def tell_end(invocation: Invocation) -> bool:

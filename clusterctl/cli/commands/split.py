@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.dispatch.split import ShardName
 from clusterctl.dispatch.split import split as run
+from clusterctl.documents.local import ShardDocument, SplitDocument
 from clusterctl.errors import UsageError
 from clusterctl.escape import clean
 
@@ -21,8 +22,11 @@ HINT = r"use for example '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
 def split(console: Console, file: Path, count: int, delimiter: str, output: Path | None, *, has_a_header: bool) -> None:
     shards, warnings = run(file, count, delimiter_bytes(delimiter), output, has_a_header=has_a_header)
     records = sum(shard.records for shard in shards)
-    described = [{"path": str(shard.path), "records": shard.records, "bytes": shard.bytes} for shard in shards]
-    console.document({"records": records, "shards": described, "warnings": warnings})
+    described: list[ShardDocument] = [
+        {"path": str(shard.path), "records": shard.records, "bytes": shard.bytes} for shard in shards
+    ]
+    document: SplitDocument = {"records": records, "shards": described, "warnings": warnings}
+    console.document(document)
     first, last = shards[0], shards[-1]
     names = f"{first.path} to -{last.path.name.rpartition('-')[2]}" if count > 1 else str(first.path)
     total = human_bytes(sum(shard.bytes for shard in shards))

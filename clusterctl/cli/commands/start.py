@@ -25,11 +25,12 @@ from clusterctl.cli.commands.report import report_at_end
 from clusterctl.cli.commands.stop import stop_job, uninterrupted
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
-from clusterctl.cli.origin import origin_json, tell_origin
+from clusterctl.cli.origin import tell_origin
 from clusterctl.cluster import Cluster, combined, fold_errors
+from clusterctl.documents.jobs import StartDocument, StartPlan
 from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.escape import clean
-from clusterctl.launch import Launch, LaunchPlan, Origin
+from clusterctl.launch import Launch, LaunchPlan, Origin, Resume
 
 T = TypeVar("T")
 
@@ -145,9 +146,12 @@ def _dispatch(
 
 def _show_plan(invocation: Invocation, job: str, launch: LaunchPlan, origin: Origin | None) -> None:
     described = launch.describe(job)
-    document: dict[str, Any] = {"job": job, "processes": described}
+    document: StartPlan = {"job": job, "processes": described}
+    if isinstance(origin, Resume):
+        document["resume"] = origin.to_json()
+    elif origin is not None:
+        document["load"] = origin.to_json()
     if origin is not None:
-        document.update(origin_json(origin, planned=True))
         tell_origin(invocation, origin, launch.settings)
     invocation.console.document(document)
     if invocation.console.json:
@@ -180,7 +184,8 @@ def launch_and_follow(
 
     def on_go(run: Launch) -> None:
         started.append(run)
-        invocation.console.on_document({**identity(run), "state": "starting"})
+        starting: StartDocument = {**identity(run), "state": "starting"}
+        invocation.console.on_document(starting)
         _report_left_out(invocation, cluster, run)
         for line in finding_lines(run.findings):
             invocation.console.say(line)

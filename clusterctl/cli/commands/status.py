@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from clusterctl.api.operations.references import run_title
-from clusterctl.api.operations.status import to_json
+from clusterctl.api.operations.status import document as document_of
 from clusterctl.cli import style
 from clusterctl.cli.causes import first_cause_lines, warning_lines
-from clusterctl.cli.commands.scheduled import scheduler_json, show_status, tell_end
+from clusterctl.cli.commands.scheduled import show_status, tell_end
 from clusterctl.cli.console import human_time
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.pserver_counts import count_lines
@@ -21,6 +21,7 @@ from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells
 from clusterctl.cli.screen.watch import watch
 from clusterctl.cluster import Cluster, SeveralRunningError
 from clusterctl.cluster.answers import StatusFacts
+from clusterctl.documents.jobs import RunningJobs
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.inventory import nodeset
 from clusterctl.observe.record.members import Members
@@ -60,12 +61,12 @@ def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
             if current.state in LIVE:
                 return
         while watch and current.state in LIVE:
-            invocation.console.record(to_json(cluster, current))
+            invocation.console.record(document_of(cluster, current))
             _show(invocation, cluster, current, clear=True)
             time.sleep(WATCH_S)
             current = read(cluster, current.job, run=named.run)
         _show(invocation, cluster, current, clear=False)
-        document = {**to_json(cluster, current), **scheduler_json(invocation)}
+        document = document_of(cluster, current, invocation.scheduled)
         invocation.console.finish(document, _problem(current, len(cluster.nodes), watch))
 
 
@@ -84,7 +85,7 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
     for current in found:
         _show(invocation, cluster, current, clear=False)
     errors = [error for current in found for error in [_problem(current, len(cluster.nodes), False)] if error]
-    document = {"jobs": [to_json(cluster, current) for current in found]}
+    document: RunningJobs = {"jobs": [document_of(cluster, current) for current in found]}
     invocation.console.finish(document, errors[0] if errors else None)
 
 

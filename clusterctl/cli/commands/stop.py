@@ -7,7 +7,6 @@ import datetime
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from clusterctl.api.operations.stop import Stopped, job_to_stop, processes
 from clusterctl.api.operations.stop import stop as stop_everything
@@ -16,6 +15,7 @@ from clusterctl.cli.commands.scheduled import stop_without_run
 from clusterctl.cli.console import human_time, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.cluster.answers import StopAnswer
 from clusterctl.inventory import Node
 from clusterctl.schedulers import NoRunError
 
@@ -76,7 +76,7 @@ def stop_job(
 def _how_it_was_over(stopped: Stopped) -> str:
     """Return the line for a job that did not run any more."""
     run = stopped.members.run
-    ends = [answer["ended"] for answer in stopped.answers if answer.get("ended") and answer["run"] == run]
+    ends = [end for answer in stopped.answers if (end := answer.get("ended")) and answer["run"] == run]
     if not ends:
         return "it was not running"
     last = max(ends, key=lambda end: float(end["t"]))
@@ -85,7 +85,7 @@ def _how_it_was_over(stopped: Stopped) -> str:
     return "it had already ended: " + style.state(last["state"]) + f" at {when}, {ago} ago"
 
 
-def _report_kills(invocation: Invocation, outcomes: Sequence[NodeOutcome[dict[str, Any]]]) -> None:
+def _report_kills(invocation: Invocation, outcomes: Sequence[NodeOutcome[StopAnswer]]) -> None:
     for outcome in outcomes:
         if outcome.ok and (killed := outcome.get()["killed"]):
             line = f"{outcome.node.label}: {processes(killed)} ignored TERM and needed KILL"

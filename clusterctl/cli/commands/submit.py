@@ -8,6 +8,7 @@ from clusterctl.api.operations.slurm import Order, order
 from clusterctl.cli import style
 from clusterctl.cli.commands import kubernetes
 from clusterctl.cli.invocation import Invocation
+from clusterctl.documents.local import SubmissionDocument
 from clusterctl.errors import UsageError
 
 
@@ -49,7 +50,8 @@ def submit(
     wanted = order(invocation.settings(), workspace, args, nodes=nodes, time=time, requeue=requeue)
     if plan:
         text = wanted.script()
-        invocation.console.document({"to": to, "script": text})
+        planned: SubmissionDocument = {"to": to, "script": text}
+        invocation.console.document(planned)
         invocation.console.say(text.rstrip("\n"))
         return
     _submit(invocation, wanted)
@@ -60,8 +62,15 @@ def _submit(invocation: Invocation, wanted: Order) -> None:
     done, run = wanted.submit(invocation.environ)
     for line in done.notes:
         console.warn(line)
-    job = {"id": done.id, "run": run, "output": done.output}
-    console.document({"to": "slurm", **job, "root_dir": wanted.settings.root_dir, "script": done.script})
+    document: SubmissionDocument = {
+        "to": "slurm",
+        "id": done.id,
+        "run": run,
+        "output": done.output,
+        "root_dir": wanted.settings.root_dir,
+        "script": done.script,
+    }
+    console.document(document)
     nodes = f"{submission.nodes} {'node' if submission.nodes == 1 else 'nodes'}" if submission.nodes else ""
     limit = f"time limit {submission.time}" if submission.time else ""
     asked = ", ".join(word for word in (nodes, limit) if word)

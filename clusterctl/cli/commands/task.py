@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.api.operations.task import load_tasks, problem
-from clusterctl.cli.commands.exec import OutputDisplay
+from clusterctl.cli.commands.exec import OutputDisplay, node_output
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.task_output import NodeStream, PerThread
 from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.documents.nodes import TaskDocument, TaskListDocument
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 from clusterctl.inventory import Node, nodeset
 
@@ -50,17 +51,17 @@ def task(invocation: Invocation, name: str | None, *, listing: bool, fold: bool 
             _around(invocation.console, file, name, call.task.post)
         except ClusterctlError as exc:
             error = exc
-    invocation.console.finish({"task": name, "nodes": [_view(one, screen) for one in outcomes]}, error)
+    nodes = tuple(node_output(one, screen, one.error or one.value) for one in outcomes)
+    invocation.console.finish(TaskDocument(name, nodes).to_json(), error)
 
 
 def _list(console: Console, file: TaskFile) -> None:
     tasks = file.listed()
-    console.document(
-        {
-            "file": str(file.path),
-            "tasks": [{"name": one.name, "aliases": list(one.aliases), "summary": one.summary} for one in tasks],
-        }
-    )
+    document: TaskListDocument = {
+        "file": str(file.path),
+        "tasks": [{"name": one.name, "aliases": list(one.aliases), "summary": one.summary} for one in tasks],
+    }
+    console.document(document)
     if console.json:
         return
     if not tasks:
@@ -129,12 +130,3 @@ def _taker(cluster: Cluster, screen: OutputDisplay, node: Node, is_error: bool) 
             raise
 
     return take
-
-
-def _view(outcome: NodeOutcome[ClusterctlError | None], screen: OutputDisplay) -> dict[str, Any]:
-    node, output = outcome.node, screen.outputs[outcome.node.id]
-    view: dict[str, Any] = {"node": node.id, "host": node.where, "seconds": outcome.seconds, "exit_code": output.code}
-    failure = outcome.error or outcome.value
-    if failure is not None:
-        view["error"] = failure.to_json()
-    return {**view, **output.view()}

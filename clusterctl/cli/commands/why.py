@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Sequence
 
 from clusterctl.api.operations.references import run_title
+from clusterctl.api.operations.why import document as document_of
 from clusterctl.api.operations.why import explain, problem
 from clusterctl.cli import style
 from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, incident_line, warning_lines
@@ -16,7 +17,7 @@ from clusterctl.cli.screen.notes import note_lines
 from clusterctl.common.schema import END_OF_TIME
 from clusterctl.escape import clean
 from clusterctl.observe.why.evidence import Incident
-from clusterctl.observe.why.report import WhyReport, advice, to_json
+from clusterctl.observe.why.report import WhyReport, advice
 from clusterctl.schedulers import NoRunError
 
 SHOWN = 5  # incidents of each kind
@@ -41,7 +42,7 @@ def _why(invocation: Invocation, job: str | None) -> None:
         report = explain(cluster, invocation.run_of(cluster, job), invocation.scheduled)
         if not invocation.console.json:
             _show(invocation.console, report, outside=invocation.scheduled is not None)
-        document = {**to_json(report), **scheduled.scheduler_json(invocation)}
+        document = document_of(report, invocation.scheduled)
         invocation.console.finish(document, problem(report, len(cluster.nodes)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from clusterctl.common.curves import mean_of
 from clusterctl.inventory import nodeset
@@ -55,30 +55,6 @@ class RunDiff:
     packages: tuple[Pair[str], ...]
     files: tuple[Pair[tuple[File, ...]], ...]
     metrics: tuple[Pair[Range], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The form that `diff --json` shows."""
-        sections = ("facts", "figures", "settings", "arguments", "env", "packages", "files", "metrics")
-        return {
-            "a": _run_json(self.a, self.cause.a),
-            "b": _run_json(self.b, self.cause.b),
-            **{section: [_pair_json(pair) for pair in getattr(self, section)] for section in sections},
-        }
-
-
-def _run_json(record: RunRecord, cause: str | None) -> dict[str, Any]:
-    about = {"job": record.job, "run": record.run, "state": record.state}
-    return {**about, **record.members.to_json(), "cause": cause}
-
-
-def _pair_json(pair: Pair[Any]) -> dict[str, Any]:
-    return {"name": pair.name, "a": _value_json(pair.a), "b": _value_json(pair.b), "same": pair.same}
-
-
-def _value_json(value: Any) -> Any:
-    if isinstance(value, Range | File):
-        return value._asdict()
-    return [one._asdict() for one in value] if isinstance(value, tuple) else value
 
 
 def compare(records: Sequence[RunRecord], contents: Sequence[Contents], trees: Mapping[str, Tree]) -> RunDiff:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 from clusterctl.cluster import NodeOutcome
 from clusterctl.cluster.run_answers import LeftOutNode
+from clusterctl.common.schema import Count
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, among
+
+
+class MemberList(TypedDict):
+    """The part of a document about the nodes of a run."""
+
+    members: list[Count]  # their ids, the lead first
+    left_out: list[LeftOutNode]
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Members:
     def __contains__(self, node: Node) -> bool:
         return node.id in self.by_id
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> MemberList:
         """The form used in JSON documents."""
         return {"members": list(self.by_id), "left_out": list(self.left_out)}
 

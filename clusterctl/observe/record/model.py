@@ -14,58 +14,51 @@ from clusterctl.common.events import RunWarning
 from clusterctl.common.points import Rollback
 from clusterctl.common.run_state import ProcessState
 from clusterctl.common.safe_json import is_whole
-from clusterctl.common.schema import Bound, Count, Moment, SchemaError, at_most, readers
+from clusterctl.common.schema import Bound, Count, Moment, Record, SchemaError, at_most, readers, types_of
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.secrets import Redactor
 
 TableCounts = Annotated[dict[str, Any], Bound("the counts of a table", lambda table: _are_counts(**table))]
 Ranks = Annotated[list[Count], at_most(4)]
-#: The newest figures of a process, each missing until it is known. `cpu` is in cores, `memory` in bytes, `started` a
-#: time, `passes` the number that a trainer is to do, and `values` has the program's own metrics by name. `compute`,
-#: `wait` and `wire` are shares of a trainer's time. For a pserver, `staleness` are pairs (staleness, pushes), `tables`
-#: counts of each sparse table, `lost` pushes that were lost, and `apply_s` and `send_s` seconds of about the last one.
-#: While trainers in sync mode wait for others, pserver 0 has `awaits`, the ranks of the first 4 of the `awaited`
-#: trainers; `waiting` others have waited for `awaits_s` seconds. `gpus` are the devices of a trainer, and `gpu_memory`
-#: the bytes that it has on them.
-Figures = TypedDict(
-    "Figures",
-    {
-        "pass": Count,
-        "step": Count,
-        "loss": float,
-        "samples_per_s": float,
-        "compute": float,
-        "wait": float,
-        "wire": float,
-        "cpu": float,
-        "memory": Count,
-        "values": dict[str, float],
-        "started": Moment,
-        "staleness": list[tuple[Count, Count]],
-        "tables": list[TableCounts],
-        "lost": Count,
-        "apply_s": float,
-        "send_s": float,
-        "passes": Count,
-        "awaits": Ranks,
-        "awaited": Count,
-        "waiting": Count,
-        "awaits_s": Moment,
-        "gpus": Devices,
-        "gpu_memory": Count,
-    },
-    total=False,
-)
-#: The figures that `status --json` has for every process, if only as null, and those that it has when they are known.
-ALWAYS_SHOWN = (
-    *("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cpu", "memory", "values", "started"),
-    *("staleness", "tables", "lost"),
-)
+PassFigure = TypedDict("PassFigure", {"pass": Count}, total=False)
+
+
+class OccasionalFigures(TypedDict, total=False):
+    """Figures that not every process has, or not all the time."""
+
+    apply_s: float  # seconds that a pserver spent applying updates in about the last second
+    send_s: float  # seconds that a pserver spent sending replies in about the last second
+    passes: Count  # how many a trainer is to do
+    gpus: Devices  # that a trainer sees, as CUDA_VISIBLE_DEVICES names them
+    gpu_memory: Count  # bytes that a trainer has on them
+    awaits: Ranks  # of pserver 0 in sync mode: the ranks of the first 4 trainers that others wait for
+    awaited: Count  # how many trainers others wait for
+    waiting: Count  # how many trainers wait
+    awaits_s: Moment  # for how many seconds they have waited
+
+
+class Figures(PassFigure, OccasionalFigures, total=False):
+    """The newest figures of a process, each missing until it is known."""
+
+    step: Count
+    loss: float
+    samples_per_s: float
+    compute: float  # a share of a trainer's time, as are `wait` and `wire`
+    wait: float
+    wire: float
+    cpu: float  # in cores
+    memory: Count  # bytes
+    values: dict[str, float]  # the program's own metrics by name
+    started: Moment
+    staleness: list[tuple[Count, Count]]  # of a pserver: pairs (staleness, pushes)
+    tables: list[TableCounts]  # of a pserver: the counts of each sparse table
+    lost: Count  # of a pserver: pushes that were lost
+
+
+FIGURES = tuple(types_of(Figures))
 #: Those that hold only until the next report.
 PASSING = ("awaits", "awaited", "waiting", "awaits_s")
-SHOWN_IF_KNOWN = ("apply_s", "send_s", "passes", "gpus", "gpu_memory", *PASSING)
-FIGURES = (*ALWAYS_SHOWN, *SHOWN_IF_KNOWN)
 
 
 def figure(name: str, value: object) -> Any:
@@ -130,21 +123,6 @@ class ProcessRecord(ProcessState):
         for name in PASSING:
             self.figures.pop(name, None)  # type: ignore[misc]
 
-    def to_json(self) -> dict[str, Any]:
-        """The form that `status --json` shows."""
-        return {
-            "node": self.node.id,
-            "host": self.node.where,
-            "role": self.role,
-            "rank": self.rank,
-            "state": self.state,
-            "pid": self.pid,
-            "restarts": self.restarts,
-            "exit_code": self.exit_code,
-            **{name: self.figures.get(name) for name in ALWAYS_SHOWN},
-            **{name: self.figures[name] for name in SHOWN_IF_KNOWN if name in self.figures},  # type: ignore[literal-required]
-        }
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -199,7 +177,8 @@ class CauseRecord:
     rank: int | None = None
 
 
-class MetricValues(NamedTuple):
+@dataclass(frozen=True)
+class MetricValues(Record):
     """A metric of the program, as the mean of all trainers: of their last values, and of the best of each.
 
     NaN and infinity are never the best; `best` is None if a trainer has logged nothing else.
@@ -210,34 +189,25 @@ class MetricValues(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunOverview:
+class RunOverview(Record):
     """A run in the list of jobs. `loss` is the mean of the trainers' last losses. Secrets in arguments are hidden."""
 
     run: str
     state: str
+    warnings: Sequence[RunWarning] = ()
     name: str | None = None
     arguments: tuple[str, ...] = ()
     seconds: float | None = None
     loss: float | None = None
     metrics: Mapping[str, MetricValues] = field(default_factory=dict)
-    warnings: Sequence[RunWarning] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The form that `jobs --json` shows: all but the run and its state only if it is known."""
-        more = {
-            "warnings": list(self.warnings),
-            "name": self.name,
-            "arguments": list(self.arguments),
-            "seconds": self.seconds,
-            "loss": self.loss,
-            "metrics": {name: values._asdict() for name, values in self.metrics.items()},
-        }
-        known = {key: value for key, value in more.items() if value not in (None, [], {})}
-        return {"run": self.run, "state": self.state, **known}
+        """Return all that is known."""
+        return {key: value for key, value in super().to_json().items() if value not in (None, [], {})}
 
 
 @dataclass(frozen=True)
-class JobOverview:
+class JobOverview(Record):
     """A job in the list of jobs, and its `runs`, oldest first; `nodes` have it. It was dispatched at `t`."""
 
     job: str
@@ -253,10 +223,6 @@ class JobOverview:
     @property
     def newest(self) -> RunOverview | None:
         return self.runs[-1] if self.runs else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The form that `jobs --json` shows."""
-        return {**vars(self), "runs": [run.to_json() for run in self.runs], "nodes": list(self.nodes)}
 
 
 @dataclass(frozen=True)

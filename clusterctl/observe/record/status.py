@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
 from clusterctl.cluster.answers import StatusAnswer, StatusFacts
+from clusterctl.cluster.gpu_answers import GpuReport
 from clusterctl.cluster.run_answers import STATES, DroppedCutAnswer
 from clusterctl.common.events import RunWarning
 from clusterctl.common.requests import StatusRequest
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.common.schema import Count, NotRequired
+from clusterctl.errors import ClusterctlError, ErrorDocument, UsageError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members, members_of
 from clusterctl.observe.record.model import ProcessRecord
@@ -19,6 +21,19 @@ from clusterctl.observe.record.model import ProcessRecord
 DISPATCHED, LOST, UNKNOWN = "dispatched", "lost", "unknown"
 WORST_FIRST = STATES
 LIVE = ("starting", "running")
+
+
+class StatusNode(TypedDict):
+    """A node of a job. One that did not answer has an `error`, and no `dir` or `last_event`."""
+
+    node: Count
+    host: str
+    ok: bool
+    dir: NotRequired[str]
+    state: str | None  # null: it is not in this run
+    last_event: NotRequired[Any]
+    error: NotRequired[ErrorDocument]
+    gpus: NotRequired[GpuReport]  # while a run with GPUs lives; its `users` are processes that are not of this run
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class JobStatus:
     members: Members
     state: str
     processes: list[ProcessRecord]
-    nodes: list[dict[str, Any]]
+    nodes: list[StatusNode]
     errors: list[ClusterctlError]
     lead: StatusFacts | None
 
@@ -172,17 +187,25 @@ def process_on(node: Node, known: Mapping[str, Any]) -> ProcessRecord:
     return process
 
 
-def _node_view(outcome: NodeOutcome[StatusAnswer], members: Members) -> dict[str, Any]:
-    """Return one node as `status --json` shows it; `state` is None for a node that is not in the run."""
-    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    is_member = outcome.node in members
-    if outcome.ok:
-        answer = outcome.get()
-        state, event = (answer["state"], answer.get("last_event")) if is_member else (None, None)
-        gpus = {"gpus": answer["gpus"]} if is_member and answer.get("gpus") else {}
-        return {**view, "dir": answer["dir"], "state": state, "last_event": event, **gpus}
-    error = outcome.error.to_json() if outcome.error else None
-    return {**view, "state": UNKNOWN if is_member else None, "error": error}
+def _node_view(outcome: NodeOutcome[StatusAnswer], members: Members) -> StatusNode:
+    """Return one node as `status --json` shows it."""
+    node, is_member = outcome.node, outcome.node in members
+    if outcome.error is not None:
+        state, error = UNKNOWN if is_member else None, outcome.error.to_json()
+        return {"node": node.id, "host": node.where, "ok": False, "state": state, "error": error}
+    answer = outcome.get()
+    view: StatusNode = {
+        "node": node.id,
+        "host": node.where,
+        "ok": True,
+        "dir": answer["dir"],
+        "state": answer["state"] if is_member else None,
+        "last_event": answer.get("last_event") if is_member else None,
+    }
+    gpus = answer.get("gpus")
+    if is_member and gpus:
+        view["gpus"] = gpus
+    return view
 
 
 def unheard(errors: Sequence[ClusterctlError], of: int) -> ClusterctlError | None:

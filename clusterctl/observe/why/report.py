@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
 from clusterctl.common.events import RunWarning
@@ -117,42 +116,6 @@ def _silent(members: Members, reports: Sequence[NodeReport], errors: Sequence[Cl
     return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in answered}
 
 
-def to_json(result: WhyReport) -> dict[str, Any]:
-    """The document of `why --json`."""
-    known = result.explanation
-    by_id = result.members.by_id
-    last = known.checkpoint
-
-    def incident(one: Incident) -> dict[str, Any]:
-        return _incident(one, by_id[one.node].where if one.node in by_id else None)
-
-    return {
-        "job": result.job,
-        "run": result.members.run,
-        **({"name": result.members.name} if result.members.name else {}),
-        "state": result.state,
-        **result.members.to_json(),
-        "cause": incident(known.cause) if known.cause else None,
-        "advice": advice(result),
-        "notes": list(known.notes),
-        "then": [incident(one) for one in known.then],
-        "alike": [incident(one) for one in known.alike],
-        "before": [incident(one) for one in known.before],
-        "open": [incident(one) for one in known.open],
-        "warnings": list(result.warnings),
-        "stopped": known.stopped,
-        "not_heard_of": None if known.not_heard_of is None else list(known.not_heard_of),
-        "pass": known.pass_,
-        "step": known.step,
-        "seconds": result.seconds,
-        "checkpoint": {name: last.get(name) for name in ("tag", "step")} if last else None,
-        "clocks": [
-            {"node": node.node, "offset_s": node.offset_s, "margin_s": node.margin_s} for node in result.reports
-        ],
-        "unknown": [{"node": error.node, "message": error.message} for error in result.errors],
-    }
-
-
 def headline(report: WhyReport, one: Incident) -> str:
     """One incident in a line: the process, its node, the event, and the reason."""
     node = report.members.by_id.get(one.node if one.node is not None else -1)
@@ -178,28 +141,3 @@ def advice(report: WhyReport) -> str | None:
     where = f"node{cause.node}" if cause.node is not None else "the node"
     subject = shlex.quote(cause.diagnosis.subject or "")
     return cause.diagnosis.advice.replace("{node}", where).replace("{job}", report.job).replace("{subject}", subject)
-
-
-def _incident(one: Incident, host: str | None) -> dict[str, Any]:
-    diagnosis = one.diagnosis
-    return {
-        "kind": one.kind,
-        "reason": diagnosis.kind,
-        "t": one.onset,
-        "noted": one.t,
-        "node": one.node,
-        "host": host,
-        "role": one.role,
-        "rank": one.rank,
-        "attempt": one.attempt if one.role else None,
-        "message": one.message,
-        "words": diagnosis.words,
-        "error": diagnosis.error,
-        "where": diagnosis.where,
-        "exit_code": one.exit_code,
-        "signal": diagnosis.signal,
-        "errno": diagnosis.errno,
-        "subject": diagnosis.subject,
-        "times": one.times,
-        "lines": [{"t": t, "line": line} for t, line in one.lines],
-    }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.api.operations.diff import document_of
 from clusterctl.observe.record.compare import RunDiff, compare, options, packages
 from clusterctl.observe.record.contents import Contents, File, Tree
 from clusterctl.observe.record.model import RunRecord
@@ -37,7 +38,7 @@ def different(pairs: Any) -> dict[str, tuple[Any, Any]]:
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_run_does_not_differ_from_itself(name: str) -> None:
     record = RECORDS[name]()
-    document = compared(record, record).to_json()
+    document = document_of(compared(record, record))
     sections = {key: value for key, value in document.items() if isinstance(value, list)}
     assert set(sections) == {*("facts", "figures", "settings", "arguments", "env", "packages", "files", "metrics")}
     assert [row for rows in sections.values() for row in rows if not row["same"]] == []
@@ -51,8 +52,8 @@ def test_facts_and_figures_are_those_of_the_whole_run() -> None:
     facts = different(found.facts)
     assert facts["outcome"] == ("succeeded", "failed")
     assert facts["workspace"] == (a.workspace, "other")
-    assert found.to_json()["a"]["cause"] is None
-    assert found.to_json()["b"]["cause"] == (b.cause and b.cause.headline)
+    assert document_of(found)["a"]["cause"] is None
+    assert document_of(found)["b"]["cause"] == (b.cause and b.cause.headline)
     assert "nodes" not in facts
     figures = different(found.figures)
     assert figures["duration_s"] == (1020.0, 700.0)
@@ -123,7 +124,7 @@ def test_values_of_env_are_compared_and_never_shown() -> None:
     tree = {"logs/hush-hush": File(1, "1")}
     found = compared(a, b, contents({0: "a"}), contents({0: "b"}), a={}, b=tree)
     assert different(found.env) == {"API": (True, True), "OLD": (True, False)}
-    document = json.dumps(found.to_json())
+    document = json.dumps(document_of(found))
     assert [value for value in ("hush-hush", "other-value", "same-same") if value in document] == []
     assert different(found.arguments)["--say"] == (None, "$API")
 
@@ -131,4 +132,4 @@ def test_values_of_env_are_compared_and_never_shown() -> None:
 def test_numbers_that_are_not_finite_and_hostile_names_are_kept_as_they_are() -> None:
     found = compared(RECORDS["rolled_back"](), replace(succeeded(), settings={EVIL: EVIL}))
     assert different(found.settings)[EVIL] == (None, EVIL)
-    assert json.dumps(found.to_json(), allow_nan=False)
+    assert json.dumps(document_of(found), allow_nan=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+from clusterctl.api.operations.why import document
 from clusterctl.inventory import Inventory
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.status import JobStatus
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation
-from clusterctl.observe.why.report import WhyReport, advice, headline, to_json
+from clusterctl.observe.why.report import WhyReport, advice, headline
 from clusterctl.observe.why.scheduler import ended_by
 
 KILLED = Incident("exit", 90.0, 90.0, 0, "was killed by signal 15", Diagnosis("signal"), "trainer", 0)
@@ -32,7 +33,7 @@ def test_what_the_run_recorded_follows_from_it() -> None:
     assert headline(found, cause) == "Slurm job 12: it reached its limit"
     assert (cause.kind, cause.diagnosis.kind, advice(found)) == ("scheduler", "time_limit", "more time")
     assert (found.explanation.then, found.explanation.notes) == ((KILLED,), ())
-    assert to_json(found)["cause"]["t"] == 90.0
+    assert document(found)["cause"]["t"] == 90.0
 
 
 def test_an_order_to_stop_is_no_incident() -> None:
