@@ -60,16 +60,16 @@ class RetainedItem(TypedDict):
 
 @dataclass(frozen=True)
 class OldJob(Record):
-    """A job on all nodes that have it: bytes are sums, `age_s` is since its last use, `keep` is why it is kept."""
+    """A job on all nodes that have it."""
 
     job: str
     state: str
     runs: int
-    bytes: int
+    bytes: int  # on the disks of all its nodes
     output_bytes: int
-    age_s: float
+    age_s: float  # since its last use
     nodes: tuple[int, ...]
-    keep: str | None
+    keep: str | None  # why it is kept: runs, newest or young; null: it can go
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The reference pages of the site, generated from the code: commands, settings, variables, exit codes, events.
+"""The reference pages of the site, generated from the code: commands, their JSON
+documents, settings, variables, exit codes, events.
 
 The pages are Markdown with the directives of Sphinx, so that the search finds each option and setting by its name.
 make_site.py adds them to the hand-written pages. Printed by
@@ -11,9 +12,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Union, get_args, get_origin, is_typeddict
 
 import typer
 
@@ -23,7 +26,10 @@ from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.declarations import app
 from clusterctl.common import events
 from clusterctl.common.engines import ENGINES
+from clusterctl.common.schema import Record, required_keys, types_of
 from clusterctl.config.declarations import NOT_KEPT, NOT_RECORDED, TABLE, Setting
+from clusterctl.documents.commands import COMMANDS
+from clusterctl.documents.nodes import Printed
 from clusterctl.inventory import build
 from clusterctl.launch import plan
 
@@ -44,6 +50,7 @@ def pages() -> dict[str, str]:
     """Return each page by its path on the site, without the ending."""
     return {
         "reference/commands": commands(),
+        "reference/documents": json_documents(),
         "reference/settings": settings(),
         "reference/environment": environment(),
         "reference/exit-codes": exit_codes(),
@@ -66,7 +73,10 @@ def commands() -> str:
     group: Any = typer.main.get_command(app)
     own = [directive("option", spelled(option), described(option)) for option in group.params if is_global(option)]
     sections = [section(name, command) for name, command in leaves(group)]
-    about = f"{NOTE} [Commands](../commands.md) shows what each of them prints, and the fields of `--json`."
+    about = (
+        f"{NOTE} [Commands](../commands.md) shows what each of them prints, and [JSON documents](documents.md) has the "
+        "fields of `--json`."
+    )
     head = ["## Global options", program(""), "They work before and after the command.", *own]
     return page("All commands and options", about, *head, *sections)
 
@@ -121,6 +131,107 @@ def described(parameter: Any) -> str:
     shows = parameter.default not in (None, False, ()) and not callable(parameter.default) and "efault" not in told
     ends = [f"Default: `{parameter.default}`"] if shows else []
     return ". ".join([*([told] if told else []), *ends, ""]).strip()
+
+
+# JSON documents
+
+
+def json_documents() -> str:
+    names = [name for name, _ in leaves(typer.main.get_command(app))]
+    parts = dict.fromkeys(
+        one for kind in (Printed, *FIRST_OF) for one in declarations_in(kind) if one not in (Printed, *FIRST_OF)
+    )
+    about = (
+        f"{NOTE} It has the fields of what each command prints with `--json`. Fields in italics are left out where "
+        "they do not apply. A number that is not finite is null. Readers must accept further fields. "
+        "[Commands](../commands.md) has examples."
+    )
+    sections = [
+        f"## Every document\n\n{described_document(Printed)}",
+        *("\n\n".join([f"## {name}", *(document_of(name, kind) for kind in COMMANDS[name])]) for name in names),
+        *(f"## {one.__name__}\n\n{described_document(one)}" for one in parts),
+    ]
+    return page("All JSON documents", about, *sections)
+
+
+#: The command that is described with a document.
+FIRST_OF = {kind: name for name, kinds in reversed(COMMANDS.items()) for kind in kinds}
+
+
+def document_of(name: str, kind: Any) -> str:
+    first = FIRST_OF[kind]
+    same = f"It has the fields of [{first}](#{anchor(kind)})."
+    return described_document(kind) if first == name else f"{told_about(kind)[0]} {same}".strip()
+
+
+def anchor(kind: Any) -> str:
+    return FIRST_OF.get(kind, kind.__name__).lower().replace(" ", "-")
+
+
+def declarations_in(kind: Any) -> Iterator[Any]:
+    """Yield a declaration and those of its parts; each of them may come several times."""
+    if is_declaration(kind):
+        yield kind
+        inner = tuple(types_of(kind).values())
+    else:
+        inner = get_args(kind)
+    for one in inner:
+        yield from declarations_in(one)
+
+
+def is_declaration(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, Record) or is_typeddict(kind))
+
+
+def described_document(kind: Any) -> str:
+    """Return what is said about a declaration, and a table of its fields."""
+    said, comments = told_about(kind)
+    needed, rows = always_there(kind), []
+    for name, declared in types_of(kind).items():
+        key = name.rstrip("_")
+        field = f"`{key}`" if name in needed else f"*`{key}`*"
+        rows.append(f"| {field} | {json_kind(declared)} | {comments.get(name, '')} |")
+    return "\n\n".join([*([said] if said else []), "\n".join(["| field | type | |", "|---|---|---|", *rows])])
+
+
+def always_there(kind: Any) -> frozenset[str]:
+    if issubclass(kind, Record):
+        return frozenset(one.name for one in fields(kind) if one.default is one.default_factory is MISSING)
+    return required_keys(kind)
+
+
+def told_about(kind: Any) -> tuple[str, dict[str, str]]:
+    """Return the docstring of a declaration, and the comments beside its fields and those of its bases."""
+    module = inspect.getmodule(kind)
+    source = inspect.getsource(module) if module else ""
+    found = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == kind.__name__]
+    comments: dict[str, str] = {}
+    for node in found:
+        for base in node.bases:
+            above = vars(module).get(base.id) if isinstance(base, ast.Name) else None
+            comments |= told_about(above)[1] if is_declaration(above) and above is not Record else {}
+        for field in node.body:
+            beside = source.splitlines()[field.lineno - 1].partition("  # ")[2]
+            if isinstance(field, ast.AnnAssign) and beside:
+                comments[ast.unparse(field.target)] = beside
+    return next((ast.get_docstring(node) or "" for node in found), ""), comments
+
+
+def json_kind(kind: Any) -> str:
+    """Return a type as readers of JSON know it."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return json_kind(inner[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(json_kind, inner))
+    if origin in (list, tuple, Sequence):
+        kinds = dict.fromkeys(json_kind(one) for one in inner if one is not ...)
+        return f"array of {' and '.join(kinds)}"
+    if origin in (dict, Mapping):
+        return f"object of {json_kind(inner[1])}"
+    if is_declaration(kind):
+        return f"[{kind.__name__}](#{anchor(kind)})"
+    return "anything" if kind in (Any, object) else JSON_TYPES["None" if kind is type(None) else kind.__name__]
 
 
 # Settings

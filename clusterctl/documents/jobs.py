@@ -127,9 +127,9 @@ class ProcessDocument(PassNumber, OccasionalFigures):
     cpu: float | None  # 1.0 is one core
     memory: Count | None  # bytes
     values: dict[str, float] | None  # numbers that the program logged with `ps.log`
-    started: Moment | None
+    started: Moment | None  # seconds since 1970
     staleness: list[tuple[Count, Count]] | None  # of a pserver: other pushes applied in between, and how many pushes
-    tables: list[TableCounts] | None  # of a pserver: the counts of each embedding
+    tables: list[TableCounts] | None  # of a pserver: for each embedding its name, rows, bytes and counts of ids
     lost: Count | None  # pushes lost when a pserver before it failed
 
 

@@ -59,23 +59,20 @@ class CheckedNode(NodeHead, ShownFacts):
 
     seconds: float
     error: NotRequired[ErrorDocument]
-    half_dispatched: NotRequired[Count]
+    half_dispatched: NotRequired[Count]  # leftovers of interrupted dispatches
     clock_ahead_s: NotRequired[float]
     clock_error_s: NotRequired[float]  # half the round trip
 
 
 @dataclass(frozen=True)
 class FailedPair(Record):
-    """A failed attempt of node `from_` to reach node `to` at this address and port.
-
-    `outcome` is a key of `connectivity.OUTCOMES`.
-    """
+    """A failed attempt of a node to reach another one at this address and port."""
 
     from_: Count
     to: Count
     address: str
     port: Count
-    outcome: str
+    outcome: str  # silent, refused, no_route, mute or stranger
 
 
 @dataclass(frozen=True)
@@ -185,7 +182,7 @@ class NodeOutputDocument(Record):
     node: Count
     host: str
     seconds: float
-    exit_code: int | None  # null if it did not end
+    exit_code: int | None  # null if it did not end; of a task that failed: that of its last command, else 1
     error: ErrorDocument | None = None
     stdout: str
     stderr: str

@@ -124,6 +124,26 @@ def test_a_named_tuple_is_an_array_of_its_fields() -> None:
         assert str(caught.value) == message
 
 
+class Chosen(TypedDict):
+    one: Place | Counted | list[bool] | None
+    other: NotRequired[Sizes | str]
+
+
+def test_a_value_is_read_as_the_first_of_several_types_that_it_fits() -> None:
+    for value, expected in (([1, 2], Place(1, 2)), ([True], [True]), ({"count": 1}, {"count": 1}), (None, None)):
+        assert reader(Chosen)({"one": value}) == {"one": expected}
+    assert reader(Chosen)({"one": None, "other": {"least": 1}})["other"] == Sizes(1)
+    for value, message in (
+        ([1, 2, 3], "`one[0]` must be true or false, not 1"),
+        ("x", "`one` must be an array, not 'x'"),
+    ):
+        with pytest.raises(SchemaError) as caught:
+            reader(Chosen)({"one": value})
+        assert str(caught.value) == message
+    with pytest.raises(SchemaError, match="`other` must be a string, not None"):
+        reader(Chosen)({"one": None, "other": None})
+
+
 @pytest.mark.parametrize("kind", [*ORDERS.values(), *get_args(events.Event)])
 def test_every_declaration_has_a_reader(kind: Any) -> None:
     with pytest.raises(SchemaError, match="it must be an object"):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import config, fake
+from contract.documents import command_of, problems
 from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, examples, missing_words
 from support.processes import processes_with_environment
 
@@ -70,7 +71,7 @@ def test_the_commands_of_a_page_work_in_order(page: Path, tmp_path: Path) -> Non
         for conf in tmp_path.glob("**/fake/ssh_config"):
             fake.down(conf.parent)
     if page.name == "commands.md":
-        assert undocumented_fields(page, shell) == []
+        assert undeclared_documents(shell) == []
 
 
 @contextlib.contextmanager
@@ -92,23 +93,17 @@ def only_where_it_is_named(training: set[str], example: Example, directory: Path
     send(signal.SIGSTOP)
 
 
-def undocumented_fields(page: Path, shell: Shell) -> list[str]:
-    """Return fields of the printed JSON documents that the page does not name in backticks."""
-    text = page.read_text(encoding="utf-8")
-    documents = [json.loads(ran.out) for ran in shell.ran if "--json" in ran.command and ran.out.startswith("{\n")]
-    assert len(documents) >= 8
-    names = {name for document in documents for name in field_names(document)}
-    return sorted(name for name in names if f"`{name}`" not in text)
+def undeclared_documents(shell: Shell) -> list[str]:
+    """Return what is not as declared of the printed JSON documents."""
+    shown = [(command_in(ran.command), ran.out) for ran in shell.ran if "--json" in ran.command]
+    documents = [(command, json.loads(out)) for command, out in shown if command and out.startswith("{\n")]
+    assert len(documents) >= 20
+    return [f"{command}: {problem}" for command, document in documents for problem in problems(command, document)]
 
 
-def field_names(value: object) -> set[str]:
-    if isinstance(value, list):
-        return set().union(*(field_names(item) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    free = ("env", "values", "last_event")  # their fields belong to the program, or to the event
-    inside = (field_names(item) for key, item in value.items() if key not in free)
-    return set(value).union(*inside)
+def command_in(line: str) -> str | None:
+    words = line.split()
+    return next((name for at in range(len(words)) if (name := command_of(" ".join(words[at : at + 2])))), None)
 
 
 @pytest.mark.parametrize("page", named(PAGES))

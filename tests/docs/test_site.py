@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.config.declarations import TABLE
+from clusterctl.documents.commands import COMMANDS
 from docs.pages import REPOSITORY
 from support.browser import CHROMIUM, WITHOUT_CHROMIUM, Browser, browser
 
@@ -79,6 +80,15 @@ def test_the_generated_reference_has_every_setting_event_and_public_name() -> No
     assert names <= set(headings)
     assert set(re.findall(r"\]\(#(.*?)\)", events)) <= {heading.lower() for heading in headings}
     assert "| *`cause`* | [EndCause](#endcause) |" in events
+    documents = pages["reference/documents"]
+    anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", documents, re.MULTILINE)}
+    assert (
+        set(re.findall(r"\]\(#(.*?)\)", documents))
+        | {name.replace(" ", "-") for name in COMMANDS if name != "disconnect"}
+        <= anchors
+    )
+    assert "| `bytes_copied` | integer | of unchanged files, copied on the node |" in documents
+    assert "| *`error`* | [ErrorDocument](#errordocument) | |" in documents.replace("|  |", "| |")
     for package in make_python_reference.PACKAGES:
         page = make_python_reference.page(package)
         assert [name for name in make_python_reference.exported(package) if f"## {name}\n" not in page] == []

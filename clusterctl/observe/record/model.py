@@ -32,7 +32,7 @@ class OccasionalFigures(TypedDict, total=False):
     passes: Count  # how many a trainer is to do
     gpus: Devices  # that a trainer sees, as CUDA_VISIBLE_DEVICES names them
     gpu_memory: Count  # bytes that a trainer has on them
-    awaits: Ranks  # of pserver 0 in sync mode: the ranks of the first 4 trainers that others wait for
+    awaits: Ranks  # of pserver 0 in sync mode: the first 4 trainers whose pushes others await for 3 s or more
     awaited: Count  # how many trainers others wait for
     waiting: Count  # how many trainers wait
     awaits_s: Moment  # for how many seconds they have waited
@@ -214,11 +214,11 @@ class JobOverview(Record):
     state: str
     runs: tuple[RunOverview, ...]
     workspace: str
-    content: str
+    content: str  # the same for identical workspaces
     files: int
     bytes: int
-    t: float
-    nodes: tuple[int, ...]
+    t: float  # seconds since 1970
+    nodes: tuple[int, ...]  # ids
 
     @property
     def newest(self) -> RunOverview | None:
