@@ -15,6 +15,7 @@ from clusterctl.observe.record.model import JobOverview, OccasionalFigures, Tabl
 from clusterctl.observe.record.status import StatusNode
 from clusterctl.schedulers.scheduled import SchedulerDocument
 
+#: A part of documents of its own, since the key is a keyword.
 PassNumber = TypedDict("PassNumber", {"pass": Count | None})
 
 
@@ -43,18 +44,13 @@ class ProcessPlan(TypedDict):
     env: dict[str, str]
 
 
-class PlannedOrigin(TypedDict, total=False):
-    """What a planned run would start from: a checkpoint, or a model."""
-
-    resume: Resumed
-    load: Resumed
-
-
-class StartPlan(PlannedOrigin):
+class StartPlan(TypedDict):
     """The document of `start --plan`."""
 
     job: str  # a placeholder if it is yet to be dispatched
     processes: list[ProcessPlan]
+    resume: NotRequired[Resumed]  # the checkpoint that the run would start from
+    load: NotRequired[Resumed]  # the model that the run would start from
 
 
 class AdoptedDocument(TypedDict):

@@ -82,3 +82,19 @@ def test_a_module_of_the_command_line_calls_at_most_one_stage_and_only_as_in_the
 
 def test_the_values_of_stages_that_the_command_line_uses_are_those_of_the_list() -> None:
     assert {name for module in command_line() for name in used(module) if name in VALUES} == set(VALUES)
+
+
+def test_a_document_is_built_as_its_declaration() -> None:
+    """The type checker compares a dict with a declaration only where it is given the type."""
+    prints = ("document", "finish", "record", "on_document")
+    calls = [
+        (module, node)
+        for module in modules()
+        if within(module, ["cli"]) and module != "cli.console"
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in prints
+    ]
+    assert len(calls) > 30
+    assert [
+        f"{module}:{node.lineno}" for module, node in calls if any(isinstance(one, ast.Dict) for one in node.args)
+    ] == []

@@ -9,6 +9,7 @@ import typer
 from clusterctl.cli.declarations.options import FoldOption, JobArgument
 from clusterctl.cli.declarations.root import app
 from clusterctl.cli.typer_adapter import command
+from clusterctl.documents.local import DisconnectDocument
 
 
 @command(app, "trust", "clusterctl trust --yes")
@@ -86,7 +87,8 @@ def prune(
 @command(app, "disconnect", "clusterctl disconnect", hidden=True)
 def disconnect(context: typer.Context) -> None:
     """Do nothing: connections are no longer kept between commands."""
-    context.obj.console.document({"helpers": []})
+    document: DisconnectDocument = {"helpers": []}
+    context.obj.console.document(document)
     context.obj.console.say(
         "nothing to close: connections are no longer kept between commands; docs/carriers.md shows how ssh keeps them"
     )

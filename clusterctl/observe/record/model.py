@@ -21,6 +21,7 @@ from clusterctl.observe.record.secrets import Redactor
 
 TableCounts = Annotated[dict[str, Any], Bound("the counts of a table", lambda table: _are_counts(**table))]
 Ranks = Annotated[list[Count], at_most(4)]
+#: A part of `Figures` of its own, since the key is a keyword.
 PassFigure = TypedDict("PassFigure", {"pass": Count}, total=False)
 
 
