@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.content import Row, read_manifest, stamp_of
-from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
+from clusterctl.agent.node.jobs import find_job, pick_run
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.packages.venvs import Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError

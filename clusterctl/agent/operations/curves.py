@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.curves import ProcessCurves
-from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
+from clusterctl.agent.node.jobs import find_job, pick_run
 from clusterctl.agent.node.log_files import EventReader
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.common.requests import CurvesRequest
 

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.jobs import describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, LoggedLine, LogReader
+from clusterctl.agent.node.runs import describe_run, need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, log_stem

@@ -16,8 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.jobs import is_free, list_jobs
+from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.node.locks import dispatch_lock, environments_lock
+from clusterctl.agent.node.runs import list_jobs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
 from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id

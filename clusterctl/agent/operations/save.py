@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusterctl.agent.node.jobs import STARTING, find_job, need_spec, pick_run, read_state, run_state, supervisor_of
+from clusterctl.agent.node.jobs import STARTING, find_job, pick_run, read_state, run_state, supervisor_of
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.common.answers import SaveAnswer, SaveOutcome
 from clusterctl.common.errors import AgentError

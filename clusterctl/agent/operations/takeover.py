@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.jobs import is_free, pick_run, read_state, read_summary
+from clusterctl.agent.node.jobs import is_free, pick_run, read_state
 from clusterctl.agent.node.locks import LockHolder, starter_of
+from clusterctl.agent.node.runs import read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json

@@ -31,8 +31,9 @@ from clusterctl.agent.lead.messages import (
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.checkpoint_files import remove_half_written
-from clusterctl.agent.node.jobs import need_spec, reason_to_stop
+from clusterctl.agent.node.jobs import reason_to_stop
 from clusterctl.agent.node.ports import kind_of, take_top
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent.node.jobs import list_jobs
 from clusterctl.agent.node.locks import Holder, dispatch_lock, holder_of
+from clusterctl.agent.node.runs import list_jobs
 from clusterctl.agent.operations.prune import disk_bytes, find_content
 from clusterctl.cluster.bundle import boot_program
 from clusterctl.common.files import delete, write_json
