@@ -68,7 +68,7 @@ def supersede(
     record: dict[str, Any],
     listed: bytes,
     apply: Apply,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Turn job `old` into `record["job"]`. Return False if it was started in the meantime.
 
@@ -76,9 +76,9 @@ def supersede(
     `apply(tree, staging, record)` changes the job directory as `change` does.
     """
     write_atomic(staging / "entries", listed, durable=False)
-    sync_disk(staging, beat)
+    sync_disk(staging, heartbeat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
-    return _complete(root, apply, beat)
+    return _complete(root, apply, heartbeat)
 
 
 def recover(root: Path) -> None:
@@ -97,7 +97,7 @@ def recover(root: Path) -> None:
     wait_until(settled, SETTLE_S)
 
 
-def _complete(root: Path, apply: Apply, beat: Callable[[], None] = lambda: None) -> bool:
+def _complete(root: Path, apply: Apply, heartbeat: Callable[[], None] = lambda: None) -> bool:
     """Carry out the journal."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
@@ -112,7 +112,7 @@ def _complete(root: Path, apply: Apply, beat: Callable[[], None] = lambda: None)
         old.dir.rename(tree)
     if tree.exists():
         apply(tree, staging, journal["record"])
-        sync_disk(tree, beat)
+        sync_disk(tree, heartbeat)
         tree.rename(new)
     sync_directory(root)
     journal_of(root).unlink()

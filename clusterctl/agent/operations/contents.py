@@ -46,7 +46,7 @@ def contents(root: Path, request: ContentsRequest, peer: Peer) -> dict[str, Any]
         if request.get("list"):
             peer.send({"files": files})
         else:
-            peer.beat()
+            peer.heartbeat()
             changed += sum(_is_changed(job.dir, row) for row in batch)
     return {
         "job": job.dir.name,

@@ -34,7 +34,7 @@ def curves(root: Path, request: CurvesRequest, peer: Peer) -> dict[str, Any]:
     processes = {(plan.role, plan.rank): ProcessCurves() for plan in plans}
     reader = EventReader(run.events)
     for events in _batches(reader):
-        peer.beat()
+        peer.heartbeat()
         for event in events:
             role, rank = event.get("role"), event.get("rank")
             if isinstance(role, str) and isinstance(rank, int) and (role, rank) in processes:

@@ -111,7 +111,7 @@ def _ask(run: RunPaths, peer: Peer, deadline: float) -> SaveOutcome | None:
             if peer.readable([sock.fileno()], min(LOOK_S, left_s)):
                 return _parsed(sock)
             peer.look()
-            peer.beat()
+            peer.heartbeat()
     return None
 
 
@@ -126,4 +126,4 @@ def _pause(peer: Peer, limit_s: float) -> None:
     """Wait, unless the control machine leaves: that raises `Gone`."""
     peer.readable([], limit_s)
     peer.look()
-    peer.beat()
+    peer.heartbeat()

@@ -101,7 +101,7 @@ class _Worker:
         """Return a function that reports a step and its package, and returns True if the control machine left."""
 
         def look(package: str) -> bool:
-            self._peer.beat(step=step, package=package)
+            self._peer.heartbeat(step=step, package=package)
             return self._peer.is_gone()
 
         return look

@@ -105,7 +105,7 @@ def _find(root: Path, ref: str | None) -> tuple[JobPaths, list[Any]]:
 
 
 def _check_undamaged(job: JobPaths, peer: Peer) -> None:
-    damaged = find_damage(job, peer.beat)
+    damaged = find_damage(job, peer.heartbeat)
     if damaged:
         hint = f"put these files back into {job.dir}, or dispatch the workspace again"
         names = first_of(damaged, MOST_NAMED)

@@ -63,7 +63,7 @@ def _looks(peer: Peer, starter: LockHolder, clock: Clock) -> Iterator[float]:
     began = clock()
     while True:
         yield clock() - began
-        peer.beat(waits=f"waiting for an earlier run on {starter.host} to end")
+        peer.heartbeat(waits=f"waiting for an earlier run on {starter.host} to end")
         peer.readable([], POLL_S)
         peer.look()
 

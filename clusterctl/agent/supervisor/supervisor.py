@@ -99,7 +99,7 @@ class Supervisor:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
         loop.every(SNAPSHOT_S, LockWatch(run, lock_fd, self._record).look)
-        loop.every(SNAPSHOT_S, self.event_log.beat)
+        loop.every(SNAPSHOT_S, self.event_log.heartbeat)
 
     def _new_children(self) -> list[Child]:
         return [self._new_child(plan, 1) for plan in self.spec.processes]

@@ -169,7 +169,7 @@ def test_a_directory_that_a_run_would_change_or_that_is_not_safe_is_refused_and_
 class LeavingPeer:
     """A control machine that leaves while files are being hashed."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         raise Gone
 
 
