@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.node.content import PathLists, Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
-from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.agent.node.locks import DispatchLock
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import (
     delete,
@@ -86,7 +86,7 @@ def recover(root: Path) -> None:
 
     def settled() -> bool:
         try:
-            with dispatch_lock(root, {"by": "recovery of an interrupted dispatch"}):
+            with DispatchLock(root, {"by": "recovery of an interrupted dispatch"}):
                 if journal_of(root).exists():
                     _complete(root, _change_from_disk)
         except AgentError as exc:  # a dispatch is doing it right now

@@ -34,7 +34,7 @@ from clusterctl.agent.node.content import (
     read_manifest,
     sums_of,
 )
-from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.agent.node.locks import DispatchLock
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.agent.relay.take import be_ready, take_relayed
@@ -49,7 +49,7 @@ from clusterctl.common.tree import FILE, ByteReader, Entry, content_of_json, dec
 def receive(root: Path, request: DispatchRequest, peer: Peer) -> dict[str, Any]:
     """Serve one dispatch: report what this node has, then carry out the control machine's decision."""
     holder = {"nonce": request["nonce"], "node": request["node"], "by": request["by"]}
-    with dispatch_lock(root, holder):
+    with DispatchLock(root, holder):
         return _DispatchReceiver(root, request, peer).serve()
 
 

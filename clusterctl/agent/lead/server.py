@@ -164,7 +164,10 @@ class LeadServer:
             sock.close()
             return
         most = SPARE_CONNECTIONS + 2 * len(self._channels)  # more would use up all descriptors
-        opened = lambda connection, node: self._opened(connection, node, address[0])  # noqa: E731
+
+        def opened(connection: LeadConnection, node: int) -> None:
+            self._opened(connection, node, address[0])
+
         self._strangers.append(LeadConnection(self._loop, tls, opened, lambda frame: None))
         if len(self._strangers) > most:
             self._strangers.popleft().close()
