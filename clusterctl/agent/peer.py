@@ -4,9 +4,9 @@ The agent reads one request `{"op": ..., ...}` and answers with JSON lines. Bulk
 it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "message", "hint"}}`. With `"stay": true`
 in the request, and in the `done` line, another request may follow; it is greeted with `{"again": true}`.
 
-Between messages the control machine sends blank lines: beats. Not every connection that has lost its other end reports
-that, so an agent to which nothing has arrived for `silence_s` ends. Arrived means that it can be read: an agent that is
-busy need not have read it.
+Between messages the control machine sends blank lines: heartbeats. Not every connection that has lost its other end
+reports that, so an agent to which nothing has arrived for `silence_s` ends. Arrived means that it can be read: an agent
+that is busy need not have read it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LINE = 64 << 20
 BUFFERED = 1 << 17  # no less than what Python reads ahead
 PIECE = 1 << 16
 MOST_AHEAD = 1 << 16  # read before it is wanted
-BEAT_S = 5.0
+HEARTBEAT_EVERY_S = 5.0
 NEWS_S = 0.5
 SILENCE_S = 30.0
 LOOK_S = 1.0
@@ -123,12 +123,12 @@ class Peer:
         """Send a JSON line. Raises `Gone` if the control machine has left."""
         self.send_bytes(dumps(value) + b"\n")
 
-    def beat(self, **news: Any) -> None:
-        """Send a heartbeat every BEAT_S during long work, every NEWS_S with news of it. Raises `Gone`.
+    def heartbeat(self, **news: Any) -> None:
+        """Send a heartbeat every HEARTBEAT_EVERY_S during long work, every NEWS_S with news of it. Raises `Gone`.
 
         Clients that wait for an answer skip it.
         """
-        if time.monotonic() - self._spoke > (NEWS_S if news else BEAT_S):
+        if time.monotonic() - self._spoke > (NEWS_S if news else HEARTBEAT_EVERY_S):
             self.look()
             self.send({"alive": True, **news})
 
@@ -144,7 +144,7 @@ class Peer:
                 raise Gone from None
 
     def _await_reader(self) -> None:
-        """Wait while the control machine does not read, as long as it sends beats."""
+        """Wait while the control machine does not read, as long as it sends heartbeats."""
         if not select([], [self._outgoing], [], LOOK_S)[1]:
             self.look()
 

@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl.api.job import Job, jobs_on_nodes
 from clusterctl.api.operations.check import check
 from clusterctl.api.operations.dispatch import failed_nodes, scan, send
-from clusterctl.api.operations.exec import NodeOutput, in_directory_of, remote_command, run
+from clusterctl.api.operations.exec import NodeOutput, in_directory_of, remote_command, run, same_on_all
 from clusterctl.api.operations.prune import look, remove
 from clusterctl.api.operations.references import job_ref, run_of
 from clusterctl.api.operations.setup import requirements_of, setup
@@ -23,7 +23,6 @@ from clusterctl.cluster import NodeOutcome
 from clusterctl.inventory import Node as InventoryNode
 from clusterctl.launch import adopt
 from clusterctl.observe.record.status import find
-from clusterctl.transport import RemoteCommand
 
 KEPT_BYTES = 16 << 20  # of each stream of a command on a node
 
@@ -180,9 +179,8 @@ class Cluster:
         """
         nodes = self._session.nodes
         command = remote_command([argv] if isinstance(argv, str) else list(argv))
-        commands: Callable[[InventoryNode], RemoteCommand] = lambda _: command  # noqa: E731
-        if job is not None:
-            _, commands = in_directory_of(nodes, job.id if isinstance(job, Job) else job, command)
+        job_id = job.id if isinstance(job, Job) else job
+        commands = same_on_all(command) if job_id is None else in_directory_of(nodes, job_id, command)[1]
         outputs = {node.id: NodeOutput(KEPT_BYTES) for node in nodes.nodes}
 
         def take(node: InventoryNode, piece: bytes, is_error: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from clusterctl.api.operations.stop import stop
 from clusterctl.api.run import Run, collect, status_of
 from clusterctl.api.session import ClusterSession, texts
 from clusterctl.api.views import Collected, Status
+from clusterctl.cluster import Cluster as Nodes
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.launch import Launch, Origin
 from clusterctl.observe.record.model import JobOverview
@@ -103,7 +104,10 @@ class Job:
 
         given = {**self._session.chosen, **chosen}
         more: Any = {"allow_partial": allow_partial, "failed": self._failed}
-        opened = lambda kept: self._session.whole({**kept, **chosen})  # noqa: E731
+
+        def opened(kept: Mapping[str, str]) -> AbstractContextManager[Nodes]:
+            return self._session.whole({**kept, **chosen})
+
         with prepared(opened, StartTarget(self.id), origin, args, name=name, given=given, as_given=True) as ready:
             say(f"starting {self.id}")
             try:

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from clusterctl.cluster.answers import MOST_WORDS
-from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import Bundle, boot_program
+from clusterctl.cluster.heartbeats import AgentInput
 from clusterctl.common.safe_json import parse
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
@@ -121,7 +121,7 @@ class AgentCall:
         self._left = most_bytes
 
     def bulk(self) -> AbstractContextManager[object]:
-        """Send no beats while in this context: for a message that announces bulk data, and the data."""
+        """Send no heartbeats while in this context: for a message that announces bulk data, and the data."""
         return self._agent.turn
 
     def send(self, message: Mapping[str, Any]) -> None:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from clusterctl.cluster import answers
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
-from clusterctl.cluster.beats import AgentInput, Heartbeats
 from clusterctl.cluster.bundle import STOP_SHELL, Bundle
+from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome
 from clusterctl.common.requests import AgentRequest

@@ -6,16 +6,16 @@ from typing import Annotated, TypedDict
 
 from clusterctl.common.schema import Count, at_most
 
-Word = Annotated[str, at_most(500)]
-Devices = Annotated[list[Word], at_most(1024)]
+ShortText = Annotated[str, at_most(500)]
+Devices = Annotated[list[ShortText], at_most(1024)]
 
 
 class GpuAnswer(TypedDict):
     """A GPU: sizes in bytes, `utilization` in percent; None where its driver does not report them."""
 
     index: Count
-    uuid: Word
-    name: Word
+    uuid: ShortText
+    name: ShortText
     total: Count | None
     used: Count | None
     utilization: Count | None
@@ -26,10 +26,10 @@ class GpuUser(TypedDict):
 
     gpu: Count | None
     pid: Count
-    name: Word | None
-    account: Word | None
+    name: ShortText | None
+    account: ShortText | None
     memory: Count | None
-    job: Word | None
+    job: ShortText | None
 
 
 Gpus = Annotated[list[GpuAnswer], at_most(1024)]  # or their MIG instances
@@ -45,12 +45,12 @@ class GpuReport(TypedDict):
     devices: Devices
     gpus: Gpus
     users: GpuUsers
-    problem: Word | None
+    problem: ShortText | None
 
 
 class FoundDevices(TypedDict):
     """The devices of a node that is ready to start, None without GPUs. Nodes with the same `pool` share them."""
 
     devices: Devices | None
-    pool: Word
-    problem: Word | None
+    pool: ShortText
+    problem: ShortText | None

@@ -6,7 +6,7 @@ import contextlib
 import resource
 import threading
 
-from clusterctl.cluster.beats import AgentInput, Heartbeats
+from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 
 FILES_EACH = 3  # the pipes of a carrier; a connection of SSH is one
 OTHER_FILES = 256  # of this process, and of the carriers that are just being started
@@ -19,8 +19,8 @@ class KeptAgents:
     Beyond that the newcomer ends, since the others are asked again before it.
     """
 
-    def __init__(self, beats: Heartbeats, nodes: int) -> None:
-        self._beats = beats
+    def __init__(self, heartbeats: Heartbeats, nodes: int) -> None:
+        self._beats = heartbeats
         self._idle: dict[int, AgentInput] = {}
         self._lock = threading.Lock()
         self._most = _room(nodes)

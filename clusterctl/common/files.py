@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl.common.safe_json import dumps, loads
 
 READ_BYTES = 1 << 20
-SYNC_BEAT_S = 1.0
+SYNC_HEARTBEAT_S = 1.0
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
@@ -33,11 +33,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
         raise
 
 
-def sync_disk(path: Path, beat: Callable[[], None] = lambda: None) -> None:
+def sync_disk(path: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
     """Write everything on the file system of `path` to the disk: many files at once, before they are renamed.
 
     For 2,000 files this takes 70 ms, and to sync each of them takes seconds. But it waits for the data of all programs,
-    so `beat` is called periodically. Raises OSError.
+    so `heartbeat` is called periodically. Raises OSError.
     """
     failures: list[BaseException] = []
 
@@ -50,9 +50,9 @@ def sync_disk(path: Path, beat: Callable[[], None] = lambda: None) -> None:
     thread = threading.Thread(target=sync, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(SYNC_BEAT_S)
+        thread.join(SYNC_HEARTBEAT_S)
         if thread.is_alive():
-            beat()
+            heartbeat()
     if failures:
         raise failures[0]
 
@@ -107,13 +107,13 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def digest_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the sha256 of a file as hex digits. `beat` is called periodically."""
+def digest_of(path: Path, heartbeat: Callable[[], None] = lambda: None) -> str:
+    """Return the sha256 of a file as hex digits. `heartbeat` is called periodically."""
     with path.open("rb") as f:
         digest = hashlib.sha256()
         while data := f.read(READ_BYTES):
             digest.update(data)
-            beat()
+            heartbeat()
     return digest.hexdigest()
 
 
@@ -129,10 +129,10 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def delete(path: Path, beat: Callable[[], None] = lambda: None) -> None:
+def delete(path: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
     """Delete a file or a tree, even one with read-only directories. Does not follow links. Raises OSError.
 
-    `beat` is called periodically.
+    `heartbeat` is called periodically.
     """
     try:
         status = path.lstat()
@@ -144,6 +144,6 @@ def delete(path: Path, beat: Callable[[], None] = lambda: None) -> None:
     if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
         path.chmod(0o700)
     for inside in list(path.iterdir()):
-        delete(inside, beat)
+        delete(inside, heartbeat)
     path.rmdir()
-    beat()
+    heartbeat()

@@ -30,9 +30,9 @@ MOST_OF_A_NODE = 64
 SPARE_STRANGERS = 64  # connections without a complete handshake, besides two of each node: the oldest goes first
 HANDSHAKE_S = 10.0
 IDLE_S = 20.0  # clients connect again
-BEAT_S = 5.0  # between signs of life to a peer that waits
+HEARTBEAT_EVERY_S = 5.0  # between signs of life to a peer that waits
 RETRY_S = 0.1
-BEAT_BYTES = 64 << 20  # of a piece that is verified, between two signs of life
+HEARTBEAT_BYTES = 64 << 20  # of a piece that is verified, between two signs of life
 
 
 class PieceServer:
@@ -122,7 +122,7 @@ class PieceServer:
     @contextlib.contextmanager
     def _slot(self, tls: ssl.SSLSocket) -> Iterator[None]:
         """Wait until the peer's turn has come."""
-        while not self._peers.acquire(timeout=BEAT_S):
+        while not self._peers.acquire(timeout=HEARTBEAT_EVERY_S):
             tls.sendall(b"\n")
         try:
             yield
@@ -149,7 +149,7 @@ class PieceServer:
             with source:
                 _send_range(tls, source.fileno(), request)
 
-    def _open(self, request: PieceRequest, beat: Callable[[], None]) -> _ServedFile:
+    def _open(self, request: PieceRequest, heartbeat: Callable[[], None]) -> _ServedFile:
         piece, damaged = request.piece, False
         for path in self._find(piece):
             try:
@@ -158,7 +158,7 @@ class PieceServer:
                 continue
             try:
                 is_known = not request.verify and self._is_named(piece)
-                if source.size == piece.bytes and (is_known or self._verifier.is_sound(source, piece, beat)):
+                if source.size == piece.bytes and (is_known or self._verifier.is_sound(source, piece, heartbeat)):
                     return source
             except BaseException:
                 source.close()
@@ -200,26 +200,26 @@ class _Verifier:
         self._digests: dict[tuple[int, ...], str] = {}
         self._lock = threading.Lock()
 
-    def is_sound(self, source: _ServedFile, piece: PieceFile, beat: Callable[[], None]) -> bool:
-        while not self._lock.acquire(timeout=BEAT_S):
-            beat()
+    def is_sound(self, source: _ServedFile, piece: PieceFile, heartbeat: Callable[[], None]) -> bool:
+        while not self._lock.acquire(timeout=HEARTBEAT_EVERY_S):
+            heartbeat()
         try:
             if source.key not in self._digests:
-                self._digests[source.key] = digest_of(Path(f"/proc/self/fd/{source.fileno()}"), _sometimes(beat))
+                self._digests[source.key] = digest_of(Path(f"/proc/self/fd/{source.fileno()}"), _sometimes(heartbeat))
         finally:
             self._lock.release()
         return self._digests[source.key] == piece.sha256
 
 
-def _sometimes(beat: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `beat` once for every BEAT_BYTES that `digest_of` reads."""
+def _sometimes(heartbeat: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls `heartbeat` once for every HEARTBEAT_BYTES that `digest_of` reads."""
     count = 0
 
     def called() -> None:
         nonlocal count
         count += 1
-        if count % (BEAT_BYTES >> 20) == 0:
-            beat()
+        if count % (HEARTBEAT_BYTES >> 20) == 0:
+            heartbeat()
 
     return called
 

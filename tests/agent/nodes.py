@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.cluster import FIRST_LINE, AgentCall, Cluster, NodeOutcome
-from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import Bundle
 from clusterctl.cluster.cluster import SILENCE_S
+from clusterctl.cluster.heartbeats import AgentInput
 from clusterctl.config import from_values
 from clusterctl.errors import ClusterctlError, NodeError, UnreachableError
 from clusterctl.inventory import Node, build

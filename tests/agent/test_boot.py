@@ -18,9 +18,9 @@ import pytest
 
 from agent.nodes import BUNDLE, NODE, OLDEST, PYTHONS, PipeCluster, Pipes, agent, ask, needs
 from clusterctl.cluster import AgentCall
-from clusterctl.cluster.beats import AgentInput
 from clusterctl.cluster.bundle import boot_program
 from clusterctl.cluster.cluster import HEARTBEATS
+from clusterctl.cluster.heartbeats import AgentInput
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError, UnreachableError, UsageError
@@ -276,14 +276,14 @@ def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     assert wait_until(lambda: not cluster.left()), cluster.left()
 
 
-def test_nodes_that_wait_longer_than_agents_live_without_beats_get_beats(
+def test_nodes_that_wait_longer_than_agents_live_without_heartbeats_get_heartbeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = PipeCluster(tmp_path, sys.executable, silence_s=3, PSERVER_COMMAND="python server.py")
     waiting: collections.Counter[AgentInput] = collections.Counter()
-    real = AgentInput.beat
+    real = AgentInput.heartbeat
 
-    def beat(agent: AgentInput) -> None:
+    def heartbeat(agent: AgentInput) -> None:
         waiting[agent] += 1
         real(agent)
 
@@ -291,7 +291,7 @@ def test_nodes_that_wait_longer_than_agents_live_without_beats_get_beats(
         waiting.clear()  # while the workspace was being sent to them
         assert wait_until(lambda: len(waiting) == 2 and min(waiting.values()) > HEARTBEATS)
 
-    monkeypatch.setattr(AgentInput, "beat", beat)
+    monkeypatch.setattr(AgentInput, "heartbeat", heartbeat)
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)
     assert wait_until(lambda: status(cluster, job).state == "succeeded"), status(cluster, job)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.specs import make_spec, spec_json
-from clusterctl.agent.node.jobs import need_spec, read_summary
+from clusterctl.agent.node.runs import need_spec, read_summary
 from clusterctl.agent.operations.start import _checked
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json

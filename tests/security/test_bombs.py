@@ -239,7 +239,7 @@ def test_lines_that_grow_when_encoded_still_arrive(tmp_path: Path) -> None:
             sizes.append(len(json.dumps(message)))
             count += len(message.get("lines", ()))
 
-        def beat(self) -> None:
+        def heartbeat(self) -> None:
             pass
 
     logs.logs(tmp_path, {"ref": job.dir.name}, Peer())  # type: ignore[arg-type]  # only these two are used

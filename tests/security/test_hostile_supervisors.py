@@ -20,7 +20,7 @@ from security.liars import EVIL
 
 Message = dict[str, Any]
 MEMBERS = (0, 1, 2)  # the second one is hostile
-BEAT_S = 0.02
+HEARTBEAT_EVERY_S = 0.02
 PLACE = re.compile(r"[\w.-]+:\d{1,5}")
 PROCESSES = [
     {"role": "pserver", "rank": 0, "node": 1},
@@ -73,10 +73,10 @@ class Run:
     def __init__(self, keys: Keys) -> None:
         self.loop = EventLoop()
         more: Message = {"restarts": {"trainer": 3, "pserver": 3}, "keep_best": {"name": "auc", "direction": "max"}}
-        more |= {"port": 0, "all_processes": PROCESSES, "heartbeat_s": BEAT_S}
+        more |= {"port": 0, "all_processes": PROCESSES, "heartbeat_s": HEARTBEAT_EVERY_S}
         self.leader = Lead(self.loop, keys, members=MEMBERS, **more)
         self.hostile, self.honest = (
-            Follower(self.loop, keys.of(node), self.leader.port, members=MEMBERS, heartbeat_s=BEAT_S)
+            Follower(self.loop, keys.of(node), self.leader.port, members=MEMBERS, heartbeat_s=HEARTBEAT_EVERY_S)
             for node in MEMBERS[1:]
         )
         for rank, lead in enumerate((self.leader.lead, self.hostile.lead, self.honest.lead)):

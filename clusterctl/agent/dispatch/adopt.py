@@ -34,7 +34,7 @@ def adopt(root: Path, request: AdoptRequest, peer: Peer) -> dict[str, Any]:
     job.meta.mkdir(0o700, exist_ok=True)
     try:
         with JobLock(job):
-            rows, unrecorded = _scan(job.dir, peer.beat)
+            rows, unrecorded = _scan(job.dir, peer.heartbeat)
             entries = [row.entry for row in rows]
             record = _record(job, request, entries)
             seal(job, record, lists_of(rows, dumps(entries)))
@@ -84,7 +84,7 @@ def _is_nodefile(path: Path, node: int) -> bool:
     return not os.path.lexists(path) or (path.is_file() and path.read_bytes().strip() == b"%d" % node)
 
 
-def _scan(directory: Path, beat: Callable[[], None]) -> tuple[list[Row], int]:
+def _scan(directory: Path, heartbeat: Callable[[], None]) -> tuple[list[Row], int]:
     """Return the rows of all paths, a directory before its contents, and the number of those that have none."""
     rows: list[Row] = []
     others = 0
@@ -96,7 +96,7 @@ def _scan(directory: Path, beat: Callable[[], None]) -> tuple[list[Row], int]:
                 path = f"{below}/{item.name}" if below else item.name
                 if path in RESERVED:
                     continue
-                row = _row(path, Path(item.path), beat)
+                row = _row(path, Path(item.path), heartbeat)
                 others += row is None
                 if row is not None:
                     rows.append(row)
@@ -105,7 +105,7 @@ def _scan(directory: Path, beat: Callable[[], None]) -> tuple[list[Row], int]:
     return sorted(rows, key=lambda row: order(row.entry.path)), others
 
 
-def _row(path: str, where: Path, beat: Callable[[], None]) -> Row | None:
+def _row(path: str, where: Path, heartbeat: Callable[[], None]) -> Row | None:
     """Return the row of one path, with the digest of a file; None for a socket, pipe or device."""
     status = where.lstat()
     mode, time_ns = stat.S_IMODE(status.st_mode) & 0o777, status.st_mtime_ns
@@ -115,7 +115,7 @@ def _row(path: str, where: Path, beat: Callable[[], None]) -> Row | None:
         return Row(Entry(path, LINK, mode, time_ns, target=str(where.readlink())), None)
     if not stat.S_ISREG(status.st_mode):
         return None
-    digest, stamp = digest_of(where, beat), stamp_of(status)
+    digest, stamp = digest_of(where, heartbeat), stamp_of(status)
     if stamp_of(where.lstat()) != stamp:
         raise AgentError(f"{where} changed while it was being read", hint="start again when nothing writes to it")
     return Row(Entry(path, FILE, mode, time_ns, status.st_size, digest), stamp)

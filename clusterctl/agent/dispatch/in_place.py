@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.node.content import PathLists, Row, lists_of, mark_verified, read_manifest, stamp_of, write_lists
-from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.agent.node.locks import DispatchLock
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import (
     delete,
@@ -68,7 +68,7 @@ def supersede(
     record: dict[str, Any],
     listed: bytes,
     apply: Apply,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Turn job `old` into `record["job"]`. Return False if it was started in the meantime.
 
@@ -76,9 +76,9 @@ def supersede(
     `apply(tree, staging, record)` changes the job directory as `change` does.
     """
     write_atomic(staging / "entries", listed, durable=False)
-    sync_disk(staging, beat)
+    sync_disk(staging, heartbeat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
-    return _complete(root, apply, beat)
+    return _complete(root, apply, heartbeat)
 
 
 def recover(root: Path) -> None:
@@ -86,7 +86,7 @@ def recover(root: Path) -> None:
 
     def settled() -> bool:
         try:
-            with dispatch_lock(root, {"by": "recovery of an interrupted dispatch"}):
+            with DispatchLock(root, {"by": "recovery of an interrupted dispatch"}):
                 if journal_of(root).exists():
                     _complete(root, _change_from_disk)
         except AgentError as exc:  # a dispatch is doing it right now
@@ -97,7 +97,7 @@ def recover(root: Path) -> None:
     wait_until(settled, SETTLE_S)
 
 
-def _complete(root: Path, apply: Apply, beat: Callable[[], None] = lambda: None) -> bool:
+def _complete(root: Path, apply: Apply, heartbeat: Callable[[], None] = lambda: None) -> bool:
     """Carry out the journal."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
@@ -112,7 +112,7 @@ def _complete(root: Path, apply: Apply, beat: Callable[[], None] = lambda: None)
         old.dir.rename(tree)
     if tree.exists():
         apply(tree, staging, journal["record"])
-        sync_disk(tree, beat)
+        sync_disk(tree, heartbeat)
         tree.rename(new)
     sync_directory(root)
     journal_of(root).unlink()

@@ -34,7 +34,7 @@ from clusterctl.agent.node.content import (
     read_manifest,
     sums_of,
 )
-from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.agent.node.locks import DispatchLock
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.agent.relay.take import be_ready, take_relayed
@@ -49,7 +49,7 @@ from clusterctl.common.tree import FILE, ByteReader, Entry, content_of_json, dec
 def receive(root: Path, request: DispatchRequest, peer: Peer) -> dict[str, Any]:
     """Serve one dispatch: report what this node has, then carry out the control machine's decision."""
     holder = {"nonce": request["nonce"], "node": request["node"], "by": request["by"]}
-    with dispatch_lock(root, holder):
+    with DispatchLock(root, holder):
         return _DispatchReceiver(root, request, peer).serve()
 
 
@@ -93,7 +93,7 @@ class _DispatchReceiver:
             elif "listen" in message:
                 self._peer.send(self._listen())
             elif "keep" in message:
-                _sweep(incoming_dir(self._root), self._peer.beat)
+                _sweep(incoming_dir(self._root), self._peer.heartbeat)
                 return {"dir": str(self._root / message["keep"]), "kept": True}
             elif "go" in message:
                 return self._build(message)
@@ -114,7 +114,7 @@ class _DispatchReceiver:
         if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
             self._read_base()
             if not all(
-                digest_of(job.dir / entry.path, self._peer.beat) == entry.digest
+                digest_of(job.dir / entry.path, self._peer.heartbeat) == entry.digest
                 for entry, stamp in self._base or ()
                 if stamp
             ):
@@ -229,12 +229,12 @@ class _DispatchReceiver:
                 if stamp and entry.digest in sizes:
                     self._sources[entry.digest] = LocalCopy(self._newest.dir / entry.path, stamp, False, True)
         missing = [digest for digest in sizes if digest not in self._sources]
-        sources = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
+        sources = find_sources(self._root, missing, sizes, self._peer.heartbeat) if missing else {}
         rehash = self._request["rehash"]
         sources = {
             digest: source
             for digest, source in sources.items()
-            if (source.sure and not rehash) or digest_of(source.path, self._peer.beat) == digest
+            if (source.sure and not rehash) or digest_of(source.path, self._peer.heartbeat) == digest
         }
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
@@ -271,7 +271,7 @@ class _DispatchReceiver:
             self._lacking()
         numbers = self._changed() if old else self._files()
         torn = {digest: path for digest, (path, _) in self._torn.items()}
-        work = Staging(staging, self._entries, numbers, in_place=bool(old), torn=torn, beat=self._peer.beat)
+        work = Staging(staging, self._entries, numbers, in_place=bool(old), torn=torn, heartbeat=self._peer.heartbeat)
         try:
             work.begin()
             self._take(work, message)
@@ -281,10 +281,10 @@ class _DispatchReceiver:
             record = self._new_record(message)
             if old is None:
                 work.finish(record, self._listed)
-                sync_disk(staging, self._peer.beat)
+                sync_disk(staging, self._peer.heartbeat)
                 (staging / "tree").rename(target)
                 sync_directory(self._root)
-            elif not supersede(self._root, staging, old, record, self._listed, self._apply, self._peer.beat):
+            elif not supersede(self._root, staging, old, record, self._listed, self._apply, self._peer.heartbeat):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
@@ -292,7 +292,7 @@ class _DispatchReceiver:
                 with suppress(OSError):
                     delete(staging)
             raise
-        _sweep(incoming_dir(self._root), self._peer.beat)
+        _sweep(incoming_dir(self._root), self._peer.heartbeat)
         return {
             "dir": str(target),
             "kept": False,
@@ -363,8 +363,8 @@ def _unpack(peer: Peer, count: int) -> dict[str, Any]:
     return listed
 
 
-def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
+def _sweep(incoming: Path, heartbeat: Callable[[], None]) -> None:
     """Remove the leftovers of interrupted dispatches. The lock ensures that no dispatch is running."""
     for leftover in incoming.iterdir():
         with suppress(OSError):
-            delete(leftover, beat)
+            delete(leftover, heartbeat)

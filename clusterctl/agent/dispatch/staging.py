@@ -30,14 +30,14 @@ class Staging:
         *,
         in_place: bool,
         torn: dict[str, Path] | None = None,
-        beat: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         """`numbers`: the files of `entries` to be made. `torn`: by digest, the paths of files received in part before.
 
-        `beat` is called periodically while nothing is read from the stream.
+        `heartbeat` is called periodically while nothing is read from the stream.
         """
         self._path = path
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._torn = dict(torn or {})
         self._entries = entries
         self._stamps: dict[int, Stamp] = {}
@@ -155,7 +155,7 @@ class Staging:
                 raise AgentError("a partly received file became shorter", hint="dispatch again")
             yield data
             count -= len(data)
-            self._beat()
+            self._heartbeat()
 
     def _create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -188,7 +188,7 @@ class Staging:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)
         try:
             if not moved:
-                copy_file(source, entry.size, fd, self._beat)
+                copy_file(source, entry.size, fd, self._heartbeat)
                 self.bytes_copied += entry.size
             self._set_metadata(fd, number)
         finally:

@@ -57,7 +57,7 @@ class LeadClient:
         self._closed_at: float | None = None  # the time at which the connection to the lead ended
         self._refusals = 0
         self._over = False
-        loop.every(spec.timing.heartbeat_s, self._beat)
+        loop.every(spec.timing.heartbeat_s, self._heartbeat)
         self._seek()
 
     def send(self, message: Report) -> None:
@@ -69,7 +69,7 @@ class LeadClient:
         """Stop reporting problems of the connection: the run is over."""
         self._over = True
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         if self._connection is not None:
             self._connection.send(self._channel.heartbeat())
         silent_s = self._loop.now() - self._heard

@@ -18,7 +18,7 @@ from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, LeadConnection
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
 from clusterctl.agent.lead.save_door import SaveDoor
-from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CompleteCheckpoint, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
@@ -34,7 +34,7 @@ COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node
 def retention_of(spec: RunSpec) -> CheckpointRetention:
     """The checkpoint retention set by a spec."""
     resume = spec.saving.resume
-    first = Known(resume.tag, resume.step) if resume else None
+    first = CompleteCheckpoint(resume.tag, resume.step) if resume else None
     return CheckpointRetention(spec.saving.keep, spec.saving.keep_best, first)
 
 
@@ -105,7 +105,7 @@ class LeadServer:
         )
         self._door = SaveDoor(loop, run, lambda number: self.send({"do": "save_wanted", "request": number}))
         loop.watch(listener, self._accept)
-        loop.every(spec.timing.heartbeat_s, self._beat)
+        loop.every(spec.timing.heartbeat_s, self._heartbeat)
 
     def send(self, message: Report) -> None:
         """Handle a report of this node's own supervisor, in a later turn of the loop."""
@@ -118,7 +118,7 @@ class LeadServer:
         """Return True if every connected supervisor has acknowledged all messages."""
         return all(not channel.repeat() for node, channel in self._channels.items() if node in self._connections)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = self._loop.now()
         self._do(self._lead.alive(self._node, now))
         for node, connection in list(self._connections.items()):
@@ -164,7 +164,10 @@ class LeadServer:
             sock.close()
             return
         most = SPARE_CONNECTIONS + 2 * len(self._channels)  # more would use up all descriptors
-        opened = lambda connection, node: self._opened(connection, node, address[0])  # noqa: E731
+
+        def opened(connection: LeadConnection, node: int) -> None:
+            self._opened(connection, node, address[0])
+
         self._strangers.append(LeadConnection(self._loop, tls, opened, lambda frame: None))
         if len(self._strangers) > most:
             self._strangers.popleft().close()

@@ -161,11 +161,11 @@ def exact_listing(job_dir: Path) -> str | None:
 
 
 def find_sources(
-    root: Path, wanted: Collection[str], sizes: dict[str, int], beat: Callable[[], None]
+    root: Path, wanted: Collection[str], sizes: dict[str, int], heartbeat: Callable[[], None]
 ) -> dict[str, LocalCopy]:
     """Return files of this node with the wanted digests: first from interrupted dispatches, then from the newest jobs.
 
-    `beat` is called periodically: a job of 100,000 files takes half a second.
+    `heartbeat` is called periodically: a job of 100,000 files takes half a second.
     """
     sources: dict[str, LocalCopy] = {}
     missing = set(wanted)
@@ -176,7 +176,7 @@ def find_sources(
     for job in find_jobs(root):
         if not missing:
             break
-        beat()
+        heartbeat()
         for digest, source in _of_job(job, missing):
             if digest in missing and is_still(source, sizes[digest]):
                 sources[digest] = source
@@ -230,20 +230,20 @@ def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[Path, in
     return torn
 
 
-def copy_file(source: LocalCopy, size: int, fd: int, beat: Callable[[], None]) -> None:
+def copy_file(source: LocalCopy, size: int, fd: int, heartbeat: Callable[[], None]) -> None:
     """Copy a source into an open file; the file system may share the bytes between both.
 
-    `beat` is called periodically. Raises AgentError if the source changes in the meantime.
+    `heartbeat` is called periodically. Raises AgentError if the source changes in the meantime.
     """
     with source.path.open("rb") as f:
         left = size
         with suppress(OSError, AttributeError):  # not on this system, or not between these file systems
             while left and (done := os.copy_file_range(f.fileno(), fd, min(left, RANGE_BYTES))):
                 left -= done
-                beat()
+                heartbeat()
         while left and (data := f.read(min(left, COPY_BYTES))):
             write_all(fd, data)
             left -= len(data)
-            beat()
+            heartbeat()
         if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
             raise AgentError(f"{source.path} changed while it was being copied", hint="dispatch again")

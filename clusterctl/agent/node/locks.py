@@ -94,7 +94,7 @@ def _held(job: JobPaths) -> AgentError:
     return AgentError(f"an earlier run of {name} is still being ended here", kind="refused", hint=hint, locked=True)
 
 
-class dispatch_lock:  # noqa: N801 - used like a function
+class DispatchLock:
     """Hold the lock on adding and removing jobs. Its file names the holder; the lock is released when the holder exits.
 
     Raises AgentError of kind `busy`, with the holder in its details, if another process holds it. The file appears with
@@ -195,7 +195,7 @@ def holder_of(written: bytes) -> Holder:
         return Holder("process", None)
 
 
-class environments_lock:  # noqa: N801 - used like a function
+class EnvironmentsLock:
     """Hold the lock on adding and removing environments and wheels of this node. It is released when its holder exits.
 
     Yields None, or the lock's holder if the lock was not free within `limit_s`.

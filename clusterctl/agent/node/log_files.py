@@ -99,7 +99,7 @@ class LoggedLine(NamedTuple):
 class LogReader:
     """Reads one process's log from `offset` on, across rotation, while it grows. `offset` moves with the lines read.
 
-    `beat` is called periodically while it reads. Only lines that contain `words` matter: it may skip others.
+    `heartbeat` is called periodically while it reads. Only lines that contain `words` matter: it may skip others.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class LogReader:
         offset: int = 0,
         *,
         words: bytes = b"",
-        beat: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._stem = stem
         self._index = LogIndex(directory / f".{stem}.idx")
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._words = words
         self.offset = offset
         self._rest = b""
@@ -190,7 +190,7 @@ class LogReader:
             starts = [start, *(line.end for line in part[:-1])]
             yield from zip(reversed(starts), reversed(part))
             at = start
-            self._beat()
+            self._heartbeat()
 
     def _line_start(self, offset: int) -> int:
         """Return the start of the line that contains the byte before `offset`, or `offset` if that byte ends a line."""
@@ -243,7 +243,7 @@ class LogReader:
             data = self._read_at(at, count) if count else b""
             if not data:
                 break
-            self._beat()
+            self._heartbeat()
             data = self._rest + data
             if self._words in data:
                 yield from self._split(data, self._index.times(self.offset, self.offset + len(data)))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.job_processes import SUPERVISOR, supervised
-from clusterctl.agent.node.jobs import read_summary
 from clusterctl.agent.node.ports import holders
+from clusterctl.agent.node.runs import read_summary
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.port_claims import claimed_ports
 from clusterctl.common.procfs import PROC, environment_of, variable

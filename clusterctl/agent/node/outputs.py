@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.agent.node.checkpoint_files import PIECES, piece_header
-from clusterctl.agent.node.jobs import read_summary
+from clusterctl.agent.node.runs import read_summary
 from clusterctl.common.manifest import NAME, is_scheduled_tag, is_tag, read_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.run_spec import ResumePoint

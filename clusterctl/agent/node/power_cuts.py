@@ -10,27 +10,27 @@ from clusterctl.common.files import digest_of
 from clusterctl.common.paths import META, JobPaths
 
 
-def find_damage(job: JobPaths, beat: Callable[[], None]) -> list[str]:
+def find_damage(job: JobPaths, heartbeat: Callable[[], None]) -> list[str]:
     """Return the paths of a job whose bytes are not those that were dispatched, though nobody has changed them.
 
-    `beat` is called periodically.
+    `heartbeat` is called periodically.
     """
     if is_verified(job.meta):
         return []
     rows = read_manifest(job.dir)
     if rows is None:
         return [f"{META}/manifest"]
-    damaged = [row.entry.path for row in rows if _is_damaged(job.dir / row.entry.path, row, beat)]
+    damaged = [row.entry.path for row in rows if _is_damaged(job.dir / row.entry.path, row, heartbeat)]
     if not damaged:
         mark_verified(job.meta)
     return damaged
 
 
-def _is_damaged(path: Path, row: Row, beat: Callable[[], None]) -> bool:
+def _is_damaged(path: Path, row: Row, heartbeat: Callable[[], None]) -> bool:
     try:
         status = path.lstat()
     except OSError:
         return False
     if row.stamp != stamp_of(status):  # somebody changed it
         return False
-    return status.st_size != row.entry.size or digest_of(path, beat) != row.entry.digest
+    return status.st_size != row.entry.size or digest_of(path, heartbeat) != row.entry.digest

@@ -63,7 +63,7 @@ def verify(root: Path, request: VerifyCheckpointRequest, peer: Peer) -> dict[str
     for file in request["files"]:
         for place in places:
             with contextlib.suppress(FileNotFoundError):
-                pieces[file["file"]] = defect(place / file["file"], file, peer.beat)
+                pieces[file["file"]] = defect(place / file["file"], file, peer.heartbeat)
                 if pieces[file["file"]] is None:
                     break
     return {"pieces": pieces}

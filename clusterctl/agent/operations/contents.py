@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.content import Row, read_manifest, stamp_of
-from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
+from clusterctl.agent.node.jobs import find_job, pick_run
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.packages.venvs import Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
@@ -45,7 +46,7 @@ def contents(root: Path, request: ContentsRequest, peer: Peer) -> dict[str, Any]
         if request.get("list"):
             peer.send({"files": files})
         else:
-            peer.beat()
+            peer.heartbeat()
             changed += sum(_is_changed(job.dir, row) for row in batch)
     return {
         "job": job.dir.name,

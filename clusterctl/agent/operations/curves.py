@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.curves import ProcessCurves
-from clusterctl.agent.node.jobs import find_job, need_spec, pick_run
+from clusterctl.agent.node.jobs import find_job, pick_run
 from clusterctl.agent.node.log_files import EventReader
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.common.requests import CurvesRequest
 
@@ -33,7 +34,7 @@ def curves(root: Path, request: CurvesRequest, peer: Peer) -> dict[str, Any]:
     processes = {(plan.role, plan.rank): ProcessCurves() for plan in plans}
     reader = EventReader(run.events)
     for events in _batches(reader):
-        peer.beat()
+        peer.heartbeat()
         for event in events:
             role, rank = event.get("role"), event.get("rank")
             if isinstance(role, str) and isinstance(rank, int) and (role, rank) in processes:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.jobs import describe, describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, LogReader
+from clusterctl.agent.node.runs import describe, describe_run, need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
 from clusterctl.common.paths import RunPaths, expand_program, log_stem

@@ -56,8 +56,8 @@ def exec_(root: Path, request: ExecRequest, peer: Peer) -> dict[str, Any]:
 
 
 def _look(peer: Peer) -> None:
-    peer.arrived()  # drops beats; raises Gone
-    peer.beat()
+    peer.arrived()  # drops heartbeats; raises Gone
+    peer.heartbeat()
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

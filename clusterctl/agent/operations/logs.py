@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.jobs import describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, LoggedLine, LogReader
+from clusterctl.agent.node.runs import describe_run, need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import RunPaths, log_stem
@@ -42,13 +43,13 @@ BURST_S = 10.0  # a budget of so many seconds may be used at once
 
 
 class Streams:
-    """The logs that a request selects, from `offsets` on. `beat` is called periodically while they are read."""
+    """The logs that a request selects, from `offsets` on. `heartbeat` is called periodically while they are read."""
 
     def __init__(
         self,
         run: RunPaths,
         wanted: LogSelection,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         *,
         speaker: Speaker | None = None,
         offsets: Mapping[str, int] | None = None,
@@ -60,7 +61,9 @@ class Streams:
         patterns = ["" if speaks else wanted.get("grep") or "" for speaks in self.speaks]
         self._matches = [re.compile(pattern.encode()).search for pattern in patterns]
         self.readers = [
-            LogReader(run.log, log_stem(p.role, p.index), offsets.get(p.name, 0), words=_literal(pattern), beat=beat)
+            LogReader(
+                run.log, log_stem(p.role, p.index), offsets.get(p.name, 0), words=_literal(pattern), heartbeat=heartbeat
+            )
             for p, pattern in zip(self.plans, patterns)
         ]
         self._since = wanted.get("since") or 0.0
@@ -116,7 +119,7 @@ def _literal(pattern: str) -> bytes:
 def logs(root: Path, request: LogsRequest, peer: Peer) -> dict[str, Any]:
     """Send the present lines of the logs; with `tail` only the last so many of each."""
     run = _run(root, request)
-    streams = Streams(run, request, peer.beat)
+    streams = Streams(run, request, peer.heartbeat)
     streams.seek(request.get("tail"), final=True)
     peer.send({"run": run.run, "streams": streams.announce()})
     _send_lines(peer, streams.present(final=True))
@@ -148,7 +151,7 @@ def follow(root: Path, request: FollowRequest, peer: Peer) -> dict[str, Any]:
     """
     run = _run(root, request)
     speaker, offsets = request.get("speaker"), request.get("offsets")
-    streams = Streams(run, request, peer.beat, speaker=speaker, offsets=offsets)
+    streams = Streams(run, request, peer.heartbeat, speaker=speaker, offsets=offsets)
     events = EventReader(run.events, request.get("at", 0))
     gone = request.get("over", False)
     supervision = Supervision(run, over=gone)
@@ -179,7 +182,7 @@ def follow(root: Path, request: FollowRequest, peer: Peer) -> dict[str, Any]:
         if message is not None and "show" not in message:
             return {}
         if message is not None:
-            shown = _ScreenLog(run, message["show"], peer.beat, final=over) if message["show"] else None
+            shown = _ScreenLog(run, message["show"], peer.heartbeat, final=over) if message["show"] else None
             continue
         if not over:
             peer.readable((), POLL_S)
@@ -188,9 +191,9 @@ def follow(root: Path, request: FollowRequest, peer: Peer) -> dict[str, Any]:
 class _ScreenLog:
     """One process whose log is on the screen."""
 
-    def __init__(self, run: RunPaths, wanted: ShownProcess, beat: Callable[[], None], *, final: bool) -> None:
+    def __init__(self, run: RunPaths, wanted: ShownProcess, heartbeat: Callable[[], None], *, final: bool) -> None:
         self._id = wanted["id"]
-        self._streams = Streams(run, {"role": wanted["role"], "rank": wanted["rank"]}, beat)
+        self._streams = Streams(run, {"role": wanted["role"], "rank": wanted["rank"]}, heartbeat)
         self._streams.seek(wanted["tail"], final=final)
 
     def send(self, peer: Peer, *, final: bool) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusterctl.agent.node.jobs import find_job, read_summary
+from clusterctl.agent.node.jobs import find_job
+from clusterctl.agent.node.runs import read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.answers import NamedAnswer, NamedRun
 from clusterctl.common.errors import AgentError

@@ -16,8 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.jobs import is_free, list_jobs
-from clusterctl.agent.node.locks import dispatch_lock, environments_lock
+from clusterctl.agent.node.jobs import is_free
+from clusterctl.agent.node.locks import DispatchLock, EnvironmentsLock
+from clusterctl.agent.node.runs import list_jobs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
 from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id
@@ -35,7 +36,7 @@ def prune(root: Path, request: PruneRequest, peer: Peer) -> dict[str, Any]:
     if "remove" not in request:
         return {"jobs": [_describe_job(job) for job in _jobs(root)], "content": list(find_content(root))}
     wanted = request["remove"]
-    with dispatch_lock(root, {"by": "prune"}):
+    with DispatchLock(root, {"by": "prune"}):
         kept = [*_remove_jobs(root, wanted["jobs"]), *_remove_content(root, wanted["content"])]
     return {"kept": kept}
 
@@ -194,7 +195,7 @@ def _remove_content(root: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[d
     for kind in ("leftover", "agent", "environment", "wheel", "uv"):
         if not any(item[0] == kind for item in wanted):
             continue
-        with environments_lock(root, "prune", 0) as holder:
+        with EnvironmentsLock(root, "prune", 0) as holder:
             for item in find_content(root):
                 if item["kind"] != kind or (kind, item["name"]) not in wanted:
                     continue

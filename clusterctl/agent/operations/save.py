@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusterctl.agent.node.jobs import STARTING, find_job, need_spec, pick_run, read_state, run_state, supervisor_of
+from clusterctl.agent.node.jobs import STARTING, find_job, pick_run, read_state, run_state, supervisor_of
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.common.answers import SaveAnswer, SaveOutcome
 from clusterctl.common.errors import AgentError
@@ -110,7 +111,7 @@ def _ask(run: RunPaths, peer: Peer, deadline: float) -> SaveOutcome | None:
             if peer.readable([sock.fileno()], min(LOOK_S, left_s)):
                 return _parsed(sock)
             peer.look()
-            peer.beat()
+            peer.heartbeat()
     return None
 
 
@@ -125,4 +126,4 @@ def _pause(peer: Peer, limit_s: float) -> None:
     """Wait, unless the control machine leaves: that raises `Gone`."""
     peer.readable([], limit_s)
     peer.look()
-    peer.beat()
+    peer.heartbeat()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.locks import environments_lock
+from clusterctl.agent.node.locks import EnvironmentsLock
 from clusterctl.agent.packages import uv
 from clusterctl.agent.packages.venvs import Built, Venvs
 from clusterctl.agent.peer import Peer
@@ -101,7 +101,7 @@ class _Worker:
         """Return a function that reports a step and its package, and returns True if the control machine left."""
 
         def look(package: str) -> bool:
-            self._peer.beat(step=step, package=package)
+            self._peer.heartbeat(step=step, package=package)
             return self._peer.is_gone()
 
         return look
@@ -151,7 +151,7 @@ class _Worker:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Hold the lock on this node's environments. Raises AgentError if another setup or a prune is running."""
-    with environments_lock(root, "setup", LOCK_S) as holder:
+    with EnvironmentsLock(root, "setup", LOCK_S) as holder:
         if holder:
             hint = "wait until it has finished; give hosts that share a ROOT_DIR one each: Host(root_dir=...)"
             pid = "" if holder.pid is None else f" (pid {holder.pid})"

@@ -22,12 +22,13 @@ from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
 from clusterctl.agent.node.job_choice import choose_job
 from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
-from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import find_job, is_free, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.other_jobs import other_jobs
 from clusterctl.agent.node.ports import find_taken, take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import ProbeTarget, answering, try_all
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.operations.takeover import await_earlier_run
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
@@ -104,7 +105,7 @@ def _find(root: Path, ref: str | None) -> tuple[JobPaths, list[Any]]:
 
 
 def _check_undamaged(job: JobPaths, peer: Peer) -> None:
-    damaged = find_damage(job, peer.beat)
+    damaged = find_damage(job, peer.heartbeat)
     if damaged:
         hint = f"put these files back into {job.dir}, or dispatch the workspace again"
         names = first_of(damaged, MOST_NAMED)

@@ -11,20 +11,10 @@ from typing import Any
 from clusterctl.agent.node import ports
 from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.job_processes import AGENTS, SUPERVISOR, agents_of, job_dir_of, named, of_job
-from clusterctl.agent.node.jobs import (
-    check_own,
-    find_job,
-    is_free,
-    mark_ended,
-    membership,
-    pick_run,
-    read_state,
-    read_summary,
-    reason_to_stop,
-    run_state,
-)
+from clusterctl.agent.node.jobs import check_own, find_job, is_free, pick_run, read_state, reason_to_stop, run_state
 from clusterctl.agent.node.locks import starter_of
 from clusterctl.agent.node.pieces import remove_unfinished
+from clusterctl.agent.node.runs import mark_ended, membership, read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import mark, write_json

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.jobs import is_free, pick_run, read_state, read_summary
+from clusterctl.agent.node.jobs import is_free, pick_run, read_state
 from clusterctl.agent.node.locks import LockHolder, starter_of
+from clusterctl.agent.node.runs import read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json
@@ -62,7 +63,7 @@ def _looks(peer: Peer, starter: LockHolder, clock: Clock) -> Iterator[float]:
     began = clock()
     while True:
         yield clock() - began
-        peer.beat(waits=f"waiting for an earlier run on {starter.host} to end")
+        peer.heartbeat(waits=f"waiting for an earlier run on {starter.host} to end")
         peer.readable([], POLL_S)
         peer.look()
 

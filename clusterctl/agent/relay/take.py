@@ -34,7 +34,7 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
 
     def read(count: int) -> memoryview:
         nonlocal arrived
-        peer.beat(**({"bytes": arrived} if how["upstream"] else {}))
+        peer.heartbeat(**({"bytes": arrived} if how["upstream"] else {}))
         piece = relay.read(count)
         arrived += len(piece)
         return piece

@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.jobs import read_summary
 from clusterctl.agent.node.pieces import find_piece, is_named
+from clusterctl.agent.node.runs import read_summary
 from clusterctl.agent.replication.copier import CopyOrder, copy_save
 from clusterctl.agent.replication.merger import MergeOrder, merge
 from clusterctl.common.paths import JobPaths, RunPaths

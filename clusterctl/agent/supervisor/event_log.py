@@ -113,7 +113,7 @@ class EventLog:
         if event["event"] == "ended":
             self._reserve.release()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Rewrite the state, notice pauses and record the use of CPU and memory; to be called every SNAPSHOT_S."""
         self._notice_pause()
         self._beat_t = _boot_s()

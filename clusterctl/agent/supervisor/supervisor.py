@@ -31,8 +31,9 @@ from clusterctl.agent.lead.messages import (
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.checkpoint_files import remove_half_written
-from clusterctl.agent.node.jobs import need_spec, reason_to_stop
+from clusterctl.agent.node.jobs import reason_to_stop
 from clusterctl.agent.node.ports import kind_of, take_top
+from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
@@ -98,7 +99,7 @@ class Supervisor:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
         loop.every(SNAPSHOT_S, LockWatch(run, lock_fd, self._record).look)
-        loop.every(SNAPSHOT_S, self.event_log.beat)
+        loop.every(SNAPSHOT_S, self.event_log.heartbeat)
 
     def _new_children(self) -> list[Child]:
         return [self._new_child(plan, 1) for plan in self.spec.processes]

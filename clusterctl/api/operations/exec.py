@@ -36,6 +36,11 @@ def run(
     return cluster.map(work, at_once=AT_ONCE)
 
 
+def same_on_all(command: RemoteCommand) -> Callable[[Node], RemoteCommand]:
+    """Return a function that returns the command for any node."""
+    return lambda node: command
+
+
 def in_directory_of(
     cluster: Cluster, job: str | None, command: RemoteCommand
 ) -> tuple[str, Callable[[Node], RemoteCommand]]:

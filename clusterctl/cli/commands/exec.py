@@ -12,7 +12,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from clusterctl.api.operations.exec import LINE_BYTES, NodeOutput, in_directory_of, problem, remote_command, run
+from clusterctl.api.operations.exec import (
+    LINE_BYTES,
+    NodeOutput,
+    in_directory_of,
+    problem,
+    remote_command,
+    run,
+    same_on_all,
+)
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes
 from clusterctl.cli.invocation import Invocation
@@ -41,7 +49,7 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
     refuse_input()
     job_id: str | None = None
     with invocation.cluster() as cluster:
-        commands: Callable[[Node], RemoteCommand] = lambda _: command  # noqa: E731
+        commands = same_on_all(command)
         if in_job:
             job_id, commands = in_directory_of(cluster, job, command)
         screen = OutputDisplay(invocation.console, cluster.nodes, True if invocation.console.json else fold)

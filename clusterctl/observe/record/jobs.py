@@ -52,9 +52,10 @@ def _with_states(jobs: Iterable[JobOverview], state_of: StateOf) -> Iterator[Job
         newest = job.newest
         if newest is not None and newest.state == LOST and newest.name not in older:
             state = state_of(newest.name)
-            job = replace(job, runs=(*job.runs[:-1], replace(newest, state=state)), state=state)  # noqa: PLW2901
+            yield replace(job, runs=(*job.runs[:-1], replace(newest, state=state)), state=state)
+        else:
+            yield job
         older |= {run.name for run in job.runs if run.name}
-        yield job
 
 
 def higher_is_better(name: str) -> bool:

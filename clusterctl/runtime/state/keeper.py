@@ -30,7 +30,7 @@ LARGEST = 1 << 20
 _PATIENCE_S = 120.0  # the supervisor ends a trainer that waits for a roll back
 
 
-class Kept(Protocol):
+class Stateful(Protocol):
     """A thing that has state."""
 
     def take(self) -> StateContent | None:
@@ -72,8 +72,8 @@ class StateKeeper:
         self._is_sync = client.mode.name == "sync"
         self.cuts = _schedule(env)
         self._every = self.cuts.by_purpose().get(CHECKPOINT)
-        self._kept: dict[str, Kept] = {}
-        self._late: dict[str, Kept] = {}
+        self._kept: dict[str, Stateful] = {}
+        self._late: dict[str, Stateful] = {}
         self._base = _restored_step(env)
         self._announced: set[int] = set()
         self._taken = -1  # the pushes at the last call of `take`
@@ -92,9 +92,9 @@ class StateKeeper:
         self.record_loops: Callable[[], Any] = lambda: None
         self._loop_end: int | None = None
         self._is_loaded = self._found is None
-        self._made: list[tuple[Kept, CopiedState]] = []  # the states of things before they were loaded
+        self._made: list[tuple[Stateful, CopiedState]] = []  # the states of things before they were loaded
 
-    def add(self, name: str, kept: Kept, *, late: bool = False) -> None:
+    def add(self, name: str, kept: Stateful, *, late: bool = False) -> None:
         """Add a thing, and load its state if there is one. One that is `late` only goes along with others, and is
         loaded when the loop begins.
         """

@@ -12,7 +12,8 @@ import pytest
 from agent.nodes import ask
 from clusterctl.agent.dispatch.adopt import adopt as adopt_here
 from clusterctl.agent.node.content import is_exact, is_verified, read_manifest
-from clusterctl.agent.node.jobs import find_job, list_jobs
+from clusterctl.agent.node.jobs import find_job
+from clusterctl.agent.node.runs import list_jobs
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, find_jobs, is_job_name, job_key
@@ -168,7 +169,7 @@ def test_a_directory_that_a_run_would_change_or_that_is_not_safe_is_refused_and_
 class LeavingPeer:
     """A control machine that leaves while files are being hashed."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         raise Gone
 
 

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import DropManifests, DropModelManifests, SendOrder
-from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known, LoggedValue, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import (
+    CheckpointRetention,
+    CompleteCheckpoint,
+    LoggedValue,
+    ModelRetention,
+)
 from clusterctl.common.run_spec import KeepBest
 
 AUC = KeepBest("auc", "max")
@@ -24,7 +29,7 @@ def add(retention: CheckpointRetention, *steps: int) -> list[int]:
     """Return the steps of the checkpoints that are kept after the last of these."""
     kept: list[str] = []
     for step in steps:
-        kept = retention.add(Known(tag(step), step))
+        kept = retention.add(CompleteCheckpoint(tag(step), step))
     return [int(name[5:]) for name in kept]
 
 
@@ -38,9 +43,9 @@ def test_the_newest_few_are_kept() -> None:
 
 
 def test_the_checkpoint_a_run_was_resumed_from_is_kept_until_enough_newer_ones_are_complete() -> None:
-    retention = CheckpointRetention(1, first=Known(tag(500), 500))
+    retention = CheckpointRetention(1, first=CompleteCheckpoint(tag(500), 500))
     assert add(retention, 600) == [600]
-    retention = CheckpointRetention(2, first=Known(tag(500), 500))
+    retention = CheckpointRetention(2, first=CompleteCheckpoint(tag(500), 500))
     assert add(retention, 600) == [500, 600]
     assert add(retention, 700) == [600, 700]
 
@@ -84,10 +89,10 @@ def test_without_sync_each_trainer_has_its_own_step() -> None:
     for step, value in ((5, 0.9), (8, 0.1)):
         retention.log(0, LoggedValue(step, value, 1.0))
     retention.log(1, LoggedValue(8, 0.9, 1.0))
-    assert retention.add(Known(tag(13), 13, (5, 8))) == [tag(13)]
+    assert retention.add(CompleteCheckpoint(tag(13), 13, (5, 8))) == [tag(13)]
     retention.log(0, LoggedValue(20, 0.8, 1.0))
     retention.log(1, LoggedValue(20, 0.8, 1.0))
-    assert retention.add(Known(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
+    assert retention.add(CompleteCheckpoint(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
 
 
 @settings(max_examples=200)
@@ -141,8 +146,8 @@ def test_the_newest_models_are_kept_and_the_one_of_the_best_checkpoint() -> None
     for pass_ in range(4):
         models.add(model(pass_), 10 * (pass_ + 1))
     models.add("mine", 20)
-    assert models.drop(Known(tag(20), 20)) == [model(0)]  # pass 1 ends with step 20
-    assert models.drop(Known(tag(25), 25)) == []  # pass 1 is the newest before it
+    assert models.drop(CompleteCheckpoint(tag(20), 20)) == [model(0)]  # pass 1 ends with step 20
+    assert models.drop(CompleteCheckpoint(tag(25), 25)) == []  # pass 1 is the newest before it
     assert models.drop(None) == [model(1)]
     assert models.drop(None) == []
 
@@ -166,9 +171,11 @@ def test_models_between_passes_count_as_those_of_passes_in_the_order_of_their_st
     models = ModelRetention(2, {"pass-00001": 20, "step-000000025": 25})
     for tag_, step in (("at-step-000000030", 30), ("at-step-000000040", 40), ("mine", 45)):
         models.add(tag_, step)
-    assert models.drop(Known(tag(35), 35)) == ["pass-00001"]
+    assert models.drop(CompleteCheckpoint(tag(35), 35)) == ["pass-00001"]
     models.add("pass-00002", 50)
-    assert models.drop(Known(tag(35), 35)) == []  # the model at step 30 is the newest before the best checkpoint
+    assert (
+        models.drop(CompleteCheckpoint(tag(35), 35)) == []
+    )  # the model at step 30 is the newest before the best checkpoint
     assert models.drop(None) == ["at-step-000000030"]
 
 

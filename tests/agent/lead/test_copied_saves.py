@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known, ModelRetention
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CompleteCheckpoint, ModelRetention
 from clusterctl.agent.lead.saving.copies import BEHIND_S, CopyPolicy
 from clusterctl.agent.lead.saving.saves import SaveTracker
 from clusterctl.common.manifest import checkpoint_tag, step_tag
@@ -25,7 +25,7 @@ class Cluster:
     """
 
     def __init__(self, keep: int, copies: int = 2, *, resumed: bool = False, best: KeepBest | None = None) -> None:
-        first = Known(checkpoint_tag(OLD), OLD) if resumed else None
+        first = CompleteCheckpoint(checkpoint_tag(OLD), OLD) if resumed else None
         models = ModelRetention(keep, {step_tag(OLD): OLD} if resumed else {})
         retention = CheckpointRetention(keep, best, first)
         sources = RINGS[copies] if copies > 1 else {}

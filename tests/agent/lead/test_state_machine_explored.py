@@ -197,9 +197,9 @@ class World:
 
     def _time(self, supervisor: Supervisor, choice: int) -> None:
         self.now += choice % 9
-        self.beat()
+        self.heartbeat()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         for supervisor in self.living():
             self.do(self.lead.alive(supervisor.node, self.now))
         self.do(self.lead.tick(self.now))
@@ -223,7 +223,7 @@ class World:
                     self._good_exit(supervisor, 0)
                     self._deliver(supervisor, 0)
             self.now += 1.0
-            self.beat()
+            self.heartbeat()
 
 
 POLICIES = st.builds(

@@ -9,7 +9,7 @@ import pytest
 from agent.plays import NODE_GRACE_S, Play
 from clusterctl.agent.lead.actions import Policy, SendOrder
 from clusterctl.agent.lead.restart_policy import FORGIVEN_AFTER_S
-from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CompleteCheckpoint
 
 THRICE = {"pserver": 3, "trainer": 3}
 APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]
@@ -139,7 +139,7 @@ def test_before_the_first_checkpoint_all_start_from_the_beginning() -> None:
 
 
 def test_a_resumed_run_does_not_begin_anew_if_its_only_checkpoint_cannot_be_loaded() -> None:
-    resumed = CheckpointRetention(3, None, Known("step-000000100", 100))
+    resumed = CheckpointRetention(3, None, CompleteCheckpoint("step-000000100", 100))
     play = Play(nodes=3, processes=APART, retention=resumed, policy=Policy(restarts=THRICE)).reach("running")
     play.exits("pserver", 1, -9)
     assert orders(play, "again")[-1]["recover"]["tag"] == "step-000000100"

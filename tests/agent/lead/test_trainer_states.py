@@ -8,7 +8,7 @@ import pytest
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import Policy
-from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Known
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CompleteCheckpoint
 from clusterctl.agent.lead.saving.cuts import CHECKPOINT
 
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_whose_state_is_damaged_is_discarded() -> None:
 
 
 def test_a_resumed_run_without_a_sound_checkpoint_fails() -> None:
-    first = CheckpointRetention(3, first=Known(tag(5), 5))
+    first = CheckpointRetention(3, first=CompleteCheckpoint(tag(5), 5))
     play = Play(nodes=2, retention=first).reach("running")
     lose_state(play, 1, attempt=1)
     assert play.lead.phase == "stopping"

@@ -10,7 +10,8 @@ import pytest
 
 from agent.specs import spec_json
 from clusterctl.agent.node import jobs
-from clusterctl.agent.node.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
+from clusterctl.agent.node.jobs import find_job, processes_now, run_state
+from clusterctl.agent.node.runs import describe, list_jobs, mark_ended
 from clusterctl.agent.operations.names import find_named
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json

@@ -219,7 +219,7 @@ def test_a_follower_without_interest_in_events_gets_none(node: Node) -> None:
 
 def test_a_search_that_finds_nothing_sends_heartbeats(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control machine would otherwise take the node for dead while it searches gigabytes."""
-    monkeypatch.setattr(peer_module, "BEAT_S", 0.0)
+    monkeypatch.setattr(peer_module, "HEARTBEAT_EVERY_S", 0.0)
     monkeypatch.setattr(log_files, "READ_BYTES", 10)
     node.say(1, "trainer6", "nothing\n" * 20)
     for request in ({}, {"tail": 3}):

@@ -18,7 +18,7 @@ from agent.wires import free_ports
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of, local_addresses
 from clusterctl.agent.node.jobs import is_free
-from clusterctl.agent.node.locks import JobLock, dispatch_lock
+from clusterctl.agent.node.locks import DispatchLock, JobLock
 from clusterctl.agent.node.reachability import Answerer, ProbeTarget, try_all
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths
@@ -215,7 +215,7 @@ def test_only_processes_of_jobs_without_a_holder_are_leftovers(tmp_path: Path) -
 
 def test_an_abandoned_dispatch_is_a_leftover(tmp_path: Path) -> None:
     (tmp_path / ".clusterctl/incoming/half").mkdir(parents=True)
-    with dispatch_lock(tmp_path, {"by": "me"}):
+    with DispatchLock(tmp_path, {"by": "me"}):
         assert facts.half_dispatched(tmp_path) == []
     assert facts.half_dispatched(tmp_path) == ["half"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent.node.jobs import list_jobs
-from clusterctl.agent.node.locks import Holder, dispatch_lock, holder_of
+from clusterctl.agent.node.locks import DispatchLock, Holder, holder_of
+from clusterctl.agent.node.runs import list_jobs
 from clusterctl.agent.operations.prune import disk_bytes, find_content
 from clusterctl.cluster.bundle import boot_program
 from clusterctl.common.files import delete, write_json
@@ -106,7 +106,7 @@ def test_a_job_with_running_processes_is_kept(root: Path) -> None:
 def test_nothing_is_removed_while_a_dispatch_is_under_way(root: Path) -> None:
     make_job(root, OLD)
     with (
-        dispatch_lock(root, {"by": "ada@desk"}),
+        DispatchLock(root, {"by": "ada@desk"}),
         pytest.raises(NodeError, match=r"is running on this node \(by ada@desk\)"),
     ):
         remove(root.parent, OLD)

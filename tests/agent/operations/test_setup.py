@@ -17,7 +17,7 @@ import pytest
 
 from agent.nodes import PYTHONS, PipeCluster, ask, asked
 from agent.specs import make_spec
-from clusterctl.agent.node.locks import environments_lock
+from clusterctl.agent.node.locks import EnvironmentsLock
 from clusterctl.agent.operations.setup import facts
 from clusterctl.agent.packages.venvs import Venvs, find_for_job, in_environment
 from clusterctl.agent.packages.wheel_install import shebang
@@ -290,7 +290,7 @@ def test_prune_and_setup_exclude_each_other(tmp_path: Path) -> None:
         ]
         call.send({"do": "build", "lock": lock})
         assert call.result() == {"environment": made, "built": False, "builder": None, "problem": None}
-    with environments_lock(home / "root", "prune", 0) as holder:
+    with EnvironmentsLock(home / "root", "prune", 0) as holder:
         assert holder is None
         with pytest.raises(RefusedError, match=rf"a prune \(pid {os.getpid()}\) is running on this node"):
             ask(home, REQUEST)

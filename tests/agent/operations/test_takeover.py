@@ -152,7 +152,7 @@ def test_the_control_machine_hears_what_a_start_waits_for(
     run: RunPaths, peer: Peer, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(peer, "beat", lambda **news: heard.append(news))
+    monkeypatch.setattr(peer, "heartbeat", lambda **news: heard.append(news))
     wait(run, peer, world)
     assert heard[0] == {"waits": "waiting for an earlier run on n7 to end"}
 

@@ -58,7 +58,7 @@ def test_a_supervisor_that_did_not_run_for_a_while_records_it_once(
     written = begin(run)
     for passed in (SNAPSHOT_S, SNAPSHOT_S + PAUSED_S, SNAPSHOT_S + PAUSED_S + 40.0, SNAPSHOT_S):
         clock[0] += passed
-        written.beat()
+        written.heartbeat()
     (paused,) = events(run)
     assert (paused["event"], paused["paused_s"]) == ("paused", PAUSED_S + 40.0)
 
@@ -71,7 +71,7 @@ def test_cpu_and_memory_of_live_processes_are_recorded_every_ten_seconds(
     children = [Alive("trainer", 4, pid=1), Alive("pserver", 2, pid=2, attempt=3), Alive("trainer", 5, pid=None)]
     log = EventLog(run, 0, lambda: children, lambda: now[0])
     for second in range(36):
-        log.beat()
+        log.heartbeat()
         now[0] += 1.0
         used_s[1] += 0.5 if second < 10 else 2.0
         used_s[2] += 0.125
@@ -111,7 +111,7 @@ def test_a_pause_is_recorded_before_the_events_detected_after_it(
     written = begin(run)
     clock[0] += 60.0
     written.record({"event": "lost", "node": 3, "message": "gone"})
-    written.beat()
+    written.heartbeat()
     assert [event["event"] for event in events(run)] == ["paused", "lost"]
 
 

@@ -303,7 +303,7 @@ TERM_S = st.sampled_from((0.0, 0.0, 2.0, None))
 
 def stub(*_: object, **__: object) -> SimpleNamespace:
     """A part of the supervisor that does nothing."""
-    names = "record forward beat count_killed write_state take_over receive keep log show_stacks close release"
+    names = "record forward heartbeat count_killed write_state take_over receive keep log show_stacks close release"
     return SimpleNamespace(**dict.fromkeys(names.split(), lambda *_: None), ports={})
 
 

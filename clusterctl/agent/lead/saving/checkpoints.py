@@ -89,7 +89,9 @@ class CheckpointTracker:
     def keep(self, message: KeptReport) -> list[Action]:
         """Handle a complete checkpoint, whose manifest is in place: older ones may go."""
         tag = message["tag"]
-        stay = self._retention.add(Known(tag, message["step"], message["steps"]), self._held(checkpoint=True))
+        stay = self._retention.add(
+            CompleteCheckpoint(tag, message["step"], message["steps"]), self._held(checkpoint=True)
+        )
         event: events.SavedEvent = {
             "event": "saved",
             "tag": tag,
@@ -121,7 +123,7 @@ class CheckpointTracker:
         return [*(self._keep(stay) if stay else []), *self._drop_models()]
 
     @property
-    def newest(self) -> Known | None:
+    def newest(self) -> CompleteCheckpoint | None:
         """The newest complete checkpoint, perhaps the one from which the run was resumed."""
         return self._retention.newest
 
@@ -160,7 +162,7 @@ class LoggedValue(NamedTuple):
     weight: float
 
 
-class Known(NamedTuple):
+class CompleteCheckpoint(NamedTuple):
     """A complete checkpoint; `steps` are those of the trainers by rank, if each has its own."""
 
     tag: str
@@ -173,10 +175,10 @@ class CheckpointRetention:
     that stay in addition.
     """
 
-    def __init__(self, keep: int, best: KeepBest | None = None, first: Known | None = None) -> None:
+    def __init__(self, keep: int, best: KeepBest | None = None, first: CompleteCheckpoint | None = None) -> None:
         self._keep = keep
         self._best = best
-        self._known: list[Known] = [first] if first else []
+        self._known: list[CompleteCheckpoint] = [first] if first else []
         self.resumed = first is not None
         self.first = {first.tag} if first else set()
         self._scores: dict[str, float | None] = {}
@@ -189,7 +191,7 @@ class CheckpointRetention:
             logs.append(logged)
             del logs[:-MOST_LOGS]
 
-    def add(self, new: Known, held: Collection[str] = ()) -> list[str]:
+    def add(self, new: CompleteCheckpoint, held: Collection[str] = ()) -> list[str]:
         """Add a complete checkpoint. Return the tags that stay, the newest last."""
         self._known = sorted([*(k for k in self._known if k.tag != new.tag), new], key=lambda known: known.step)
         if self._best is not None:
@@ -204,12 +206,12 @@ class CheckpointRetention:
         return [k.tag for k in self._known] if len(self._known) < len(before) else []
 
     @property
-    def newest(self) -> Known | None:
+    def newest(self) -> CompleteCheckpoint | None:
         """The checkpoint from which a run continues if it rolls back."""
         return self._known[-1] if self._known else None
 
     @property
-    def best(self) -> Known | None:
+    def best(self) -> CompleteCheckpoint | None:
         """The best checkpoint by the metric of KEEP_BEST."""
         tag = self._find_best()
         return next((known for known in self._known if known.tag == tag), None)
@@ -227,7 +229,7 @@ class CheckpointRetention:
         """True if there are enough checkpoints that those of older runs are not needed."""
         return len(self._known) >= self._keep and self._best is None
 
-    def _settle(self, newest: Sequence[Known]) -> None:
+    def _settle(self, newest: Sequence[CompleteCheckpoint]) -> None:
         for known in newest:
             score = self._score(known)
             if score is not None or known.tag not in self._scores:
@@ -236,13 +238,13 @@ class CheckpointRetention:
             at = self._last_at(rank, newest[0])
             del logs[: at or 0]
 
-    def _score(self, known: Known) -> float | None:
+    def _score(self, known: CompleteCheckpoint) -> float | None:
         """The mean, by weight, of the last value that each trainer logged at or before the cut."""
         values = [self._logs[rank][at] for rank in self._logs if (at := self._last_at(rank, known)) is not None]
         weight = sum(logged.weight for logged in values)
         return sum(logged.value * logged.weight for logged in values) / weight if weight else None
 
-    def _last_at(self, rank: int, known: Known) -> int | None:
+    def _last_at(self, rank: int, known: CompleteCheckpoint) -> int | None:
         step = known.steps[rank] if rank < len(known.steps) else known.step
         return max((at for at, logged in enumerate(self._logs[rank]) if logged.step <= step), default=None)
 
@@ -272,7 +274,7 @@ class ModelRetention:
         if is_scheduled_tag(tag):
             self._steps[tag] = step
 
-    def drop(self, best: Known | None, held: Collection[str] = ()) -> list[str]:
+    def drop(self, best: CompleteCheckpoint | None, held: Collection[str] = ()) -> list[str]:
         """Return the tags of the models to remove, oldest first, and forget them. Those `held` stay."""
         tags = sorted(self._steps, key=lambda tag: (self._steps[tag], pass_of(tag) is not None, len(tag), tag))
         if self._keep is None:

@@ -1,4 +1,4 @@
-"""Control machines that vanish without a sign: beats, and agents that end without them."""
+"""Control machines that vanish without a sign: heartbeats, and agents that end without them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
 from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
 from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
-from clusterctl.cluster.beats import AgentInput, Heartbeats
 from clusterctl.cluster.bundle import PACKAGE, boot_program
+from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 from clusterctl.cluster.kept_agents import FILES_EACH, OTHER_FILES, KeptAgents
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.common.errors import Gone
@@ -56,28 +56,28 @@ def agents(*inputs: Input) -> list[AgentInput]:
     return [AgentInput(one) for one in inputs]  # type: ignore[arg-type]
 
 
-def test_all_agents_get_beats_from_one_thread_which_ends_with_the_last_of_them() -> None:
+def test_all_agents_get_heartbeats_from_one_thread_which_ends_with_the_last_of_them() -> None:
     inputs = [Input(), Input(broken=True), Input()]
-    beats = Heartbeats(0.01)
+    heartbeats = Heartbeats(0.01)
     for one_agent in agents(*inputs):
-        beats.add(one_agent)
-    assert [thread.name for thread in threading.enumerate()].count("beats") == 1
+        heartbeats.add(one_agent)
+    assert [thread.name for thread in threading.enumerate()].count("heartbeats") == 1
     for one in inputs:
         one.heard.clear()
         assert one.heard.wait(30)  # again and again
-    for one_agent in list(beats._inputs):
-        beats.remove(one_agent)
-    assert wait_until(lambda: "beats" not in [thread.name for thread in threading.enumerate()])
+    for one_agent in list(heartbeats._inputs):
+        heartbeats.remove(one_agent)
+    assert wait_until(lambda: "heartbeats" not in [thread.name for thread in threading.enumerate()])
     assert set(inputs[0].written) == {ord("\n")}
 
 
-def test_no_beat_gets_into_bulk_data() -> None:
+def test_no_heartbeat_gets_into_bulk_data() -> None:
     served, other = Input(), Input()
     first, second = agents(served, other)
-    beats = Heartbeats(0.001)
+    heartbeats = Heartbeats(0.001)
     with first.turn:
         for one in (first, second):
-            beats.add(one)
+            heartbeats.add(one)
         first.write(b"first")
         other.heard.clear()
         assert other.heard.wait(30)
@@ -87,7 +87,7 @@ def test_no_beat_gets_into_bulk_data() -> None:
         assert served.written == b"firstsecond"
     assert wait_until(lambda: served.written.endswith(b"\n"))
     for one in (first, second):
-        beats.remove(one)
+        heartbeats.remove(one)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def pipes() -> Iterator[tuple[int, int, int, int]]:
         os.close(fd)
 
 
-def test_beats_that_a_busy_agent_left_unread_count(pipes: tuple[int, int, int, int]) -> None:
+def test_heartbeats_that_a_busy_agent_left_unread_count(pipes: tuple[int, int, int, int]) -> None:
     incoming, outgoing, to_agent, _ = pipes
     peer = Peer(incoming, outgoing, silence_s=0.05)
     os.write(to_agent, b"\n\n")
@@ -115,7 +115,7 @@ def test_beats_that_a_busy_agent_left_unread_count(pipes: tuple[int, int, int, i
         peer.receive()
 
 
-def test_beats_are_no_messages_and_what_follows_them_is_bulk(pipes: tuple[int, int, int, int]) -> None:
+def test_heartbeats_are_no_messages_and_what_follows_them_is_bulk(pipes: tuple[int, int, int, int]) -> None:
     incoming, outgoing, to_agent, _ = pipes
     peer = Peer(incoming, outgoing, b'\n{"a":', 30)
     os.write(to_agent, b'1}\n\n\n{"bulk":3}\n\n\n\n\n{"b":2}\n')
@@ -126,7 +126,7 @@ def test_beats_are_no_messages_and_what_follows_them_is_bulk(pipes: tuple[int, i
     assert peer.arrived() is None
 
 
-def test_an_agent_whose_output_nobody_reads_ends_without_beats_only(pipes: tuple[int, int, int, int]) -> None:
+def test_an_agent_whose_output_nobody_reads_ends_without_heartbeats_only(pipes: tuple[int, int, int, int]) -> None:
     incoming, outgoing, to_agent, _ = pipes
     peer = Peer(incoming, outgoing, silence_s=0.3)
     ended = threading.Event()
@@ -239,7 +239,7 @@ def test_a_dispatch_whose_control_machine_vanishes_ends_and_releases_its_lock(
     assert sorted(path.name for path in (home / "root").iterdir()) == [".clusterctl", JOB]
 
 
-def test_a_dispatch_goes_on_while_beats_arrive(tmp_path: Path) -> None:
+def test_a_dispatch_goes_on_while_heartbeats_arrive(tmp_path: Path) -> None:
     cluster, transport = cluster_of(tmp_path)
     call = begin_dispatch(cluster)
     carrier, pid = the_carrier(transport)

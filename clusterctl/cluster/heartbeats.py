@@ -7,14 +7,14 @@ import threading
 
 from clusterctl.transport import RemoteProcess
 
-BEAT = b"\n"  # a single byte is never sent by halves
+HEARTBEAT = b"\n"  # a single byte is never sent by halves
 STALL_S = 120.0  # time limit for an agent that stops reading its input: longer than any disk stalls
 
 
 class AgentInput:
-    """The input of an agent: messages and beats, one at a time. Thread-safe.
+    """The input of an agent: messages and heartbeats, one at a time. Thread-safe.
 
-    Whoever announces bulk data keeps its `turn` until all of it is written: a beat would be taken for a part of it.
+    Whoever announces bulk data keeps its `turn` until all of it is written: a heartbeat would count as a part of it.
     """
 
     def __init__(self, process: RemoteProcess) -> None:
@@ -25,13 +25,15 @@ class AgentInput:
         with self.turn:
             self.process.write(data, stall_s=STALL_S)
 
-    def beat(self) -> None:
-        """Send a beat, unless something else is just being sent, or the agent leaves so much unread that none fits."""
+    def heartbeat(self) -> None:
+        """Send a heartbeat, unless something else is being sent, or the agent leaves so much unread that none fits."""
         if not self.turn.acquire(blocking=False):
             return
         try:
-            with contextlib.suppress(Exception):  # the thread that serves the node sees it too, and others need beats
-                self.process.write(BEAT, stall_s=0)
+            with contextlib.suppress(
+                Exception
+            ):  # the thread that serves the node sees it too, and others need heartbeats
+                self.process.write(HEARTBEAT, stall_s=0)
         finally:
             self.turn.release()
 
@@ -49,7 +51,7 @@ class Heartbeats:
         with self._changed:
             self._inputs.add(agent)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._beat, name="beats", daemon=True)
+                self._thread = threading.Thread(target=self._heartbeat, name="heartbeats", daemon=True)
                 self._thread.start()
 
     def remove(self, agent: AgentInput) -> None:
@@ -57,7 +59,7 @@ class Heartbeats:
             self._inputs.discard(agent)
             self._changed.notify_all()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: not self._inputs, self.every_s):
@@ -65,4 +67,4 @@ class Heartbeats:
                     return
                 inputs = list(self._inputs)
             for agent in inputs:
-                agent.beat()
+                agent.heartbeat()
