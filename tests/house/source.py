@@ -18,6 +18,7 @@ SHIPPED = (
 )  # sent to the nodes, with the package's __init__
 
 
+@cache
 def paths() -> dict[str, Path]:
     """Return the file of each module; names lack `clusterctl.`, and a package has the name of its folder."""
     files = {}
@@ -63,18 +64,18 @@ def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" if ours else node.module for alias in node.names)
 
 
-def imported(module: str) -> set[str]:
+@cache
+def imported(module: str) -> frozenset[str]:
     """Return the modules of clusterctl that a module imports anywhere, except the package's root."""
     known = paths()
     names = {name.partition(".")[2] for name in imports(module) if name.partition(".")[0] == "clusterctl"}
-    return {name if name in known else name.rpartition(".")[0] for name in names} - {module, ""}
+    return frozenset({name if name in known else name.rpartition(".")[0] for name in names} - {module, ""})
 
 
-def calls(module: str) -> Iterator[str]:
+@cache
+def calls(module: str) -> list[str]:
     """Return the functions that a module calls, as written: `print`, `sys.exit`."""
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func)
+    return [ast.unparse(node.func) for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
 
 
 def arrows(package: str) -> set[tuple[str, str]]:

@@ -31,14 +31,19 @@ def processes_with_environment(name: str, *values: str) -> list[Proc]:
 
 
 def processes_below(directory: Path) -> list[Proc]:
-    """Return the other live processes that have a file below a directory open or as an argument."""
+    """Return the other live processes that have a file below a directory open or as an argument.
+
+    A process without a command line has run its last instruction: the kernel has removed its memory, and closes its
+    files next.
+    """
     matches: list[Proc] = []
     for pid in _pids():
-        if pid != os.getpid() and not _is_zombie(pid):
+        command = _command(pid)
+        if pid != os.getpid() and command:
             with contextlib.suppress(OSError):
                 links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
-                if f"{directory}/" in _command(pid) or any(link.startswith(f"{directory}/") for link in links):
-                    matches.append(Proc(pid, _command(pid)))
+                if f"{directory}/" in command or any(link.startswith(f"{directory}/") for link in links):
+                    matches.append(Proc(pid, command))
     return matches
 
 
@@ -120,11 +125,6 @@ def _stat(pid: int) -> list[bytes]:
     except OSError:
         return []
     return stat[stat.rindex(b")") + 2 :].split()
-
-
-def _is_zombie(pid: int) -> bool:
-    stat = _stat(pid)
-    return not stat or stat[0] in (b"Z", b"X")
 
 
 def _command(pid: int) -> str:
