@@ -25,6 +25,7 @@ def trainer(given: dict[str, Any]) -> None:
     watch = bench.Stopwatch()
     with connect() as ps:
         w = ps.dense("w", shape=len(gradient), rule=SGD(RATE))
+        assert w.value[-1] == 0  # its first use makes a table
         watch.tick()
         for _ in ps.steps(lambda pass_, rng: itertools.count(), passes=1):
             ps.push({w: gradient}, samples=1)

@@ -32,6 +32,7 @@ def trainer(given: dict[str, Any]) -> None:
     watch = bench.Stopwatch()
     with connect() as ps:
         w = ps.dense("w", len(gradient), Momentum(0.7, 0.9, nesterov=True), wire=given["form"])
+        assert w.value[-1] == 0  # its first use makes a table
         first = sent[0], received[0]
         watch.tick()
         for _ in ps.steps(lambda pass_, rng: itertools.count(), passes=1):
