@@ -6,16 +6,18 @@ import os
 import shlex
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, ConfigError, NodeError, UnreachableError
+from clusterctl.errors import ClusterctlError, ConfigError, NodeError, RefusedError, UnreachableError
 from clusterctl.fake import find_down
 
 
 def explained(error: ClusterctlError, conf: Path | None) -> ClusterctlError:
     """Return the error to report instead of `error`, which nodes of `conf` gave: that their fake cluster is down.
 
-    Returns `error` if they are no fake nodes, or their cluster is up.
+    Another server may have got the port of a node, whose host key then seems to have changed. Returns `error` if they
+    are no fake nodes, or their cluster is up.
     """
-    if conf is None or not isinstance(error, NodeError | ConfigError):
+    refused_by_nodes = isinstance(error, RefusedError) and (error.node is not None or "nodes" in error.details)
+    if conf is None or not (refused_by_nodes or isinstance(error, NodeError | ConfigError)):
         return error
 
     down = find_down(conf)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl import fake
+from clusterctl.cli.fake_down import explained
+from clusterctl.errors import RefusedError
 from fake.test_fake_cluster import kill_servers
 from support.person import on_terminal, read_until
 
@@ -56,7 +58,12 @@ def test_a_cluster_whose_servers_died_is_reported_and_the_hint_brings_it_up(
         assert "the fake cluster in fake is down\n" in run(*command, code=3).stderr
         error = json.loads(run("--json", *command, code=3).stdout)["error"]
         assert (error["kind"], error["message"]) == ("unreachable", "the fake cluster in fake is down")
+    taken = RefusedError("the host key of 127.0.0.1 has CHANGED", node="node0")  # another server has its port
+    assert "is down" in explained(taken, directory / "conf.py").message
+    own = RefusedError("there is such a file")
+    assert explained(own, directory / "conf.py") is own
     paste(run, error["hint"])
+    assert explained(taken, directory / "conf.py") is taken
     assert run("jobs").stdout.startswith("no jobs")
     assert (len(fake.status(directory).nodes), fake.status(directory).backend) == (2, backend)
 
