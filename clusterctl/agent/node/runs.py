@@ -53,12 +53,18 @@ def _read(run: RunPaths, kind: type[Spec]) -> Spec:
         raise AgentError(f"{run.spec} is not the spec of a run: {exc}") from exc
 
 
-def describe(job: JobPaths, run_name: str | None = None, *, over: bool = False) -> dict[str, Any]:
-    """Return the state of a run of a job and of its processes. `over`: as for `run_state`."""
+def find_run(job: JobPaths, run_name: str | None) -> tuple[RunPaths, RunSummary] | None:
+    """Return the named run, else the newest, and the summary of its spec; None if there is none.
+
+    Raises AgentError if its spec is damaged.
+    """
     run = pick_run(job, run_name)
-    if run is None or not run.spec.is_file():
-        return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
-    return describe_run(run, _read(run, RunSummary), over=over)
+    return None if run is None or not run.spec.is_file() else (run, _read(run, RunSummary))
+
+
+def describe_dispatched(job: JobPaths) -> dict[str, Any]:
+    """Return what `status` shows of a job without a run."""
+    return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
 
 
 def _about(job: JobPaths) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def _about(job: JobPaths) -> dict[str, Any]:
 
 
 def describe_run(run: RunPaths, spec: RunSpec | RunSummary, *, over: bool = False) -> dict[str, Any]:
-    """Do the same as `describe` for a run whose spec has been read."""
+    """Return the state of a run and of its processes. `over`: as for `run_state`."""
     state = read_state(run)
     now = run_state(run, state, over=over)
     engine = spec.training.engine

@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterctl.agent.node.jobs import find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, LogReader
-from clusterctl.agent.node.runs import describe, describe_run, need_spec
+from clusterctl.agent.node.runs import describe_dispatched, describe_run, need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
 from clusterctl.common.paths import RunPaths, expand_program, log_stem
@@ -45,7 +45,7 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
     if run is None or not run.spec.is_file():
-        return {**describe(job, request.get("run")), "events": [], "outputs": []}
+        return {**describe_dispatched(job), "events": [], "outputs": []}
     spec = need_spec(run)
     about = describe_run(run, spec, over=over)
     printed = PrintedLines()

@@ -11,7 +11,7 @@ import pytest
 from agent.specs import spec_json
 from clusterctl.agent.node import jobs
 from clusterctl.agent.node.jobs import find_job, processes_now, run_state
-from clusterctl.agent.node.runs import describe, list_jobs, mark_ended
+from clusterctl.agent.node.runs import describe_dispatched, describe_run, find_run, list_jobs, mark_ended
 from clusterctl.agent.operations.names import find_named
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
@@ -22,6 +22,11 @@ FIRST, SECOND = "JOB20261121-081530", "JOB20261121-081530-2"
 ME = identify(os.getpid())
 GONE = (2**22 + 1, 1, "boot")
 ENDED = {"state": "succeeded", "cause": None}
+
+
+def describe(job: JobPaths, name: str | None = None, *, over: bool = False) -> dict[str, Any]:
+    found = find_run(job, name)
+    return describe_dispatched(job) if found is None else describe_run(*found, over=over)
 
 
 def make(root: Path, *names: str) -> None:
