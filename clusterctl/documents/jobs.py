@@ -25,6 +25,10 @@ class RunLabel(TypedDict, total=False):
     name: str
 
 
+def run_label(name: str | None) -> RunLabel:
+    return {"name": name} if name else {}
+
+
 class ScheduledPart(TypedDict, total=False):
     """A job that was submitted, as seen from outside its nodes."""
 
@@ -62,7 +66,7 @@ class AdoptedDocument(TypedDict):
 
 
 class StartedFrom(TypedDict, total=False):
-    """What a run was started from, if not from a workspace alone."""
+    """What a run starts from besides its workspace."""
 
     resumed: Resumed  # the checkpoint
     loaded: Resumed  # the model
@@ -90,7 +94,7 @@ class DetachedStart(StartDocument):
 
 class RejoinedNode(NodeHead):
     run: str
-    did: str  # joined, told or ended
+    did: str  # "joined"; "told" if it was in the run already; "ended" if that is over
 
 
 class RejoinDocument(TypedDict):
@@ -138,7 +142,7 @@ class MissedSave(TypedDict):
 
 
 class StatusNotes(TypedDict, total=False):
-    """What a run may have besides."""
+    """Problems of a run, left out if it has none."""
 
     cut_dropped: MissedSave
     warnings: list[RunWarning]

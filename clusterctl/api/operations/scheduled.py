@@ -9,7 +9,7 @@ from clusterctl import schedulers
 from clusterctl.api.operations import references
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
-from clusterctl.documents.jobs import StatusDocument, StopDocument, WhyNoRun
+from clusterctl.documents.jobs import ScheduledPart, StatusDocument, StopDocument, WhyNoRun
 from clusterctl.errors import NodeError
 from clusterctl.observe.record.references import Reference, need_newest
 from clusterctl.schedulers import JobWatch, NoRunError, ScheduledJob
@@ -81,6 +81,11 @@ def printed_last(job: ScheduledJob) -> list[str]:
             return f.read().decode(errors="replace").splitlines()[-LINES:]
     except OSError:
         return []
+
+
+def scheduled_part(scheduled: JobWatch | None) -> ScheduledPart:
+    """Return the part of a document about the job of a scheduler; empty if it is none."""
+    return {"scheduler": scheduled.now().to_json()} if scheduled is not None else {}
 
 
 def status_json(job: ScheduledJob) -> StatusDocument:

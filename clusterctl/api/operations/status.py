@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from clusterctl.api.operations.references import job_name
+from clusterctl.api.operations.scheduled import scheduled_part
 from clusterctl.cluster import Cluster
 from clusterctl.common.schema import typed, types_of
-from clusterctl.documents.jobs import ProcessDocument, RunLabel, ScheduledPart, StatusDocument, StatusNotes
+from clusterctl.documents.jobs import ProcessDocument, StatusDocument, StatusNotes, run_label
 from clusterctl.observe.record.model import OccasionalFigures, ProcessRecord
 from clusterctl.observe.record.status import JobStatus
 from clusterctl.schedulers import JobWatch
@@ -15,8 +16,6 @@ OCCASIONAL = tuple(types_of(OccasionalFigures))
 
 def document(cluster: Cluster, current: JobStatus, scheduled: JobWatch | None = None) -> StatusDocument:
     """Return the document of `status --json`, of a job of a scheduler if it is `scheduled`."""
-    scheduler: ScheduledPart = {"scheduler": scheduled.now().to_json()} if scheduled is not None else {}
-    name: RunLabel = {"name": current.members.name} if current.members.name else {}
     notes: StatusNotes = {}
     if dropped := current.cut_dropped:
         trainers = list(dropped["trainers"])
@@ -26,7 +25,7 @@ def document(cluster: Cluster, current: JobStatus, scheduled: JobWatch | None = 
     return {
         "job": current.job,
         "run": current.run,
-        **name,
+        **run_label(current.members.name),
         "state": current.state,
         "job_workspace": job_name(cluster.settings, cluster.inventory, current.job),
         **current.members.to_json(),
@@ -34,7 +33,7 @@ def document(cluster: Cluster, current: JobStatus, scheduled: JobWatch | None = 
         **notes,
         "processes": [_process(process) for process in current.processes],
         "nodes": current.nodes,
-        **scheduler,
+        **scheduled_part(scheduled),
     }
 
 

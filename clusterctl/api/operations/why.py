@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from clusterctl.api.operations.scheduled import was_ended
+from clusterctl.api.operations.scheduled import scheduled_part, was_ended
 from clusterctl.cluster import Cluster
-from clusterctl.documents.jobs import IncidentDocument, RunLabel, ScheduledPart, WhyDocument
+from clusterctl.documents.jobs import IncidentDocument, WhyDocument, run_label
 from clusterctl.errors import ClusterctlError
 from clusterctl.observe.record.references import Reference
 from clusterctl.observe.record.status import unheard
@@ -31,9 +31,7 @@ def problem(report: WhyReport, of: int) -> ClusterctlError | None:
 
 def document(report: WhyReport, scheduled: JobWatch | None = None) -> WhyDocument:
     """Return the document of `why --json`, of a job of a scheduler if it is `scheduled`."""
-    scheduler: ScheduledPart = {"scheduler": scheduled.now().to_json()} if scheduled is not None else {}
     known, by_id, last = report.explanation, report.members.by_id, report.explanation.checkpoint
-    name: RunLabel = {"name": report.members.name} if report.members.name else {}
 
     def incident(one: Incident) -> IncidentDocument:
         return _incident(one, by_id[one.node].where if one.node in by_id else None)
@@ -41,7 +39,7 @@ def document(report: WhyReport, scheduled: JobWatch | None = None) -> WhyDocumen
     return {
         "job": report.job,
         "run": report.members.run,
-        **name,
+        **run_label(report.members.name),
         "state": report.state,
         **report.members.to_json(),
         "cause": incident(known.cause) if known.cause else None,
@@ -62,7 +60,7 @@ def document(report: WhyReport, scheduled: JobWatch | None = None) -> WhyDocumen
             {"node": node.node, "offset_s": node.offset_s, "margin_s": node.margin_s} for node in report.reports
         ],
         "unknown": [{"node": error.node, "message": error.message} for error in report.errors],
-        **scheduler,
+        **scheduled_part(scheduled),
     }
 
 

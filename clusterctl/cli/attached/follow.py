@@ -17,7 +17,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.screen.keys import Pressed, keys
 from clusterctl.cli.screen.log_feed import LogFeed
 from clusterctl.cluster import Cluster
-from clusterctl.documents.jobs import DetachedStart, RunLabel, StartDocument, StartedFrom, StartedRun
+from clusterctl.documents.jobs import DetachedStart, StartDocument, StartedFrom, StartedRun, run_label
 from clusterctl.errors import JobFailedError
 from clusterctl.escape import clean
 from clusterctl.inventory import nodeset
@@ -109,11 +109,17 @@ def _watch(follower: Iterable[News | None], display: Display, pressed: Pressed, 
 
 def identity(run: Launch) -> StartedRun:
     """Return the part of a document about a run that was started."""
-    name: RunLabel = {"name": run.name} if run.name else {}
     origin: StartedFrom = {}
     if run.origin is not None:
         origin["resumed" if isinstance(run.origin, Resume) else "loaded"] = run.origin.to_json()
-    return {"job": run.job, "run": run.run, **name, "members": run.members, "left_out": run.left_out_json(), **origin}
+    return {
+        "job": run.job,
+        "run": run.run,
+        **run_label(run.name),
+        "members": run.members,
+        "left_out": run.left_out_json(),
+        **origin,
+    }
 
 
 def _title(cluster: Cluster, run: Launch) -> str:
