@@ -15,17 +15,17 @@ def hold(supervisor: int | None) -> None:
     On TERM, by which the scheduler announces the end of its patience, the run of the supervisor with that pid stops.
     """
 
-    def stop(number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if supervisor is not None and not has_ended:
-                os.kill(supervisor, signal.SIGTERM)
-
-    has_ended = False
-    signal.signal(signal.SIGTERM, stop)
+    signals = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # a handler would not end a wait that begins just then
     adopt_orphans()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # they lead to a control machine that does not listen any more
         os.dup2(nowhere, stream)
+    has_ended = False
     with contextlib.suppress(ChildProcessError):
         while True:
-            has_ended |= os.wait()[0] == supervisor
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+            has_ended |= ended == supervisor
+            if not ended and signal.sigwait(signals) == signal.SIGTERM and supervisor is not None and not has_ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(supervisor, signal.SIGTERM)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from clusterctl.common.manifest import build_manifest, write_manifest
+from clusterctl.common.procfs import stat_fields
 from clusterctl.runtime import load_model
+from support.processes import wait_until
 from tests.runtime.cluster import DEADLINE_S, Process, make_job, process_cluster
 
 TRAIN = """
@@ -101,6 +103,35 @@ def test_sigterm_ends_a_pserver_promptly(tmp_path: Path) -> None:
         began = time.monotonic()
         assert server.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
         assert time.monotonic() - began < 30
+
+
+UNWOKEN = """
+import signal, sys, threading
+from clusterctl.runtime.pserver.__main__ import main
+
+def take():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Event().wait()
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+threading.Thread(target=take, daemon=True).start()
+sys.exit(main())
+"""
+
+
+def test_sigterm_ends_a_pserver_whose_wait_it_did_not_interrupt(tmp_path: Path) -> None:
+    """As one that comes just before the wait: here another thread takes it, so the main thread is not woken."""
+    make_job(tmp_path, 1, 0)
+    pserver = Process(tmp_path, "pserver", 0, ["-c", UNWOKEN], ())
+    try:
+        pserver.until("ready")
+        pserver.send("ping")
+        pserver.until("pong")  # its lanes run
+        assert wait_until(lambda: (stat_fields(pserver.process.pid) or "R")[0] == "S")  # the main thread waits
+        pserver.process.send_signal(signal.SIGTERM)
+        assert pserver.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    finally:
+        pserver.reap()
 
 
 def test_a_taken_port_is_skipped_and_having_no_free_port_is_an_error(tmp_path: Path) -> None:

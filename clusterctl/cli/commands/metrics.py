@@ -39,7 +39,8 @@ def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
             _warn(invocation, error)
         cluster.watch = unwatched  # no progress of scrapes
         reader.on_change = lambda now: _warn(invocation, now)
-        threading.Event().wait()
+        while not threading.Event().wait(1.0):  # an interrupt just before a wait does not end it
+            pass
 
 
 def _warn(invocation: Invocation, error: ClusterctlError | None) -> None:
