@@ -16,7 +16,7 @@ def hold(supervisor: int | None) -> None:
     """
 
     signals = {signal.SIGCHLD, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # a handler would not end a wait that begins just then
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # a handler misses one that comes just before a wait
     adopt_orphans()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # they lead to a control machine that does not listen any more

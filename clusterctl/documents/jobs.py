@@ -66,7 +66,7 @@ class AdoptedDocument(TypedDict):
 
 
 class StartedFrom(TypedDict, total=False):
-    """What a run starts from besides its workspace."""
+    """The checkpoint or the model that a run starts from, if any."""
 
     resumed: Resumed  # the checkpoint
     loaded: Resumed  # the model
@@ -94,7 +94,7 @@ class DetachedStart(StartDocument):
 
 class RejoinedNode(NodeHead):
     run: str
-    did: str  # "joined"; "told" if it was in the run already; "ended" if that is over
+    did: str  # "joined", "told" (it was already in the run) or "ended" (the run is over)
 
 
 class RejoinDocument(TypedDict):

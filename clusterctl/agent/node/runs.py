@@ -54,7 +54,7 @@ def _read(run: RunPaths, kind: type[Spec]) -> Spec:
 
 
 def find_run(job: JobPaths, run_name: str | None) -> tuple[RunPaths, RunSummary] | None:
-    """Return the named run, else the newest, and the summary of its spec; None if there is none.
+    """Return the run of this name (None: the newest) with the summary of its spec, or None if the job has no such run.
 
     Raises AgentError if its spec is damaged.
     """

@@ -84,7 +84,7 @@ def printed_last(job: ScheduledJob) -> list[str]:
 
 
 def scheduled_part(scheduled: JobWatch | None) -> ScheduledPart:
-    """Return the part of a document about the job of a scheduler; empty if it is none."""
+    """Return what a document says about the job of a scheduler: nothing if there is no such job."""
     return {"scheduler": scheduled.now().to_json()} if scheduled is not None else {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.cluster import unwatched
@@ -39,8 +39,8 @@ def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
             _warn(invocation, error)
         cluster.watch = unwatched  # no progress of scrapes
         reader.on_change = lambda now: _warn(invocation, now)
-        while not threading.Event().wait(1.0):  # an interrupt just before a wait does not end it
-            pass
+        while True:  # an interrupt that comes just before a wait does not end it
+            time.sleep(1.0)
 
 
 def _warn(invocation: Invocation, error: ClusterctlError | None) -> None:

@@ -37,7 +37,7 @@ _ARRIVALS_KNOWN = 65_536  # waiting requests whose time of arrival is kept
 #: Where a message came from: a connection to the ROUTER, or a stream.
 Route = Union[bytes, Stream]
 _LONGEST_COPYING_S = 0.25  # in which a lane that copies tables answers no request
-_LOOK_S = 0.5  # a signal that comes just before a wait does not end it, and its handler runs after it
+_LOOK_S = 0.5  # a signal that comes just before a wait does not end it; its handler runs afterwards
 _ENDING_S = 2.0  # time for a lane to finish its current work when the process must end
 
 
