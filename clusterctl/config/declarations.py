@@ -98,6 +98,6 @@ def setting(
 
 
 def settings_in(kind: type) -> tuple[Setting, ...]:
-    """Return the settings that the fields of a dataclass declare, in their order."""
-    declared = {one.name: one.metadata["setting"] for one in fields(kind) if "setting" in one.metadata}
-    return tuple(replace(one, field=name) for name, one in declared.items())
+    """Return the settings that the fields of a dataclass declare, by group, and within a group in their order."""
+    found = [replace(one.metadata["setting"], field=one.name) for one in fields(kind) if "setting" in one.metadata]
+    return tuple(one for group in Group for one in found if one.group is group)
