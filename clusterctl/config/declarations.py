@@ -101,3 +101,13 @@ def settings_in(kind: type) -> tuple[Setting, ...]:
     """Return the settings that the fields of a dataclass declare, by group, and within a group in their order."""
     found = [replace(one.metadata["setting"], field=one.name) for one in fields(kind) if "setting" in one.metadata]
     return tuple(one for group in Group for one in found if one.group is group)
+
+
+def by_place(settings: Sequence[Setting]) -> dict[str, dict[str, Setting]]:
+    """Return the settings that each part of the spec of a run has, by their names there; the part "" is its top."""
+    places: dict[str, dict[str, Setting]] = {}
+    for one in settings:
+        part, _, name = one.spec.rpartition(".")
+        if name:
+            places.setdefault(part, {})[name] = one
+    return places

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.config.carriers import parse_via
-from clusterctl.config.declarations import Group, Setting, setting, settings_in
+from clusterctl.config.declarations import Group, Setting, by_place, setting, settings_in
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, any_hosts, some_hosts
 from clusterctl.config.parsers import (
@@ -485,9 +485,9 @@ class Settings:
 
     def in_spec(self, part: str = "") -> dict[str, Any]:
         """Return the values for a part of the spec of a run, such as `timing`, or for its top, by their names there."""
-        places = {one.spec.rpartition(".")[::2]: one for one in TABLE if one.spec}
-        return {key: one.as_spec(getattr(self, one.field)) for (of, key), one in places.items() if of == part}
+        return {key: one.as_spec(getattr(self, one.field)) for key, one in IN_SPEC[part].items()}
 
 
 TABLE: Final[tuple[Setting, ...]] = settings_in(Settings)
 BY_SPELLING: Final[dict[str, Setting]] = {name: one for one in TABLE for name in one.spellings}
+IN_SPEC: Final = by_place(TABLE)
