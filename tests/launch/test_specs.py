@@ -12,7 +12,7 @@ from clusterctl.common.run_spec import LeadAddress, LeftOut, ResumePoint, RunSpe
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan
-from clusterctl.observe.record.settings import settings_of
+from clusterctl.observe.record.history import settings_of
 
 NEWER = {"keep_models": 10, "trainer_threads": 1, "takes_warnings": True}  # what later versions add
 RECORDED = Path(__file__).parents[1] / "common" / "recorded" / "planned_specs.json"

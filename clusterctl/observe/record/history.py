@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
-from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.cluster import Cluster, NodeOutcome, answers
+from clusterctl.cluster.answers import CurvesEnd
 from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.run_state import Key
 from clusterctl.common.schema import SchemaError
+from clusterctl.config.settings import TABLE
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.observe.logs import read_logs
+from clusterctl.observe.follow import read_logs
 from clusterctl.observe.record.curves import shifted, split_undone
 from clusterctl.observe.record.model import (
     CauseRecord,
@@ -25,13 +28,58 @@ from clusterctl.observe.record.model import (
     Span,
     TimedLine,
 )
-from clusterctl.observe.record.reading import read_curves
 from clusterctl.observe.record.secrets import Redactor
-from clusterctl.observe.record.settings import settings_of
 from clusterctl.observe.record.status import UNKNOWN
 from clusterctl.observe.record.timeline import marks, rollbacks, spans
 from clusterctl.observe.why.clocks import in_order
 from clusterctl.observe.why.report import WhyReport, advice, headline, why
+
+CURVES_S = 120.0
+MOST_BYTES = 32 << 20  # of the curves of one node
+
+
+class NodeCurves(NamedTuple):
+    """The curves of one node's processes, by its own clock; `at` is the offset after the events that they are from.
+
+    `offset_s` is our clock minus the node's; the time that its answer took is not subtracted.
+    """
+
+    curves: list[Curve]
+    at: int
+    offset_s: float
+
+
+def read_curves(cluster: Cluster, node: Node, job: str, run: str | None, buckets: int) -> NodeCurves:
+    """Return the curves, each with at most `buckets` buckets."""
+    curves: list[Curve] = []
+    with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:
+        call.limit(MOST_BYTES)
+        while "done" not in (message := call.receive(CURVES_S)):
+            curves += answers.curves(message)
+    end: CurvesEnd = answers.read(CurvesEnd, message["done"], "curves")
+    return NodeCurves(curves, end["at"], time.time() - end["now"])
+
+
+def settings_of(spec: RunSpec) -> dict[str, str]:
+    """Return the settings that the spec of a run has, as text, in the order of conf.py's reference.
+
+    Settings that only the control machine uses are not among them, unless they were given with `--set`.
+    """
+    places = {one.name: one.spec.split(".") for one in TABLE if one.spec}
+    values: dict[str, Any] = {name: reduce(getattr, path, spec) for name, path in places.items()}
+    if spec.training.engine != "clusterctl":
+        del values["MODE"]
+    if not spec.saving.checkpoints:
+        del values["SAVE_EVERY"]
+    known = {name: _text(value) for name, value in values.items() if value is not None and value != {}}
+    return {**known, **(spec.settings or {})}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return str(value)
+
 
 BUCKETS = 400
 TAIL_LINES = 20
