@@ -27,7 +27,7 @@ from clusterctl.cli.declarations import app
 from clusterctl.common import events
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.schema import Record, required_keys, types_of
-from clusterctl.config.declarations import Group, Setting
+from clusterctl.config.declarations import Setting, Topic
 from clusterctl.config.settings import TABLE
 from clusterctl.documents.commands import COMMANDS
 from clusterctl.documents.nodes import Printed
@@ -240,8 +240,8 @@ def json_kind(kind: Any) -> str:
 
 def settings() -> str:
     about = f"{NOTE} [conf.py](../configuration.md) explains the settings by subject, with examples."
-    parts = {group: [setting(one) for one in TABLE if one.group is group] for group in Group}
-    return page("All settings", about, *(one for group in Group for one in (f"## {group.value}", *parts[group])))
+    parts = {topic: [setting(one) for one in TABLE if one.topic is topic] for topic in Topic}
+    return page("All settings", about, *(one for topic in Topic for one in (f"## {topic.value}", *parts[topic])))
 
 
 def setting(one: Setting) -> str:

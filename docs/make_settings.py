@@ -11,7 +11,7 @@ import re
 from functools import reduce
 from pathlib import Path
 
-from clusterctl.config.declarations import Group, Setting
+from clusterctl.config.declarations import Setting, Topic
 from clusterctl.config.settings import TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -40,10 +40,10 @@ def example() -> str:
     """Return conf.py.example: a passage for each setting, in one line each for those that are rarely needed."""
     hosts, *others = TABLE
     parts = [HEAD.replace("{HOSTS}", hosts.doc)]
-    for group in Group:
-        listed = [one for one in others if one.group is group]
-        title = "" if group is Group.MACHINES else f"\n\n# --- {group.value} ---\n\n"
-        if group is Group.RARE:
+    for topic in Topic:
+        listed = [one for one in others if one.topic is topic]
+        title = "" if topic is Topic.MACHINES else f"\n\n# --- {topic.value} ---\n\n"
+        if topic is Topic.RARE:
             parts.append(title + "".join(f"# {one.name} = {one.written}  # {plain(one)}\n" for one in listed))
         else:
             passages = [f"# {plain(one)}\n# {one.name} = {one.written}\n" for one in listed]
@@ -56,20 +56,20 @@ def plain(one: Setting) -> str:
 
 
 def page() -> str:
-    """Return docs/configuration.md with the table of each group, below its heading. Raises LookupError without one."""
-    return reduce(with_table, Group, PAGE.read_text(encoding="utf-8"))
+    """Return docs/configuration.md with the table of each topic, below its heading. Raises LookupError without one."""
+    return reduce(with_table, Topic, PAGE.read_text(encoding="utf-8"))
 
 
-def with_table(text: str, group: Group) -> str:
-    below = re.compile(rf"^(### {group.value}\n(?:(?![#|]).*\n)+)(?:\|.*\n)+", re.MULTILINE)
-    text, found = below.subn(lambda match: match[1] + table(group), text)
+def with_table(text: str, topic: Topic) -> str:
+    below = re.compile(rf"^(### {topic.value}\n(?:(?![#|]).*\n)+)(?:\|.*\n)+", re.MULTILINE)
+    text, found = below.subn(lambda match: match[1] + table(topic), text)
     if found != 1:
-        raise LookupError(f"{PAGE.name} has {found} tables below '### {group.value}'")
+        raise LookupError(f"{PAGE.name} has {found} tables below '### {topic.value}'")
     return text
 
 
-def table(group: Group) -> str:
-    rows = [f"| `{one.name}` | {default(one)} | {described(one)} |\n" for one in TABLE if one.group is group]
+def table(topic: Topic) -> str:
+    rows = [f"| `{one.name}` | {default(one)} | {described(one)} |\n" for one in TABLE if one.topic is topic]
     return "".join(["| setting | default | meaning |\n", "|---|---|---|\n", *rows])
 
 

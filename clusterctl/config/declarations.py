@@ -18,8 +18,8 @@ from clusterctl.config.parsers import OneOf, Parser, flag
 T = TypeVar("T")
 
 
-class Group(Enum):
-    """The groups of settings in the order of the documentation, each with its title."""
+class Topic(Enum):
+    """The topics of settings in the order of the documentation, each with its title."""
 
     MACHINES = "Machines"
     PROGRAMS = "What runs"
@@ -46,7 +46,7 @@ class Setting:
     `spec`      its place in the spec of a run, such as `timing.grace_s`; `as_spec` returns the value for that place
     """
 
-    group: Group
+    topic: Topic
     parse: Parser[Any]
     default: object
     meaning: str
@@ -90,17 +90,17 @@ class Setting:
 
 
 def setting(
-    group: Group, parse: Parser[T], default: object, meaning: str, more: str = "", *, secret: bool = False, **where: Any
+    topic: Topic, parse: Parser[T], default: object, meaning: str, more: str = "", *, secret: bool = False, **where: Any
 ) -> T:
     """Declare a field of Settings; the arguments are those of `Setting`. Nothing shows or hashes a secret value."""
-    declared = Setting(group, parse, default, meaning, more, secret=secret, **where)
+    declared = Setting(topic, parse, default, meaning, more, secret=secret, **where)
     return cast("T", field(metadata={"setting": declared}, hash=not secret, repr=not secret))
 
 
 def settings_in(kind: type) -> tuple[Setting, ...]:
-    """Return the settings that the fields of a dataclass declare, by group, and within a group in their order."""
+    """Return the settings that the fields of a dataclass declare, by topic, and within a topic in their order."""
     found = [replace(one.metadata["setting"], field=one.name) for one in fields(kind) if "setting" in one.metadata]
-    return tuple(one for group in Group for one in found if one.group is group)
+    return tuple(one for topic in Topic for one in found if one.topic is topic)
 
 
 def by_place(settings: Sequence[Setting]) -> dict[str, dict[str, Setting]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.config.carriers import parse_via
-from clusterctl.config.declarations import Group, Setting, by_place, setting, settings_in
+from clusterctl.config.declarations import Setting, Topic, by_place, setting, settings_in
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, any_hosts, some_hosts
 from clusterctl.config.parsers import (
@@ -53,7 +53,7 @@ class Settings:
     """
 
     hosts: tuple[Host, ...] = setting(
-        Group.MACHINES,
+        Topic.MACHINES,
         any_hosts,
         (),
         '`"user@host:port"` (user and port are optional), or `Host(...)`; required',
@@ -62,7 +62,7 @@ class Settings:
         kept=False,
     )
     root_dir: str = setting(
-        Group.MACHINES,
+        Topic.MACHINES,
         remote_root,
         "~/clusterctl",
         "the directory for jobs on every node; `~` is that node's home directory, `{node}` the node's id",
@@ -70,7 +70,7 @@ class Settings:
         kept=False,
     )
     python: str = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         text,
         "python3",
         "the Python interpreter on the nodes; replaces a leading `python` in commands",
@@ -79,14 +79,14 @@ class Settings:
         kept=False,
     )
     trainer_command: tuple[str, ...] = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         command,
         "python train.py",
         "the command of every trainer, run in the job directory; a string or a list of words, without a shell",
         kept=False,
     )
     pserver_command: tuple[str, ...] | None = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         optional(command),
         None,
         "the command of every pserver; `None`: the built-in parameter server",
@@ -94,7 +94,7 @@ class Settings:
         kept=False,
     )
     env: Mapping[str, str] = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         environment,
         {},
         "environment variables for every process of the job",
@@ -103,7 +103,7 @@ class Settings:
         kept=False,
     )
     ld_library_path: str | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(text),
         None,
         "the shared library search path of every process",
@@ -111,7 +111,7 @@ class Settings:
         spec="ld_library_path",
     )
     use_gpu: bool = setting(
-        Group.RARE,
+        Topic.RARE,
         flag,
         False,
         "passed on to the training program as `PADDLE_INIT_USE_GPU`",
@@ -120,7 +120,7 @@ class Settings:
         spec="use_gpu",
     )
     shards: tuple[str, ...] = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         globs,
         (),
         "patterns of files to divide among the trainers' nodes, such as `train.txt-*`",
@@ -129,7 +129,7 @@ class Settings:
         kept=False,
     )
     pservers: int | tuple[str, ...] | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(some_hosts),
         None,
         "the hosts with pservers: a number (the first N) or a list; `None`: all",
@@ -137,20 +137,20 @@ class Settings:
         spec="training.pservers",
     )
     trainers: int | tuple[str, ...] | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(some_hosts),
         None,
         "the hosts with trainers, in the same form",
         spec="training.trainers",
     )
     pservers_per_node: int = setting(
-        Group.RARE, whole(1), 1, "the number of pservers on each host that has any; `Host(pservers=)` overrides it"
+        Topic.RARE, whole(1), 1, "the number of pservers on each host that has any; `Host(pservers=)` overrides it"
     )
     trainers_per_node: int = setting(
-        Group.RARE, whole(1), 1, "the number of trainers on each host that has any; `Host(trainers=)` overrides it"
+        Topic.RARE, whole(1), 1, "the number of trainers on each host that has any; `Host(trainers=)` overrides it"
     )
     trainer_threads: int = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         whole(1),
         1,
         "the number of threads of `ps.parallel` in each trainer; BLAS threads are divided by it",
@@ -159,7 +159,7 @@ class Settings:
         spec="training.trainer_threads",
     )
     sbatch: tuple[str, ...] = setting(
-        Group.RARE,
+        Topic.RARE,
         strings,
         (),
         "more options of sbatch for `submit --to slurm`, such as `--partition=gpu`",
@@ -167,7 +167,7 @@ class Settings:
         kept=False,
     )
     exclusive: bool = setting(
-        Group.RARE,
+        Topic.RARE,
         flag,
         False,
         "`True` refuses to start on nodes where another job is running",
@@ -175,7 +175,7 @@ class Settings:
         "of other accounts as far as their ports show them",
     )
     report: bool = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         flag,
         False,
         "`True` makes an attached start write a report at its end",
@@ -183,7 +183,7 @@ class Settings:
         "stays",
     )
     before_start: str | None = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         optional(text),
         None,
         "the task of tasks.py that start runs first, on this machine; if it fails, nothing is started",
@@ -193,7 +193,7 @@ class Settings:
         recorded=False,
     )
     after_end: str | None = setting(
-        Group.PROGRAMS,
+        Topic.PROGRAMS,
         optional(text),
         None,
         "the task that an attached start runs here once the run has ended",
@@ -202,7 +202,7 @@ class Settings:
         recorded=False,
     )
     nic: str | None = setting(
-        Group.NETWORK,
+        Topic.NETWORK,
         optional(interface),
         None,
         "the network interface between nodes, or its subnet; `None`: that of SSH, else of the default route",
@@ -210,7 +210,7 @@ class Settings:
         old="PADDLE_NIC",
     )
     port: int = setting(
-        Group.NETWORK,
+        Topic.NETWORK,
         whole(1, 65535),
         7164,
         "the first port of a pserver; if taken, the next free one",
@@ -220,7 +220,7 @@ class Settings:
         spec="ports.port",
     )
     ports_num: int = setting(
-        Group.RARE,
+        Topic.RARE,
         whole(1, 1000),
         1,
         "ports per pserver for dense tables",
@@ -229,7 +229,7 @@ class Settings:
         spec="ports.ports_num",
     )
     ports_num_for_sparse: int = setting(
-        Group.RARE,
+        Topic.RARE,
         whole(0, 1000),
         1,
         "ports per pserver for sparse tables",
@@ -238,28 +238,28 @@ class Settings:
         spec="ports.ports_num_for_sparse",
     )
     ssh_config: Path | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(local_path),
         None,
         "the SSH configuration file; `None`: `~/.ssh/config` and the system's",
         kept=False,
     )
     identity_file: Path | None = setting(
-        Group.NETWORK,
+        Topic.NETWORK,
         optional(local_path),
         None,
         "the private key; `None`: ssh-agent and the usual `~/.ssh` keys",
         kept=False,
     )
     known_hosts: Path | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(local_path),
         None,
         "the file of known host keys; `None`: `~/.ssh/known_hosts` and the system's",
         kept=False,
     )
     strict_host_keys: bool = setting(
-        Group.RARE,
+        Topic.RARE,
         flag,
         True,
         "`False` connects to hosts with unknown keys",
@@ -267,7 +267,7 @@ class Settings:
         kept=False,
     )
     mode: Mode = setting(
-        Group.TRAINING,
+        Topic.TRAINING,
         Mode.parse,
         "sync",
         'how pushes become updates: `"sync"`, `"async"`, `"half-async"`, `"ssp(4)"` or `"geo(25)"`, with any number',
@@ -276,14 +276,14 @@ class Settings:
         as_spec=str,
     )
     seed: int = setting(
-        Group.TRAINING,
+        Topic.TRAINING,
         whole(0, 2**63 - 1),
         0,
         "the seed for initial values and for the readers' random numbers",
         spec="training.seed",
     )
     engine: str = setting(
-        Group.TRAINING,
+        Topic.TRAINING,
         choice("clusterctl", "none", "paddle", "torch", "dmlc", "tensorflow", "mpi"),
         "clusterctl",
         'the variables that programs get: `"clusterctl"`, `"paddle"`, `"torch"`, `"mpi"`, `"dmlc"`, `"tensorflow"` or '
@@ -292,14 +292,14 @@ class Settings:
         spec="training.engine",
     )
     ps_security: str = setting(
-        Group.NETWORK,
+        Topic.NETWORK,
         choice("curve", "none"),
         "curve",
         'use `"none"` only on a trusted network; `"curve"` encrypts and admits only the processes of the run',
         spec="training.security",
     )
     relay: str = setting(
-        Group.RARE,
+        Topic.RARE,
         choice("auto", "always", "never"),
         "auto",
         'whether nodes forward the workspace to each other: `"auto"`, `"always"` or `"never"`',
@@ -308,7 +308,7 @@ class Settings:
         "keys. A node that cannot be reached this way gets its files directly",
     )
     via: str | tuple[str, ...] = setting(
-        Group.NETWORK,
+        Topic.NETWORK,
         parse_via,
         "ssh",
         'what carries commands to the nodes: `"ssh"`, `"local"`, or a tuple of words with `{host}`',
@@ -317,16 +317,16 @@ class Settings:
         kept=False,
     )
     heartbeat_s: float = setting(
-        Group.RARE, seconds(0.05), 1, "the interval between heartbeats of a node", spec="timing.heartbeat_s"
+        Topic.RARE, seconds(0.05), 1, "the interval between heartbeats of a node", spec="timing.heartbeat_s"
     )
     node_grace_s: float = setting(
-        Group.RARE, seconds(1), 30, "how long a node may be silent before it counts as lost", spec="timing.node_grace_s"
+        Topic.RARE, seconds(1), 30, "how long a node may be silent before it counts as lost", spec="timing.node_grace_s"
     )
     grace_s: float = setting(
-        Group.RARE, seconds(0), 10, "how long a process may take to exit after TERM, before KILL", spec="timing.grace_s"
+        Topic.RARE, seconds(0), 10, "how long a process may take to exit after TERM, before KILL", spec="timing.grace_s"
     )
     restarts: Restarts = setting(
-        Group.FAILURES,
+        Topic.FAILURES,
         Restarts.parse,
         3,
         'how many times a process may restart within an hour, or `{"pserver": 1, "trainer": 5}` (0 for other engines)',
@@ -335,7 +335,7 @@ class Settings:
         as_spec=Restarts._asdict,
     )
     on_trainer_loss: str = setting(
-        Group.FAILURES,
+        Topic.FAILURES,
         choice("fail", "shrink", "wait"),
         "fail",
         'what to do once the RESTARTS of a trainer are used up: `"fail"`, `"shrink"` or `"wait"`',
@@ -343,7 +343,7 @@ class Settings:
         spec="failures.on_trainer_loss",
     )
     save_every: SaveInterval = setting(
-        Group.CHECKPOINTS,
+        Topic.CHECKPOINTS,
         SaveInterval.parse,
         "1 pass",
         'how often to save a checkpoint: `"1 pass"`, `"500 steps"` or `"600 s"`; a bare number means steps',
@@ -351,7 +351,7 @@ class Settings:
         spec="saving.save_every",
     )
     save_model_every: SaveInterval | None = setting(
-        Group.CHECKPOINTS,
+        Topic.CHECKPOINTS,
         optional(SaveInterval.parse),
         "1 pass",
         "how often to save a model to `output/`, as SAVE_EVERY; `None`: only the last one",
@@ -360,7 +360,7 @@ class Settings:
         as_spec=models_in_spec,
     )
     keep: int = setting(
-        Group.CHECKPOINTS,
+        Topic.CHECKPOINTS,
         whole(1),
         3,
         "how many checkpoints to keep",
@@ -368,7 +368,7 @@ class Settings:
         spec="saving.keep",
     )
     keep_models: int | None = setting(
-        Group.CHECKPOINTS,
+        Topic.CHECKPOINTS,
         count_or_all,
         10,
         'how many models to keep in `output/`, or `"all"`',
@@ -377,14 +377,14 @@ class Settings:
         spec="saving.keep_models",
     )
     copies: int = setting(
-        Group.CHECKPOINTS,
+        Topic.CHECKPOINTS,
         whole(1),
         2,
         "on how many nodes each piece of a model or checkpoint is, with the one that wrote it",
         "`1` makes no copies; see [what survives](reliability.md#a-node-that-is-lost-for-good)",
     )
     model_on_lead_mb: int = setting(
-        Group.RARE,
+        Topic.RARE,
         whole(0),
         2000,
         "merge the newest model on the first node, unless it is larger; 0: never",
@@ -392,7 +392,7 @@ class Settings:
         spec="saving.model_on_lead_mb",
     )
     keep_best: Best | None = setting(
-        Group.CHECKPOINTS,
+        Topic.CHECKPOINTS,
         optional(Best.parse),
         None,
         'also keep the best checkpoint by a metric, such as `"auc:max"`',
@@ -401,7 +401,7 @@ class Settings:
         as_spec=best_in_spec,
     )
     stall_s: float = setting(
-        Group.FAILURES,
+        Topic.FAILURES,
         seconds(1),
         600,
         "how long a process may go without a step before it counts as stalled",
@@ -410,7 +410,7 @@ class Settings:
         spec="failures.stall_s",
     )
     on_stall: str = setting(
-        Group.RARE,
+        Topic.RARE,
         choice("warn", "fail"),
         "warn",
         'what to do about a stall: `"warn"`, or `"fail"`, which kills the process and counts as a failure',
@@ -419,7 +419,7 @@ class Settings:
         spec="failures.on_stall",
     )
     on_nan: str = setting(
-        Group.FAILURES,
+        Topic.FAILURES,
         choice("warn", "fail", "skip"),
         "warn",
         'what to do if a loss or gradient is not finite: `"warn"`, `"fail"`, or `"skip"`, which skips the batch',
@@ -427,7 +427,7 @@ class Settings:
         spec="failures.on_nan",
     )
     time_limit_s: float | None = setting(
-        Group.FAILURES,
+        Topic.FAILURES,
         optional(seconds(1)),
         None,
         "the time limit of a run",
@@ -435,7 +435,7 @@ class Settings:
         spec="failures.time_limit_s",
     )
     memory_limit_mb: int | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(whole(1)),
         None,
         "the address space limit of each process, in MB; `None`: no limit from clusterctl",
@@ -443,7 +443,7 @@ class Settings:
         spec="limits.memory_limit_mb",
     )
     open_files: int | None = setting(
-        Group.RARE,
+        Topic.RARE,
         optional(whole(64)),
         None,
         "the limit of open files of each process; `None`: as many as the node allows, up to 65,536",
@@ -451,7 +451,7 @@ class Settings:
         spec="limits.open_files",
     )
     wire: str = setting(
-        Group.TRAINING,
+        Topic.TRAINING,
         choice("float32", "float16", *QUANTIZED),
         "float32",
         'the number format on the network: `"float32"`, `"float16"`, or for the outer mode `"int8"` or `"int4"`',
@@ -461,7 +461,7 @@ class Settings:
         spec="training.wire",
     )
     key_cache: bool = setting(
-        Group.RARE,
+        Topic.RARE,
         flag,
         False,
         "cache lists of ids on both sides",

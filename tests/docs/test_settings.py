@@ -32,9 +32,9 @@ def test_every_setting_is_described_once_in_each() -> None:
 
 
 def test_a_page_without_the_table_of_a_group_is_refused() -> None:
-    group = make_settings.Group.TRAINING
-    with pytest.raises(LookupError, match=f"0 tables below '### {group.value}'"):
-        make_settings.with_table("# conf.py\n", group)
+    topic = make_settings.Topic.TRAINING
+    with pytest.raises(LookupError, match=f"0 tables below '### {topic.value}'"):
+        make_settings.with_table("# conf.py\n", topic)
 
 
 def test_the_example_loads_as_it_is_and_gives_the_defaults() -> None:
