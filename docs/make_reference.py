@@ -27,7 +27,8 @@ from clusterctl.cli.declarations import app
 from clusterctl.common import events
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.schema import Record, required_keys, types_of
-from clusterctl.config.declarations import NOT_KEPT, NOT_RECORDED, TABLE, Setting
+from clusterctl.config.declarations import Setting, Topic
+from clusterctl.config.settings import TABLE
 from clusterctl.documents.commands import COMMANDS
 from clusterctl.documents.nodes import Printed
 from clusterctl.inventory import build
@@ -239,26 +240,20 @@ def json_kind(kind: Any) -> str:
 
 def settings() -> str:
     about = f"{NOTE} [conf.py](../configuration.md) explains the settings by subject, with examples."
-    return page("All settings", about, *(setting(one) for one in TABLE))
+    parts = {topic: [setting(one) for one in TABLE if one.topic is topic] for topic in Topic}
+    return page("All settings", about, *(one for topic in Topic for one in (f"## {topic.value}", *parts[topic])))
 
 
 def setting(one: Setting) -> str:
     notes = {
-        f"Default: `{written(one.default)}`.": one.name != "HOSTS",
+        f"Default: `{one.written}`.": one.name != "HOSTS",
         f"Old name: `{one.old}`.": bool(one.old),
         "Messages never show its value.": one.secret,
-        "`start --resume` takes it from conf.py, not from the run before.": one.name in NOT_KEPT,
-        "Nodes do not learn it.": one.name in NOT_RECORDED,
+        "`start --resume` takes it from conf.py, not from the run before.": not one.kept,
+        "Nodes do not learn it.": not one.recorded,
     }
-    meaning = one.doc[0].upper() + one.doc[1:] + "."
+    meaning = one.meaning[0].upper() + one.meaning[1:] + "."
     return directive("confval", one.name, " ".join([meaning, *(note for note, holds in notes.items() if holds)]))
-
-
-def written(default: object) -> str:
-    """Return a default as conf.py has it."""
-    if isinstance(default, tuple):
-        default = list(default)
-    return f'"{default}"' if isinstance(default, str) else repr(default)
 
 
 # Variables

@@ -43,7 +43,7 @@ MAY_IMPORT: Table = {
     "inventory": ("config", "errors"),
     "transport": ("common", "errors"),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
-    "observe": ("cluster", "common", "errors", "inventory"),
+    "observe": ("cluster", "common", "config", "errors", "inventory"),
     "prune": ("cluster", "common", "errors", "inventory"),
     "documents": ("cluster", "common", "errors", "observe", "prune", "schedulers"),
     "check": ("cluster", "common", "documents", "errors", "inventory"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from clusterctl.api.operations.chosen_settings import DECIDED, choose
-from clusterctl.config.declarations import BY_SPELLING
+from clusterctl.api.operations.chosen_settings import choose
+from clusterctl.config.settings import BY_SPELLING
 from clusterctl.errors import UsageError
 
 
@@ -38,5 +38,5 @@ def named_like_settings(program_args: Sequence[str]) -> Iterable[str]:
         if setting is None:
             continue
         value = text if equals else follower if follower[:2] != "--" else ""
-        change = "in conf.py" if setting.name in DECIDED else shown_option(setting.name, value or "VALUE")
+        change = "in conf.py" if setting.fixed else shown_option(setting.name, value or "VALUE")
         yield f"{word} goes to the program; the setting {setting.name} does not change. To change it: {change}"

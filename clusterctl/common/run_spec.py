@@ -38,6 +38,9 @@ class KeepBest(Record):
     name: str
     direction: str
 
+    def __str__(self) -> str:
+        return f"{self.name}:{self.direction}"
+
 
 @dataclass(frozen=True)
 class ResumePoint(Record):

@@ -1,57 +1,69 @@
-"""Every setting of conf.py: its names, its values, its default, and its meaning.
+"""How a field of `Settings` declares a setting: its values, its default, its meaning, and where it goes.
 
-Settings are declared here and nowhere else. `Settings` has a field and `conf.py.example` a passage for each
-of them; tests keep the three in step.
+All else that is known about a setting is read from its declaration: what conf.py may contain, the rows of
+docs/configuration.md and the passages of conf.py.example (docs/make_settings.py), the words that a shell completes, its
+place in the spec of a run, and whether `start --set` and `start --resume` may change it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, TypeVar, cast
 
-from clusterctl.common.modes import Mode, SaveInterval
-from clusterctl.config.carriers import parse_via
-from clusterctl.config.hosts import some_hosts
-from clusterctl.config.parsers import (
-    OneOf,
-    Parser,
-    choice,
-    command,
-    count_or_all,
-    environment,
-    flag,
-    globs,
-    interface,
-    local_path,
-    optional,
-    remote_root,
-    seconds,
-    strings,
-    text,
-    whole,
-)
-from clusterctl.config.values import Best, Restarts
+from clusterctl.config.parsers import OneOf, Parser, flag
+
+T = TypeVar("T")
+
+
+class Topic(Enum):
+    """The topics of settings in the order of the documentation, each with its title."""
+
+    MACHINES = "Machines"
+    PROGRAMS = "What runs"
+    NETWORK = "Network and SSH"
+    TRAINING = "Training"
+    CHECKPOINTS = "Checkpoints"
+    FAILURES = "Failures"
+    RARE = "Rarely needed"
 
 
 @dataclass(frozen=True)
 class Setting:
     """One setting. `default` is written as in conf.py; `parse` turns that form into the field of Settings.
 
-    No message contains the value of a `secret` setting.
+    `meaning` says briefly what it is, for conf.py.example and for completion, too; `more` is added to it in the
+    documentation. Both are Markdown, and only `more` has links.
+
+    `old`       its name in the Paddle launcher
+    `secret`    no message contains its value
+    `fixed`     why a run cannot change it (`start --set`); "" if it can
+    `kept`      a resume may take it from what the nodes have recorded about the run before. Those that decide what runs
+                on the nodes or on this machine, or whom it trusts, are not kept
+    `recorded`  nodes may learn it. If not, a run does not record it, either
+    `spec`      its place in the spec of a run, such as `timing.grace_s`; `as_spec` returns the value for that place
     """
 
-    name: str
+    topic: Topic
     parse: Parser[Any]
     default: object
-    doc: str
+    meaning: str
+    more: str = ""
     old: str = ""
     secret: bool = False
+    fixed: str = ""
+    kept: bool = True
+    recorded: bool = True
+    spec: str = ""
+    as_spec: Callable[[Any], object] = lambda value: value
+    field: str = ""
 
     @property
-    def field(self) -> str:
-        return self.name.lower()
+    def name(self) -> str:
+        """The name in conf.py."""
+        return self.field.upper()
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -59,174 +71,43 @@ class Setting:
         return (self.name, self.old) if self.old else (self.name,)
 
     @property
+    def doc(self) -> str:
+        """The meaning as plain text."""
+        return self.meaning.replace("`", "")
+
+    @property
+    def written(self) -> str:
+        """The default as conf.py has it."""
+        value = list(self.default) if isinstance(self.default, tuple) else self.default
+        return f'"{value}"' if isinstance(value, str) else repr(value)
+
+    @property
     def examples(self) -> Sequence[str]:
         """Values for completion: all of them if they are words, else those that the meaning has in quotes."""
         if isinstance(self.parse, OneOf):
             return self.parse.words
-        return ("True", "False") if self.parse is flag else re.findall(r'"([^"]+)"', self.doc)
-
-    @property
-    def kept(self) -> bool:
-        """True if a resume may take it from what the nodes have recorded about the run before."""
-        return self.name not in NOT_KEPT
+        return ("True", "False") if self.parse is flag else re.findall(r'"([^"]+)"', self.meaning)
 
 
-#: The settings that decide what runs on the nodes or on this machine, or whom it trusts.
-NOT_KEPT: Final = frozenset(
-    {
-        *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
-        *("PS_SECURITY", "VIA", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
-        *("BEFORE_START", "AFTER_END", "SBATCH"),
-    }
-)
-#: Settings of earlier versions, which may stay in a conf.py and have no effect, each with what replaces it.
-RETIRED: Final = {
-    "KEEP_CONNECTIONS_S": "to keep connections open, use ssh as the carrier, with ControlPersist: see docs/carriers.md"
-}
-#: The values of WIRE for the outer mode.
-QUANTIZED: Final = ("int8", "int4")
-#: The settings of which nodes learn nothing, not even in what a run records.
-NOT_RECORDED: Final = frozenset({"BEFORE_START", "AFTER_END"})
+def setting(
+    topic: Topic, parse: Parser[T], default: object, meaning: str, more: str = "", *, secret: bool = False, **where: Any
+) -> T:
+    """Declare a field of Settings; the arguments are those of `Setting`. Nothing shows or hashes a secret value."""
+    declared = Setting(topic, parse, default, meaning, more, secret=secret, **where)
+    return cast("T", field(metadata={"setting": declared}, hash=not secret, repr=not secret))
 
 
-def _listed(value: object) -> object:
-    """Return HOSTS unchanged; `read_hosts` checks it as a whole."""
-    return value
+def settings_in(kind: type) -> tuple[Setting, ...]:
+    """Return the settings that the fields of a dataclass declare, by topic, and within a topic in their order."""
+    found = [replace(one.metadata["setting"], field=one.name) for one in fields(kind) if "setting" in one.metadata]
+    return tuple(one for topic in Topic for one in found if one.topic is topic)
 
 
-TABLE: Final[tuple[Setting, ...]] = (
-    Setting("HOSTS", _listed, (), '"user@host:port" (user and port are optional), or Host(...); required'),
-    Setting(
-        "ROOT_DIR",
-        remote_root,
-        "~/clusterctl",
-        "the directory for jobs on every node; ~ is that node's home directory, {node} the node's id",
-    ),
-    # what runs
-    Setting("PYTHON", text, "python3", "the Python interpreter on the nodes; replaces a leading `python` in commands"),
-    Setting("TRAINER_COMMAND", command, "python train.py", "the command of every trainer, run in the job directory"),
-    Setting(
-        "PSERVER_COMMAND", optional(command), None, "the command of every pserver; None: the built-in parameter server"
-    ),
-    Setting("ENV", environment, {}, "environment variables for every process of the job", secret=True),
-    Setting("LD_LIBRARY_PATH", optional(text), None, "the shared library search path of every process"),
-    Setting("USE_GPU", flag, False, "passed on to the training program", old="PADDLE_USE_GPU"),
-    Setting("SHARDS", globs, (), "patterns of files to divide among the trainers' nodes, such as train.txt-*"),
-    # where it runs
-    Setting(
-        "PSERVERS", optional(some_hosts), None, "the hosts with pservers: a number (the first N) or a list; None: all"
-    ),
-    Setting("TRAINERS", optional(some_hosts), None, "the hosts with trainers, in the same form"),
-    Setting("PSERVERS_PER_NODE", whole(1), 1, "the number of pservers on each host that has any"),
-    Setting("TRAINERS_PER_NODE", whole(1), 1, "the number of trainers on each host that has any"),
-    Setting(
-        "TRAINER_THREADS",
-        whole(1),
-        1,
-        "the number of threads of ps.parallel in each trainer; BLAS threads are divided by it",
-    ),
-    Setting("REPORT", flag, False, "True makes an attached start write a report at its end"),
-    Setting("BEFORE_START", optional(text), None, "the task of tasks.py that start runs first, on this machine"),
-    Setting("AFTER_END", optional(text), None, "the task that an attached start runs here once the run has ended"),
-    Setting("SBATCH", strings, (), "more options of sbatch for submit --to slurm, such as --partition=gpu"),
-    Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
-    # network between the nodes
-    Setting(
-        "NIC",
-        optional(interface),
-        None,
-        "the network interface between nodes, or its subnet; None: that of SSH, else of the default route",
-        old="PADDLE_NIC",
-    ),
-    Setting(
-        "PORT", whole(1, 65535), 7164, "the first port of a pserver; if taken, the next free one", old="PADDLE_PORT"
-    ),
-    Setting("PORTS_NUM", whole(1, 1000), 1, "ports per pserver for dense tables", old="PADDLE_PORTS_NUM"),
-    Setting(
-        "PORTS_NUM_FOR_SPARSE",
-        whole(0, 1000),
-        1,
-        "ports per pserver for sparse tables",
-        old="PADDLE_PORTS_NUM_FOR_SPARSE",
-    ),
-    Setting("PS_SECURITY", choice("curve", "none"), "curve", 'use "none" only on a trusted network'),
-    Setting("RELAY", choice("auto", "always", "never"), "auto", "whether nodes forward the workspace to each other"),
-    # how the nodes are reached
-    Setting(
-        "VIA",
-        parse_via,
-        "ssh",
-        'what carries commands to the nodes: "ssh", "local", or a tuple of words with {host}',
-    ),
-    Setting("SSH_CONFIG", optional(local_path), None, "the SSH configuration file; None: ~/.ssh/config"),
-    Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and the usual ~/.ssh keys"),
-    Setting("KNOWN_HOSTS", optional(local_path), None, "the file of known host keys; None: ~/.ssh/known_hosts"),
-    Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts with unknown keys"),
-    # training
-    Setting("MODE", Mode.parse, "sync", '"sync", "async", "half-async", "ssp(4)" or "geo(25)"'),
-    Setting("SEED", whole(0, 2**63 - 1), 0, "the seed for initial values and for the readers' random numbers"),
-    Setting(
-        "ENGINE",
-        choice("clusterctl", "none", "paddle", "torch", "dmlc", "tensorflow", "mpi"),
-        "clusterctl",
-        'the variables that programs get: "clusterctl", "paddle", "torch", "mpi", "dmlc", "tensorflow" or "none"',
-    ),
-    Setting(
-        "WIRE",
-        choice("float32", "float16", *QUANTIZED),
-        "float32",
-        'the number format on the network: "float32", "float16", or for the outer mode "int8" or "int4"',
-    ),
-    Setting("KEY_CACHE", flag, False, "cache lists of ids on both sides"),
-    # checkpoints
-    Setting("SAVE_EVERY", SaveInterval.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),
-    Setting(
-        "SAVE_MODEL_EVERY",
-        optional(SaveInterval.parse),
-        "1 pass",
-        "how often to save a model to output/, as SAVE_EVERY; None: only the last one",
-    ),
-    Setting("KEEP", whole(1), 3, "how many checkpoints to keep"),
-    Setting("KEEP_MODELS", count_or_all, 10, 'how many models to keep in output/, or "all"'),
-    Setting(
-        "COPIES", whole(1), 2, "on how many nodes each piece of a model or checkpoint is, with the one that wrote it"
-    ),
-    Setting(
-        "MODEL_ON_LEAD_MB", whole(0), 2000, "merge the newest model on the first node, unless it is larger; 0: never"
-    ),
-    Setting("KEEP_BEST", optional(Best.parse), None, 'also keep the best one by a metric, such as "auc:max"'),
-    # failures
-    Setting("HEARTBEAT_S", seconds(0.05), 1, "the interval between heartbeats of a node"),
-    Setting("NODE_GRACE_S", seconds(1), 30, "how long a node may be silent before it counts as lost"),
-    Setting("GRACE_S", seconds(0), 10, "how long a process may take to exit before it is killed"),
-    Setting(
-        "RESTARTS",
-        Restarts.parse,
-        3,
-        'how many times a process may restart within an hour, or {"pserver": 1, "trainer": 5} (0 for other engines)',
-    ),
-    Setting(
-        "ON_TRAINER_LOSS",
-        choice("fail", "shrink", "wait"),
-        "fail",
-        '"fail", "shrink" or "wait", once RESTARTS are used up',
-    ),
-    Setting("STALL_S", seconds(1), 600, "how long a process may go without a step before it counts as stalled"),
-    Setting(
-        "ON_STALL",
-        choice("warn", "fail"),
-        "warn",
-        'what to do about a stall: "warn", or "fail", which kills the process and counts as a failure',
-    ),
-    Setting(
-        "ON_NAN",
-        choice("warn", "fail", "skip"),
-        "warn",
-        'what to do if a loss or gradient is not finite: "warn", "fail", or "skip", which skips the batch',
-    ),
-    Setting("TIME_LIMIT_S", optional(seconds(1)), None, "the time limit of a run"),
-    Setting("MEMORY_LIMIT_MB", optional(whole(1)), None, "the address space limit of each process"),
-    Setting("OPEN_FILES", optional(whole(64)), None, "the limit of open files of each process"),
-)
-
-BY_SPELLING: Final[dict[str, Setting]] = {name: setting for setting in TABLE for name in setting.spellings}
+def by_place(settings: Sequence[Setting]) -> dict[str, dict[str, Setting]]:
+    """Return the settings that each part of the spec of a run has, by their names there; the part "" is its top."""
+    places: dict[str, dict[str, Setting]] = {}
+    for one in settings:
+        part, _, name = one.spec.rpartition(".")
+        if name:
+            places.setdefault(part, {})[name] = one
+    return places

@@ -199,6 +199,11 @@ def _address(value: object) -> str:
     return check_address(text(value))
 
 
+def any_hosts(value: object) -> Any:
+    """Return HOSTS unchanged; `read_hosts` checks it as a whole."""
+    return value
+
+
 def some_hosts(value: object) -> int | tuple[str, ...]:
     """Parse a number of hosts, or a list of them: host names, `Host` names, or entries copied from HOSTS."""
     if isinstance(value, int):

@@ -11,12 +11,12 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from clusterctl.config import source
-from clusterctl.config.declarations import BY_SPELLING, QUANTIZED, RETIRED, TABLE, Setting
+from clusterctl.config.declarations import Setting
 from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
-from clusterctl.config.settings import Settings
+from clusterctl.config.settings import BY_SPELLING, QUANTIZED, RETIRED, TABLE, Settings
 from clusterctl.config.source import ConfFile
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})

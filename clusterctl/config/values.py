@@ -1,4 +1,4 @@
-"""Types of the settings that have more than one part."""
+"""Types of the settings that have more than one part, and what the spec of a run has in their place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from clusterctl.common.modes import SaveInterval
+from clusterctl.common.run_spec import KeepBest
 
 
 class Restarts(NamedTuple):
@@ -41,3 +44,15 @@ class Best:
         if not match:
             raise ValueError('must look like "auc:max" or "loss:min"')
         return cls(match[1], match[2])
+
+
+def best_in_spec(best: Best | None) -> KeepBest | None:
+    """Return KEEP_BEST as the spec of a run has it."""
+    return KeepBest(name=best.metric, direction=best.direction) if best else None
+
+
+def models_in_spec(every: SaveInterval | None) -> SaveInterval | None:
+    """Return SAVE_MODEL_EVERY as the spec of a run has it: None for the default, the end of every pass."""
+    if every is None:
+        return SaveInterval("end", 0)
+    return None if (every.unit, every.n) == ("pass", 1) else every

@@ -10,12 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.common.engines import ENGINES, ports_of
-from clusterctl.common.modes import SaveInterval
 from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
     Gpus,
-    KeepBest,
     LeadAddress,
     LeftOut,
     Limits,
@@ -30,7 +28,7 @@ from clusterctl.common.run_spec import (
     Training,
 )
 from clusterctl.config import Settings
-from clusterctl.config.declarations import BY_SPELLING, NOT_RECORDED
+from clusterctl.config.settings import BY_SPELLING
 from clusterctl.documents.jobs import ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
@@ -171,13 +169,12 @@ class LaunchPlan:
             pserver_hosts=tuple(addresses[p.node] for p in self.processes if p.role == "pserver"),
             lead=lead,
             training=self._training(),
-            ports=self._ports(pserver_port),
-            timing=self._timing(),
+            ports=Ports(**self.settings.in_spec("ports"), pserver_port=pserver_port),
+            timing=Timing(**self.settings.in_spec("timing")),
             saving=self._saving(machines if lead is None else None).replace(resume=resume, load=load, sources=sources),
-            limits=Limits(memory_limit_mb=self.settings.memory_limit_mb, open_files=self.settings.open_files),
+            limits=Limits(**self.settings.in_spec("limits")),
             failures=self._failures(),
-            use_gpu=self.settings.use_gpu,
-            ld_library_path=self.settings.ld_library_path,
+            **self.settings.in_spec(),
             env=dict(node.env),
             arguments=self.program_args or (),
             settings=self._chosen() or None,
@@ -194,69 +191,28 @@ class LaunchPlan:
         return ENGINES[self.settings.engine].lists_nodes
 
     def _chosen(self) -> dict[str, str]:
-        chosen = {name: text for name, text in self.settings.chosen.items() if name not in NOT_RECORDED}
+        chosen = {name: text for name, text in self.settings.chosen.items() if BY_SPELLING[name].recorded}
         return {name: "..." if BY_SPELLING[name].secret else text for name, text in chosen.items()}
 
     def _training(self) -> Training:
-        settings = self.settings
-        return Training(
-            mode=str(settings.mode),
-            seed=settings.seed,
-            wire=settings.wire,
-            key_cache=settings.key_cache,
-            engine=settings.engine,
-            security=settings.ps_security,
-            trainers=self.count("trainer"),
-            pservers=self.count("pserver"),
-            trainer_threads=settings.trainer_threads,
-        )
-
-    def _ports(self, pserver_port: int | None) -> Ports:
-        settings = self.settings
-        return Ports(
-            port=settings.port,
-            ports_num=settings.ports_num,
-            ports_num_for_sparse=settings.ports_num_for_sparse,
-            pserver_port=pserver_port,
-        )
-
-    def _timing(self) -> Timing:
-        settings = self.settings
-        return Timing(heartbeat_s=settings.heartbeat_s, node_grace_s=settings.node_grace_s, grace_s=settings.grace_s)
+        counts = {"trainers": self.count("trainer"), "pservers": self.count("pserver")}
+        return Training(**{**self.settings.in_spec("training"), **counts})
 
     def _saving(self, machines: Mapping[int, str] | None) -> Saving:
         """Return the entry of a spec; with `machines` that of the lead."""
-        best = self.settings.keep_best
         copies, limit_mb = None, None
         ours = self.count("pserver") > 0 and self._restarts_one_by_one()
         if machines is not None and ours:
             originals = sorted({p.node for p in self.processes})
             copies = copy_plan(originals, [node.id for node in self.nodes], machines, self.settings.copies)
             limit_mb = self.settings.model_on_lead_mb
-        return Saving(
-            checkpoints=True,
-            save_every=self.settings.save_every,
-            save_model_every=_model_schedule(self.settings.save_model_every),
-            keep=self.settings.keep,
-            keep_models=self.settings.keep_models,
-            server_cuts=True if ours and str(self.settings.mode) != "sync" else None,
-            keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
-            copies_from=copies,
-            model_on_lead_mb=limit_mb,
-        )
+        cuts = True if ours and str(self.settings.mode) != "sync" else None
+        values = {**self.settings.in_spec("saving"), "model_on_lead_mb": limit_mb}
+        return Saving(checkpoints=True, server_cuts=cuts, copies_from=copies, **values)
 
     def _failures(self) -> Failures:
-        settings = self.settings
-        return Failures(
-            restarts=settings.restarts._asdict(),
-            on_trainer_loss=settings.on_trainer_loss,
-            time_limit_s=settings.time_limit_s,
-            stall_s=settings.stall_s,
-            on_stall=settings.on_stall,
-            on_nan=settings.on_nan,
-            whole=not self._restarts_one_by_one(),
-            takes_warnings=True,
-        )
+        values = self.settings.in_spec("failures")
+        return Failures(**values, whole=not self._restarts_one_by_one(), takes_warnings=True)
 
     def _restarts_one_by_one(self) -> bool:
         """True if one process can restart while the others keep running: they must all use our pservers."""
@@ -359,13 +315,6 @@ def _named_gpus(node: Node) -> Gpus | None:
     """Return the GPUs that conf.py names; None if the node is to find them."""
     limit = node.host.gpus
     return None if limit is None else Gpus(limit=limit, devices=tuple(map(str, range(limit))))
-
-
-def _model_schedule(every: SaveInterval | None) -> SaveInterval | None:
-    """Return the schedule of models; None for the default, the end of every pass."""
-    if every is None:
-        return SaveInterval("end", 0)
-    return None if (every.unit, every.n) == ("pass", 1) else every
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from clusterctl.common.manifest import all_files
 from clusterctl.common.paths import META, is_label
 from clusterctl.common.run_spec import ResumePoint
 from clusterctl.config import Settings
-from clusterctl.config.declarations import BY_SPELLING
+from clusterctl.config.settings import BY_SPELLING
 from clusterctl.errors import RefusedError
 from clusterctl.inventory import Node
 from clusterctl.launch.plan import LaunchPlan, require_our_pservers

@@ -24,9 +24,7 @@ SYMBOLS = {"succeeded": "\u2713", "failed": "\u2717", "lost": "\u2717", "stopped
 
 def best_of(record: RunRecord) -> tuple[str, str] | None:
     """Return the metric of KEEP_BEST, and "max" or "min"."""
-    way, _, name = record.settings.get("KEEP_BEST", "").partition(" ")
-    if way not in ("max", "min"):  # as in conf.py
-        name, _, way = record.settings.get("KEEP_BEST", "").rpartition(":")
+    name, _, way = record.settings.get("KEEP_BEST", "").rpartition(":")
     return (name, way) if name and way in ("max", "min") else None
 
 

@@ -4,4 +4,4 @@ HOSTS = [
     "root@10.0.0.12",
 ]
 ENGINE = "torch"
-TRAINERS_PER_NODE = 1  # processes per node, like torchrun's --nproc-per-node
+# More processes on a node, like torchrun's --nproc-per-node: Host("root@10.0.0.10", trainers=2)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import math
-import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pytest
 
 from clusterctl.common.modes import Mode, SaveInterval
-from clusterctl.config import Best, Host, Settings, from_values, load
+from clusterctl.config import Best, Host, from_values
 from clusterctl.config.carriers import FORMS
-from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
+from clusterctl.config.declarations import Setting
+from clusterctl.config.settings import BY_SPELLING, TABLE
 from clusterctl.config.values import Restarts
 from clusterctl.errors import ConfigError
-
-EXAMPLE = Path(__file__).parents[2] / "conf.py.example"
-CHECKED_BY_HAND = {"HOSTS"}
 
 
 def setting(name: str, value: object) -> object:
@@ -30,11 +25,6 @@ def finding(name: str, value: object) -> str:
     with pytest.raises(ConfigError) as raised:
         setting(name, value)
     return str(raised.value).removeprefix(f"settings: {name}").strip()
-
-
-def test_settings_has_one_field_for_each_setting_in_the_table_and_those_of_its_origin() -> None:
-    fields = {field.name for field in dataclasses.fields(Settings)}
-    assert fields == {entry.field for entry in TABLE} | {"hosts_from", "source", "lines", "chosen", "warnings"}
 
 
 def test_no_two_settings_share_a_name() -> None:
@@ -49,12 +39,6 @@ def test_the_old_names_are_those_of_the_old_launcher() -> None:
         "PADDLE_PORTS_NUM_FOR_SPARSE",
         "PADDLE_USE_GPU",
     }
-
-
-@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.name)
-def test_the_default_of_every_setting_can_be_written_out(entry: Setting) -> None:
-    if entry.name not in CHECKED_BY_HAND:
-        assert setting(entry.name, entry.default) == getattr(from_values({"HOSTS": ["h"]}), entry.field)
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.name)
@@ -262,47 +246,6 @@ def test_save_every_accepts_passes_steps_and_seconds(value: object, text: str) -
 def test_the_best_checkpoint_is_named_by_metric_and_direction() -> None:
     assert Best.parse("auc:max") == Best("auc", "max")
     assert str(Best.parse("loss:min")) == "loss:min"
-
-
-def _passages() -> dict[str, tuple[str, str]]:
-    """Return, from the example, the comment above each commented-out setting and its default as written."""
-    matches = re.findall(r"^# (.+)\n# ([A-Z_]+) = (.+)$", EXAMPLE.read_text(), flags=re.MULTILINE)
-    return {name: (comment, default) for comment, name, default in matches}
-
-
-def test_the_example_documents_every_setting_with_its_default_and_nothing_else() -> None:
-    passages = _passages()
-    assert set(passages) == {entry.name for entry in TABLE} - CHECKED_BY_HAND
-    for entry in TABLE:
-        if entry.name in CHECKED_BY_HAND:
-            assert f"# {entry.doc}\n{entry.name} = [" in EXAMPLE.read_text()
-            continue
-        comment, default = passages[entry.name]
-        assert comment.startswith(entry.doc), entry.name
-        assert entry.parse(ast.literal_eval(default)) == entry.parse(entry.default), entry.name
-        assert not entry.old or f"(old name: {entry.old})" in comment
-
-
-def test_the_example_loads_as_it_is_and_gives_the_defaults() -> None:
-    settings = load(EXAMPLE, {})
-    assert len(settings.hosts) == 2
-    plain = from_values({"HOSTS": ["root@10.0.0.10", "root@10.0.0.11"]})
-    assert settings == dataclasses.replace(plain, source=EXAMPLE)
-
-
-def test_the_example_loads_with_every_line_uncommented(tmp_path: Path) -> None:
-    path = tmp_path / "conf.py"
-    path.write_text(re.sub(r"^# ([A-Z_]+ = )", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE))
-    assert dataclasses.replace(load(path, {}), source=None) == dataclasses.replace(load(EXAMPLE, {}), source=None)
-
-
-def test_the_host_in_the_example_is_valid(tmp_path: Path) -> None:
-    shown = re.search(r"^#   (Host\(.*?\n#.*?\))$", EXAMPLE.read_text(), flags=re.MULTILINE)
-    assert shown
-    path = tmp_path / "conf.py"
-    path.write_text(f"HOSTS = [{shown[1].replace('#', '')}]")
-    host = load(path, {"HOME": "/home/me"}).hosts[0]
-    assert all(getattr(host, field.name) for field in dataclasses.fields(host) if field.name != "pservers")
 
 
 def test_values_can_be_any_mapping() -> None:

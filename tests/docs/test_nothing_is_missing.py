@@ -1,4 +1,4 @@
-"""Every command, option, setting, variable, state and exit code is documented."""
+"""Every command, option, variable, state and exit code is documented."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
 from clusterctl.cli.declarations import app
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.process_environment import LaunchFacts, environment
-from clusterctl.config.declarations import TABLE, Setting
 from clusterctl.observe.record.status import WORST_FIRST
 from clusterctl.observe.why.errno_and_signals import ERRNOS, SHELL_CODES, SIGNALS
 from docs.pages import REPOSITORY
@@ -54,23 +53,6 @@ def test_every_global_option_is_described() -> None:
     of_the_program = [word for option in typer.main.get_command(app).params for word in option.opts]
     words = [*FLAGS, *VALUE_OPTIONS, *of_the_program]
     assert [word for word in words if not re.search(rf"`(clusterctl )?{word}\b", page)] == []
-
-
-@pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)
-def test_every_setting_is_in_a_table_with_its_default(setting: Setting) -> None:
-    rows = [row for row in read("docs/configuration.md").splitlines() if row.startswith(f"| `{setting.name}` |")]
-    assert len(rows) == 1, f"docs/configuration.md has {len(rows)} rows for {setting.name}"
-    _, _, default, meaning, *_ = rows[0].split("|")
-    shown = "required" if setting.name == "HOSTS" else f"`{_as_written(setting.default)}`"
-    assert default.strip() == shown
-    assert not setting.old or f"`{setting.old}`" in meaning
-    assert "not yet" not in meaning
-
-
-def _as_written(default: object) -> str:
-    if isinstance(default, tuple):
-        default = list(default)
-    return f'"{default}"' if isinstance(default, str) else repr(default)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config.declarations import TABLE
+from clusterctl.config.settings import TABLE
 from clusterctl.documents.commands import COMMANDS
 from docs.pages import REPOSITORY
 from support.browser import CHROMIUM, WITHOUT_CHROMIUM, Browser, browser

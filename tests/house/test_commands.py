@@ -18,7 +18,7 @@ CALLS: Mapping[str, str] = {
     "cli.adopted": "launch.adopt",
     "cli.call": "config",
     "cli.causes": "observe.why.report",
-    "cli.chosen_settings": "config.declarations",
+    "cli.chosen_settings": "config.settings",
     "cli.commands.diff": "report.formats",
     "cli.commands.export": "export",
     "cli.commands.logs": "observe.folding",

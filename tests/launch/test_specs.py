@@ -12,6 +12,7 @@ from clusterctl.common.run_spec import LeadAddress, LeftOut, ResumePoint, RunSpe
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan
+from clusterctl.observe.record.history import settings_of
 
 NEWER = {"keep_models": 10, "trainer_threads": 1, "takes_warnings": True}  # what later versions add
 RECORDED = Path(__file__).parents[1] / "common" / "recorded" / "planned_specs.json"
@@ -52,6 +53,14 @@ def test_a_spec_has_the_schedule_of_models_unless_it_is_the_end_of_every_pass(
     spec = planned({"conf": {"SAVE_MODEL_EVERY": every}}).to_json()
     assert spec.get("save_model_every") == recorded
     assert ("save_model_every" in spec) == (recorded is not None)
+
+
+def test_the_settings_in_a_spec_are_shown_as_conf_py_spells_them() -> None:
+    conf = {"MODE": "ssp(4)", "SAVE_EVERY": "500 steps", "KEEP_BEST": "auc:max", "KEEP": 5, "KEY_CACHE": True}
+    shown = settings_of(planned({"conf": conf}))
+    assert {name: shown[name] for name in conf} == {name: str(value) for name, value in conf.items()}
+    assert (shown["TRAINERS"], shown["RESTARTS"]) == ("3", "pserver 3, trainer 3")
+    assert not {"MODE", "KEEP_BEST", "TIME_LIMIT_S"} & settings_of(planned({"conf": {"ENGINE": "none"}})).keys()
 
 
 def test_a_spec_has_the_directory_in_which_processes_begin_unless_it_is_that_of_the_job() -> None:

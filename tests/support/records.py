@@ -150,7 +150,7 @@ def succeeded(*, nodes: int = 4, points_each: int = 100, seconds: float = 1020.0
         ),
         curves=tuple(curves),
         marks=(Mark(START, "phase", "starting pservers"), *saves, Mark(START + seconds, "ended", "succeeded")),
-        settings={"MODE": "async", "SEED": "7", "KEEP_BEST": f"max {METRIC}", "RESTARTS": f"3 {EVIL}"},
+        settings={"MODE": "async", "SEED": "7", "KEEP_BEST": f"{METRIC}:max", "RESTARTS": f"3 {EVIL}"},
         env=("HF_TOKEN", f"NAME{EVIL}"),
         arguments=("--num_passes=5", "--note", EVIL),
         workspace=f"workspace {EVIL}",
