@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from clusterctl.common.tree import Entry
+from clusterctl.common.wheels import Wheel
+
+File = TypeVar("File", Entry, Wheel)
 
 CHAIN = 16  # nodes; a longer chain starts more slowly and loses more when a node fails
 FEWEST = 2  # nodes for any relay
@@ -72,16 +75,13 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
     return mode == "always" and nodes >= FEWEST
 
 
-def common(lacking: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
+def common(lacking: Mapping[int, Sequence[File]]) -> dict[int, list[File]]:
     """Return what each node lacks of the files that more than half of the nodes lack: the stream reaches every node.
 
     The others, such as shards, are sent to the nodes that lack them.
     """
-    counts = Counter(digest for entries in lacking.values() for digest in {entry.digest for entry in entries})
-    return {
-        node: [entry for entry in entries if 2 * counts[entry.digest] > len(lacking)]
-        for node, entries in lacking.items()
-    }
+    counts = Counter(digest for files in lacking.values() for digest in {file.digest for file in files})
+    return {node: [file for file in files if 2 * counts[file.digest] > len(lacking)] for node, files in lacking.items()}
 
 
 def shared(

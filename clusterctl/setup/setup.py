@@ -333,15 +333,17 @@ class _Setup:
             _check_all_there(wanted, store)
 
     def _relay(self, group: NodeGroup) -> None:
-        """Send wheels through the nodes of the group, if that pays off; wheels still missing afterwards go directly."""
-        lacking = [node for node in self._able([group]) if self._missing[node.id]]
-        relay = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
-        if not relay.is_worth_it(lacking):
+        """Send common wheels through the nodes of the group, if that pays off; what they lack then goes directly."""
+        calls = {node.id: self.calls[node.id] for node in self._able([group])}
+        missing = {id_: self._missing[id_] for id_ in calls}
+        relay = WheelRelay(self._cluster.settings, calls, missing, self._downloads.store)
+        if not relay.is_worth_it():
             return
-        self._on(lacking, relay.listen)
-        members = relay.plan([node for node in lacking if node.id not in self._errors])
+        self._on([node for node in self._able([group]) if node.id in relay.lacking], relay.listen)
+        members = relay.plan([node for node in self._able([group]) if node.id in relay.lacking])
         ordered = self._on(members, relay.order)
         self._sent.update(self._on([node for node in members if node.id in ordered], relay.transfer))
+        self._missing.update(missing)
         group.relayed = bool(members)
 
     def _finish(self, node: Node, group: NodeGroup) -> NodeSetup:

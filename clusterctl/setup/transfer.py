@@ -49,9 +49,9 @@ def fetch_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> 
 
 
 class WheelRelay:
-    """Sends many nodes their wheels in `missing` once: nodes forward them. Wheels that do not arrive remain there.
+    """Sends nodes once what most of them lack of the wheels in `missing`: they forward it. What arrives leaves `missing`.
 
-    The steps are: `listen` for every node, `plan`, `order` for every node, and only then `transfer` for every node.
+    The steps are: `listen` for every node in `lacking`, `plan`, `order` for every member, and only then `transfer`.
     """
 
     def __init__(
@@ -65,13 +65,15 @@ class WheelRelay:
         self._calls = calls
         self._missing = missing
         self._store = store
+        common = relay_plan.common({node: wheels for node, wheels in missing.items() if wheels})
+        self.lacking = {node: wheels for node, wheels in common.items() if wheels}
         self._where: dict[int, tuple[str, int]] = {}
         self._words: Mapping[int, relay_plan.RelayPart] = {}
         self._blobs = Blobs(store.directory, ())
 
-    def is_worth_it(self, nodes: Sequence[Node]) -> bool:
-        total = sum(wheel.size for node in nodes for wheel in self._missing[node.id])
-        return relay_plan.worth_it(len(nodes), total, self._settings.relay)
+    def is_worth_it(self) -> bool:
+        total = sum(wheel.size for wheels in self.lacking.values() for wheel in wheels)
+        return relay_plan.worth_it(len(self.lacking), total, self._settings.relay)
 
     def listen(self, node: Node) -> None:
         """Ask a node to listen; one that cannot gets its wheels directly."""
@@ -86,14 +88,14 @@ class WheelRelay:
         members = [node for node in nodes if node.id in self._where]
         if len(members) < relay_plan.FEWEST:
             return []
-        wheels = sorted({wheel for node in members for wheel in self._missing[node.id]})
+        wheels = sorted({wheel for node in members for wheel in self.lacking[node.id]})
         self._blobs = Blobs(self._store.directory, [_row(wheel) for wheel in wheels])
         self._words = relay_plan.words({node.id: self._where[node.id] for node in members}, self._blobs.length)
         return members
 
     def order(self, node: Node) -> None:
         """Send a node its part: the node that it receives the stream from, and those that it forwards it to."""
-        order = {"do": "relay", "relay": self._words[node.id], "lock": self._missing[node.id]}
+        order = {"do": "relay", "relay": self._words[node.id], "lock": self.lacking[node.id]}
         self._calls[node.id].send(order)
 
     def transfer(self, node: Node) -> int:
@@ -105,7 +107,9 @@ class WheelRelay:
                 call.send({"stream": True})
                 sent = self._blobs.write(call.write, lambda done, total: None)
         answer = call.receive(WORK_S)
-        self._missing[node.id] = [self._missing[node.id][number] for number in answer["missing"]]
+        relayed = self.lacking[node.id]
+        arrived = {*relayed} - {relayed[number] for number in answer["missing"]}
+        self._missing[node.id] = [wheel for wheel in self._missing[node.id] if wheel not in arrived]
         return sent
 
 
