@@ -103,25 +103,19 @@ def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, RelayP
 
     `where`: the address and port on which each node listens, in the order of the chains. `length`: bytes of the stream.
     """
-    keys = make_keys(list(where))
+    from clusterctl.certificates import issue_for_nodes  # noqa: PLC0415 - cryptography takes 40 ms
+
+    keys = issue_for_nodes(where)
     return {
         node: {
-            "own": keys[node][0],
-            "authority": keys[node][1],
+            "own": keys[node].own,
+            "authority": keys[node].authority,
             "upstream": None if hop.upstream is None else name_of(hop.upstream),
             "downstream": [(*where[branch.node], name_of(branch.node), branch.nodes) for branch in hop.downstream],
             "length": length,
         }
         for node, hop in plan(list(where)).items()
     }
-
-
-def make_keys(ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
-    """Return for each node its key with certificate, and the authority it trusts, as PEM. Secrets; never log them."""
-    from clusterctl.certificates import Authority  # noqa: PLC0415 - cryptography takes 40 ms
-
-    authority = Authority()
-    return {node: (authority.issue(name_of(node)), authority.trusted) for node in ids}
 
 
 def name_of(node: int) -> str:

@@ -115,7 +115,7 @@ def test_only_wheels_that_most_nodes_lack_are_relayed(tmp_path: Path, monkeypatc
     (tmp_path / "nodes").mkdir()
     cluster = PipeCluster(tmp_path / "nodes", sys.executable, nodes=3, RELAY="always")
     for node in (0, 1):  # node 2 alone lacks this wheel
-        store = WheelStore(cluster.home(node) / "root/.clusterctl/wheels")
+        store = WheelStore(cluster.home(node) / "clusterctl/.clusterctl/wheels")
         with store.workplace() as workplace:
             store.adopt(Path(shutil.copy(own, workplace)))
     done = prepare(
