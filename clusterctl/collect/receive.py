@@ -20,12 +20,12 @@ from clusterctl.common.file_transfer import CHUNK_BYTES, Arrival, HashedBytes, K
 from clusterctl.common.schema import SchemaError, reader
 from clusterctl.common.transfer_messages import (
     TOPS,
-    AgainOrder,
     CollectEnd,
     EmptyDirectory,
     FileAttributes,
     FileHash,
     FilesTotal,
+    ResendOrder,
     SentFile,
 )
 from clusterctl.documents.jobs import CollectedFile
@@ -137,7 +137,7 @@ class Receiver:
             about: FilesTotal = read(self._node, FilesTotal, message, "files of a malformed total")
             self._total = about["total"]
         elif "sent" in message:
-            again: AgainOrder = {"again": self._damaged}
+            again: ResendOrder = {"again": self._damaged}
             self._call.send(again)
             self._damaged, self._is_again = [], True
         elif "dir" in message:

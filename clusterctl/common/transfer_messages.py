@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict, Union
+from typing import Annotated, Any, Literal, TypedDict
 
 from clusterctl.common.events import RunWarning
 from clusterctl.common.file_transfer import KnownBytes
@@ -114,15 +114,22 @@ class FileHash(TypedDict):
     sha256: str
 
 
-class AgainOrder(TypedDict, total=False):
+class ResendOrder(TypedDict, total=False):
     """The answer to `{"sent": count}`, after all files: send these once more, from their start."""
 
     again: Sequence[CollectedName]
 
 
 class CollectEnd(TypedDict, total=False):
-    """The last message. left: paths that stayed, and why; `more` others are not listed. warnings: about the run."""
+    """The last message: what was asked for, and the number of files that were sent.
 
+    left: paths that stayed, and why; `more` others are not listed. warnings: about the run.
+    """
+
+    job: str
+    dir: str
+    run: str | None
+    files: Count
     left: list[tuple[str, Literal["link", "special", "name"]]]
     more: Count
     warnings: list[RunWarning] | None
@@ -230,13 +237,12 @@ class BuildOrder(TypedDict):
     uv: NotRequired[Wheel | None]
 
 
-class KeepOrder(TypedDict):
+class KeepEnvironmentOrder(TypedDict):
     """Keep the environment that is there."""
 
     do: Literal["keep"]
 
 
-SetupOrder = Union[ResolveOrder, OfferOrder, ListenOrder, RelayOrder, GiveOrder, TakeOrder, BuildOrder, KeepOrder]
 SETUP_ORDERS: Mapping[str, Any] = {
     "resolve": ResolveOrder,
     "offer": OfferOrder,
@@ -245,7 +251,7 @@ SETUP_ORDERS: Mapping[str, Any] = {
     "give": GiveOrder,
     "take": TakeOrder,
     "build": BuildOrder,
-    "keep": KeepOrder,
+    "keep": KeepEnvironmentOrder,
 }
 
 

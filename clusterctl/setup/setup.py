@@ -11,7 +11,15 @@ from typing import TypeVar
 
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
 from clusterctl.common.requirements import normal
-from clusterctl.common.transfer_messages import ResolvedWheels, SetupEnd, SetupFacts
+from clusterctl.common.transfer_messages import (
+    BuildOrder,
+    KeepEnvironmentOrder,
+    OfferOrder,
+    ResolvedWheels,
+    ResolveOrder,
+    SetupEnd,
+    SetupFacts,
+)
 from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
@@ -275,7 +283,8 @@ class _Setup:
         call = self.calls[node.id]
         self._on_step(node, STEPS["choose"])
         try:
-            call.send({"do": "resolve", "requirements": lines, "exact": exact})
+            order: ResolveOrder = {"do": "resolve", "requirements": lines, "exact": exact}
+            call.send(order)
             answer: ResolvedWheels = read(node, ResolvedWheels, call.receive(WORK_S))
         except ClusterctlError as exc:
             self._errors[node.id] = exc
@@ -308,9 +317,16 @@ class _Setup:
             return
         call = self.calls[node.id]
         online = group.online and not self._setup_options.offline
-        order = {"lock": group.lock, "online": online, "options": group.options, "urls": group.urls}
         needs_uv = group.uv is not None and not self._facts[node.id].get("uv")
-        call.send({"do": "offer", **order, "uv": group.uv if needs_uv else None})
+        order: OfferOrder = {
+            "do": "offer",
+            "lock": group.lock,
+            "online": online,
+            "options": group.options,
+            "urls": group.urls,
+            "uv": group.uv if needs_uv else None,
+        }
+        call.send(order)
         wheels = [*group.lock, *([group.uv] if group.uv else [])]
         self._missing[node.id], self._have[node.id] = missing_of(call, wheels, call.receive(WORK_S))
 
@@ -349,13 +365,14 @@ class _Setup:
         call = self.calls[node.id]
         sent = self._sent.get(node.id, 0)
         if self._is_ready(node, group.lock):
-            call.send({"do": "keep"})
+            keep: KeepEnvironmentOrder = {"do": "keep"}
+            call.send(keep)
         else:
             report, have = partial(self._on_step, node), self._have[node.id]
             sent += send_files(call, self._missing[node.id], self._downloads.store, report, have)
-            call.send(
-                {"do": "build", "lock": group.lock, "with_uv": self._setup_options.uv is not False, "uv": group.uv}
-            )
+            with_uv = self._setup_options.uv is not False
+            order: BuildOrder = {"do": "build", "lock": group.lock, "with_uv": with_uv, "uv": group.uv}
+            call.send(order)
         answer: SetupEnd = read(node, SetupEnd, call.result(WORK_S))
         builder, problem = _text(answer.get("builder")), _text(answer.get("problem"))
         return NodeSetup(answer["environment"], answer["built"], sent, builder, problem)

@@ -10,7 +10,14 @@ from clusterctl.cluster import AgentCall
 from clusterctl.common.errors import AgentError
 from clusterctl.common.file_transfer import OpenedFile
 from clusterctl.common.schema import SchemaError, reader
-from clusterctl.common.transfer_messages import MissingWheels, RelayEndpoint
+from clusterctl.common.transfer_messages import (
+    GiveOrder,
+    ListenOrder,
+    MissingWheels,
+    RelayEndpoint,
+    RelayOrder,
+    TakeOrder,
+)
 from clusterctl.common.tree import FILE, Entry
 from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.config import Settings
@@ -48,7 +55,8 @@ def send_files(
     while wheels:
         starts = [have.get(wheel.digest, 0) for wheel in wheels]
         with call.bulk():
-            call.send({"do": "take", "lock": wheels, "starts": starts})
+            order: TakeOrder = {"do": "take", "lock": wheels, "starts": starts}
+            call.send(order)
             for wheel, start in zip(wheels, starts, strict=True):
                 report(f"receiving {wheel.name}")
                 with OpenedFile(store.path(wheel)) as file:
@@ -73,7 +81,8 @@ def fetch_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> 
     """Fetch wheels from a node into this machine's store. Raises NodeError if they are damaged."""
     if not wheels:
         return
-    call.send({"do": "give", "lock": wheels})
+    order: GiveOrder = {"do": "give", "lock": wheels}
+    call.send(order)
     try:
         for wheel in wheels:
             store.take(wheel, call.read)
@@ -114,7 +123,8 @@ class WheelRelay:
     def listen(self, node: Node) -> None:
         """Ask a node to listen; one that cannot gets its wheels directly."""
         call = self._calls[node.id]
-        call.send({"do": "listen", "address": node.address, "nic": self._settings.nic})
+        order: ListenOrder = {"do": "listen", "address": node.address, "nic": self._settings.nic}
+        call.send(order)
         answer = call.receive()
         if answer:
             where: RelayEndpoint = read(node, RelayEndpoint, answer)
@@ -132,7 +142,7 @@ class WheelRelay:
 
     def order(self, node: Node) -> None:
         """Send a node its part: the node that it receives the stream from, and those that it forwards it to."""
-        order = {"do": "relay", "relay": self._words[node.id], "lock": self.lacking[node.id]}
+        order: RelayOrder = {"do": "relay", "relay": {**self._words[node.id]}, "lock": self.lacking[node.id]}
         self._calls[node.id].send(order)
 
     def transfer(self, node: Node) -> int:

@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from clusterctl.agent.node.checkpoint_files import PIECES, is_merged_by_us, piece_header
 from clusterctl.agent.node.jobs import find_job, pick_run, read_state, warnings_of
@@ -27,7 +27,15 @@ from clusterctl.common.manifest import MERGED_NAME, is_tag, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.requests import CollectRequest, CopiesWanted, MergedModel
 from clusterctl.common.schema import reader
-from clusterctl.common.transfer_messages import AgainOrder, BringOrder, FileAttributes
+from clusterctl.common.transfer_messages import (
+    BringOrder,
+    CollectEnd,
+    FileAttributes,
+    HeldModel,
+    ListedModel,
+    ModelsNews,
+    ResendOrder,
+)
 from clusterctl.common.tree import ODD_CHARACTERS
 
 #: The beginnings of names under which we write files before they are whole.
@@ -37,7 +45,7 @@ MOST_LEFT = 100  # that are listed
 NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
-def collect(root: Path, request: CollectRequest, peer: Peer) -> dict[str, Any]:
+def collect(root: Path, request: CollectRequest, peer: Peer) -> CollectEnd:
     """Send `{"models": [{"tag", "run", "step", "files"}, ...], "held": [{"tag", "step", "files"}, ...]}`: the files of
     each complete model, and those that this node has of any; and `"merged": [{"tag", "run", "step"}, ...]`, the models
     that we merged here. Wait for `{"bring": tags}`, or None for all.
@@ -55,13 +63,18 @@ def collect(root: Path, request: CollectRequest, peer: Peer) -> dict[str, Any]:
     known = {model.directory.name for model in complete}
     copied = list(copied_models(run)) if run else []
     complete += [model for model in copied if model.directory.name not in known]
-    peer.send({"models": list(map(_row, complete)), "held": _held([*models, *copied]), "merged": _merged(places)})
+    news: ModelsNews = {
+        "models": list(map(_row, complete)),
+        "held": _held([*models, *copied]),
+        "merged": _merged(places),
+    }
+    peer.send({**news})
     order: BringOrder = reader(BringOrder)(peer.receive())
     bring, have = order["bring"], _by_key(order.get("have", ()))
     passes = [one.directory for one in models if one.is_scheduled]
     staying = others | {place for place in passes if bring is not None and place.name not in bring}
     sent: dict[str, Path] = {}
-    left: list[tuple[str, str]] = []
+    left: list[tuple[str, Literal["link", "special", "name"]]] = []
     log = run.log if run is not None else job.log
     peer.send({"total": sum(_size(path) for _, path in _paths(log, places, staying))})
     for name, path in _paths(log, places, staying):
@@ -76,27 +89,29 @@ def collect(root: Path, request: CollectRequest, peer: Peer) -> dict[str, Any]:
         elif kind:
             left.append((name, "link" if kind == stat.S_IFLNK else "special"))
     _send_again(peer, sent)
-    about: dict[str, Any] = {
+    end: CollectEnd = {
         "job": job.dir.name,
         "dir": str(job.dir),
         "run": run.run if run is not None else None,
         "files": len(sent),
+        "left": left[:MOST_LEFT],
+        "more": max(0, len(left) - MOST_LEFT),
     }
     if run is not None and (warnings := warnings_of(read_state(run))):
-        about["warnings"] = warnings
-    return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
+        end["warnings"] = [{"kind": one["kind"], "message": one["message"]} for one in warnings]
+    return end
 
 
 def _send_again(peer: Peer, sent: Mapping[str, Path]) -> None:
     """Send once more, from their start, the files that have arrived damaged."""
     peer.send({"sent": len(sent)})
-    again: AgainOrder = reader(AgainOrder)(peer.receive())
+    again: ResendOrder = reader(ResendOrder)(peer.receive())
     for name in again.get("again", ()):
         if name in sent:
             _send_file(peer, sent[name], name)
 
 
-def _row(model: ModelDirectory) -> dict[str, Any]:
+def _row(model: ModelDirectory) -> ListedModel:
     """Describe a complete model, with the files that its manifest names."""
     files: list[str] = []
     with contextlib.suppress(OSError, ValueError):
@@ -104,16 +119,16 @@ def _row(model: ModelDirectory) -> dict[str, Any]:
     return {"tag": model.directory.name, "run": model.run, "step": model.step, "files": files}
 
 
-def _held(models: list[ModelDirectory]) -> list[dict[str, Any]]:
+def _held(models: list[ModelDirectory]) -> list[HeldModel]:
     """Return the pieces that this node has of each model, by tag."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, HeldModel] = {}
     for model in models:
         row = rows.setdefault(model.directory.name, {"tag": model.directory.name, "step": model.step, "files": []})
         row["files"] += sorted({path.name for path in model.directory.glob(PIECES)} - {*row["files"]})
     return list(rows.values())
 
 
-def _merged(places: list[Path]) -> list[dict[str, Any]]:
+def _merged(places: list[Path]) -> list[ListedModel]:
     """Return the models that we merged here, each like a complete model."""
     paths = [path for place in places for path in sorted(place.glob(f"*/{MERGED_NAME}")) if is_merged_by_us(path)]
     known = [(path.parent.name, piece_header(path)) for path in paths]
@@ -124,7 +139,7 @@ def _merged(places: list[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _send_copies(wanted: CopiesWanted, run: RunPaths | None, peer: Peer) -> dict[str, Any]:
+def _send_copies(wanted: CopiesWanted, run: RunPaths | None, peer: Peer) -> CollectEnd:
     """Send the copies of other nodes' pieces of the model `tag`, and its manifest, but no file that is in `have`.
 
     With `originals` also send the pieces that this node has written; with `merged` its merged model instead.

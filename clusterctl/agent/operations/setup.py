@@ -35,6 +35,7 @@ from clusterctl.common.transfer_messages import (
     MissingWheels,
     OfferOrder,
     RelayOrder,
+    ResolvedWheels,
     ResolveOrder,
     SetupEnd,
     SetupFacts,
@@ -136,7 +137,8 @@ class _Worker:
         assert self._pip is not None, "only a node with pip gets this order"
         look, exact = self._looks("choose"), bool(order.get("exact"))
         resolved = self._pip.resolve(order["requirements"], self._store, look, exact=exact)
-        self._peer.send({"failed": resolved} if isinstance(resolved, str) else {"lock": resolved})
+        answer: ResolvedWheels = {"failed": resolved} if isinstance(resolved, str) else {"lock": resolved}
+        self._peer.send({**answer})
 
     def _offer(self, order: OfferOrder) -> None:
         missing = [wheel for wheel in order["lock"] if not self._store.has(wheel)]
