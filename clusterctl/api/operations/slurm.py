@@ -10,8 +10,7 @@ from pathlib import Path
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
 from clusterctl.errors import ConfigError, UsageError
-from clusterctl.schedulers.slurm.mark import PLANNED
-from clusterctl.schedulers.slurm.script import RUN_PREFIX, SAVE_S, ScriptOptions, script
+from clusterctl.schedulers.slurm.script import PLANNED, RUN_PREFIX, SAVE_S, ScriptOptions, script
 from clusterctl.schedulers.slurm.submit import Submitted, submit
 
 

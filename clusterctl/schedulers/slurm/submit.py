@@ -12,9 +12,8 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError, RefusedError, UnreachableError
 from clusterctl.schedulers.slurm.commands import Slurm
-from clusterctl.schedulers.slurm.mark import look
 from clusterctl.schedulers.slurm.records import SHARED, Records
-from clusterctl.schedulers.slurm.script import ScriptOptions, script
+from clusterctl.schedulers.slurm.script import ScriptOptions, look, script
 
 IN_MEMORY = ("devtmpfs", "ramfs", "tmpfs")
 MOUNTS = Path("/proc/self/mounts")
