@@ -75,10 +75,17 @@ class Network:
 
     def sent_bytes(self, node: int) -> int:
         """Return the bytes that a machine has sent over its link so far, with all headers."""
+        return self._counters(node)[8]
+
+    def received_bytes(self, node: int) -> int:
+        """Return the bytes that a machine has received over its link so far, with all headers."""
+        return self._counters(node)[0]
+
+    def _counters(self, node: int) -> list[int]:
         command = [*self.nodes[node].inside(), "cat", "/proc/net/dev"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         (fields,) = (line.partition(":")[2].split() for line in lines if line.strip().startswith(f"{DEVICE}:"))
-        return int(fields[8])
+        return list(map(int, fields))
 
 
 @contextlib.contextmanager

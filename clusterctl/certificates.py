@@ -7,6 +7,8 @@ so that a wrong clock does no harm: the trust is in the authority, which lives a
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -28,6 +30,13 @@ NO_USAGE = dict.fromkeys(
     ),
     False,
 )
+
+
+class NodeCertificate(NamedTuple):
+    """A node's private key with its certificate, and the authority that it trusts, as PEM. Secrets; never log them."""
+
+    own: str
+    authority: str
 
 
 class Authority:
@@ -69,6 +78,12 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(issuer_id, critical=False)
         )
+
+
+def issue_for_nodes(ids: Iterable[int]) -> dict[int, NodeCertificate]:
+    """Return certificates of a new authority for the names `node0`, `node1` and so on, by node id."""
+    authority = Authority()
+    return {id_: NodeCertificate(authority.issue(f"node{id_}"), authority.trusted) for id_ in ids}
 
 
 def _named(name: str) -> x509.Name:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.collect.receive import MOST_FILES, refuse
-from clusterctl.common.manifest import is_piece_name, is_tag
+from clusterctl.collect.receive import read
+from clusterctl.common.transfer_messages import ListedModel, ModelsNews
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Node
 
@@ -47,38 +47,19 @@ class ModelList:
 
 def listed_by(node: Node, message: Any) -> ModelList:
     """Return what a node lists. Raises NodeError if it is malformed."""
-    rows, held, merged = message.get("models"), message.get("held", []), message.get("merged", [])
-    for one, is_sound in ((rows, _is_model), (held, _is_held), (merged, _is_model)):
-        if not isinstance(one, list) or len(one) > MOST_FILES or not all(map(is_sound, one)):
-            raise refuse(node, "a malformed list of models")
+    news: ModelsNews = read(node, ModelsNews, message, "a malformed list of models")
+    held = news.get("held", [])
     return ModelList(
-        models=list(map(_model, rows)),
-        needs={row["tag"]: row.get("files", []) for row in rows},
+        models=list(map(_model, news["models"])),
+        needs={row["tag"]: row.get("files", []) for row in news["models"]},
         has={row["tag"]: row["files"] for row in held},
         steps={row["tag"]: row["step"] for row in held},
-        merged=list(map(_model, merged)),
+        merged=list(map(_model, news.get("merged", []))),
     )
 
 
-def _model(row: Mapping[str, Any]) -> Model:
+def _model(row: ListedModel) -> Model:
     return Model(row["tag"], row["run"], row["step"])
-
-
-def _is_model(row: object) -> bool:
-    if not isinstance(row, dict):
-        return False
-    named = is_tag(row.get("tag")) and isinstance(row.get("run"), str)
-    return named and isinstance(row.get("step"), int) and _are_pieces(row.get("files", []))
-
-
-def _is_held(row: object) -> bool:
-    if not isinstance(row, dict):
-        return False
-    return is_tag(row.get("tag")) and isinstance(row.get("step"), int) and _are_pieces(row.get("files"))
-
-
-def _are_pieces(names: object) -> bool:
-    return isinstance(names, list) and all(map(is_piece_name, names))
 
 
 class Choice:

@@ -8,26 +8,30 @@ DIR/model/model.safetensors
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from clusterctl import runtime
 from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.collect.choice import Choice, ModelSelection, listed_by
 from clusterctl.collect.copies import Pieces, download_merged
-from clusterctl.collect.receive import TOPS, Left, Received, Report, receive
+from clusterctl.collect.receive import PARTS, EarlierFiles, Left, Received, Receiver, Report
 from clusterctl.common.errors import first_of
 from clusterctl.common.events import RunWarning
 from clusterctl.common.manifest import NAME, is_scheduled_tag, read_manifest
 from clusterctl.common.requests import CollectRequest
+from clusterctl.common.transfer_messages import TOPS, BringOrder
 from clusterctl.documents.jobs import CollectedFile, Skipped
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
 MARK = "job"
+ANOTHER = "choose another directory: collect -o DIR"
 SHOWN = 3
 MOST_TRIED = 100  # models
 
@@ -58,11 +62,23 @@ def collect(
 ) -> Collection:
     """Collect from the `members` of the run, the lead first; nodes that fail are among the outcomes.
 
-    `report` gets the bytes of each node done so far and in total, from several threads.
-    Removes files of an earlier collection that this one did not bring, since they belong to another run; models of the
-    same run stay. Raises RefusedError if `target` holds anything else, UsageError if the selected model is unknown.
+    `report` gets the bytes of each node done so far and in total, from several threads. What an earlier collection has
+    brought, in part or whole, is not sent again. Removes files of an earlier one that this one did not bring, since
+    they belong to another run; models of the same run stay. Raises RefusedError if `target` holds anything else, or
+    another collection is writing to it; UsageError if the selected model is unknown.
     """
-    _claim(target, job)
+    with _claimed(target, job):
+        return _collect(cluster, members, job, target, report, selection)
+
+
+def _collect(
+    cluster: Cluster,
+    members: Sequence[Node],
+    job: str,
+    target: Path,
+    report: Report,
+    selection: ModelSelection,
+) -> Collection:
     choice = Choice(selection, job, members)
     lead = members[0]
     ids = {node.id for node in members}
@@ -72,9 +88,11 @@ def collect(
         try:
             with cluster.call(node, request) as call:
                 choice.offer(node, listed_by(node, call.receive()))
+                earlier = EarlierFiles(target, node, whole=True)
                 choice.wait()
-                call.send({"bring": choice.bring})
-                return receive(call, target, report)
+                order: BringOrder = {"bring": choice.bring, "have": earlier.known()}
+                call.send(order)
+                return Receiver(call, target, report, earlier).receive()
         finally:
             choice.offer(node, None)
 
@@ -94,6 +112,11 @@ def collect(
             _remove_others(target, node, [], stay)
     if merged is None and choice.tag is not None and len(answered) == len(members):
         merged = choice.tag, _merge(target, Pieces(target, choice.tag, files))  # which says what is missing
+    if len(answered) == len(members):
+        shutil.rmtree(target / PARTS, ignore_errors=True)
+    for place in (*(target / PARTS).glob("*"), target / PARTS):
+        with contextlib.suppress(OSError):  # it has parts
+            place.rmdir()
     tag, path = merged or (choice.tag, None)
     gone = {choice.tag, tag, *(one.tag for one in skipped)}
     more = sum(is_scheduled_tag(model.tag) and model.tag not in gone for model in choice.models or ())
@@ -174,20 +197,41 @@ def _remove_others(target: Path, node: Node, files: Sequence[CollectedFile], sta
                     path.parent.rmdir()
 
 
-def _claim(target: Path, job: str) -> None:
-    """Accept only a new or empty directory, or an earlier collection of the same job."""
+@contextlib.contextmanager
+def _claimed(target: Path, job: str) -> Iterator[None]:
+    """Hold the lock of a new or empty directory, or of an earlier collection of the same job."""
     mark = target / MARK
-    owner = mark.read_text().strip() if mark.is_file() else None
-    if owner != job and target.is_dir() and any(target.iterdir()):
-        files = f"files of {owner}" if owner else "other files"
-        raise RefusedError(f"{target} contains {files}", hint="choose another directory: collect -o DIR")
     if target.exists() and not target.is_dir():
-        raise RefusedError(f"{target} is a file", hint="choose another directory: collect -o DIR")
+        raise RefusedError(f"{target} is a file", hint=ANOTHER)
     try:
+        if target.is_dir() and any(target.iterdir()) and not mark.is_file():
+            raise RefusedError(f"{target} contains other files", hint=ANOTHER)
         target.mkdir(parents=True, exist_ok=True)
-        mark.write_text(f"{job}\n")
+        file = mark.open("a+")
     except OSError as exc:
         raise ClusterctlError(f"cannot write to {target}: {exc.strerror}") from exc
+    with file:
+        _lock(file, target)
+        file.seek(0)
+        owner = file.read().strip()
+        if owner != job and any(path != mark for path in target.iterdir()):
+            files = f"files of {owner}" if owner else "other files"
+            raise RefusedError(f"{target} contains {files}", hint=ANOTHER)
+        if owner != job:
+            file.truncate(0)
+            file.write(f"{job}\n")
+            file.flush()
+        yield
+
+
+def _lock(file: TextIO, target: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        hint = f"wait until it has finished, or {ANOTHER}"
+        raise RefusedError(f"another collect is writing to {target}", hint=hint) from None
+    except OSError:  # a file system without locks
+        return
 
 
 def _merge(target: Path, pieces: Pieces) -> Path:

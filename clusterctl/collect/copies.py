@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.cluster import NONSENSE, Cluster
 from clusterctl.collect.choice import Model
-from clusterctl.collect.receive import Report, receive
+from clusterctl.collect.receive import EarlierFiles, Receiver, Report
 from clusterctl.common.manifest import MERGED_NAME, read_manifest
 from clusterctl.common.requests import CollectRequest, CopiesWanted
 from clusterctl.documents.jobs import CollectedFile
@@ -105,6 +105,8 @@ def download_merged(
 
 def _ask(cluster: Cluster, node: Node, request: CollectRequest, target: Path, report: Report) -> list[CollectedFile]:
     """Return the files that a node sent; none if it failed, which its part of the collection has told already."""
-    with contextlib.suppress(ClusterctlError), cluster.call(node, request) as call:
-        return receive(call, target, report).files
+    earlier = EarlierFiles(target, node, whole=False)
+    copies: CopiesWanted = {**request["copies"], "parts": earlier.known()}
+    with contextlib.suppress(ClusterctlError), cluster.call(node, {**request, "copies": copies}) as call:
+        return Receiver(call, target, report, earlier).receive().files
     return []

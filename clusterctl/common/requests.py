@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, Union
 
 from clusterctl.common.errors import AgentError
+from clusterctl.common.file_transfer import KnownBytes
 from clusterctl.common.paths import is_job_name
 from clusterctl.common.schema import Bound, Count, Finite, NotRequired, SchemaError, at_most, reader
 
@@ -373,13 +374,15 @@ class MergedModel(TypedDict):
 class CopiesWanted(TypedDict):
     """The copies of pieces of the model `tag`, except the files that the control machine has.
 
-    originals: also the pieces that the node has written. merged: only the merged model, if it is this one.
+    originals: also the pieces that the node has written. merged: only the merged model, if it is this one. parts: of
+    files, which the control machine has.
     """
 
     tag: FileName
     have: Sequence[str]
     originals: NotRequired[bool]
     merged: NotRequired[MergedModel]
+    parts: NotRequired[Sequence[KnownBytes]]
 
 
 class CollectRequest(RunRequest):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from clusterctl.common.tree import Entry
+from clusterctl.common.wheels import Wheel
+
+File = TypeVar("File", Entry, Wheel)
 
 CHAIN = 16  # nodes; a longer chain starts more slowly and loses more when a node fails
 FEWEST = 2  # nodes for any relay
@@ -72,16 +75,13 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
     return mode == "always" and nodes >= FEWEST
 
 
-def common(lacking: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
+def common(lacking: Mapping[int, Sequence[File]]) -> dict[int, list[File]]:
     """Return what each node lacks of the files that more than half of the nodes lack: the stream reaches every node.
 
     The others, such as shards, are sent to the nodes that lack them.
     """
-    counts = Counter(digest for entries in lacking.values() for digest in {entry.digest for entry in entries})
-    return {
-        node: [entry for entry in entries if 2 * counts[entry.digest] > len(lacking)]
-        for node, entries in lacking.items()
-    }
+    counts = Counter(digest for files in lacking.values() for digest in {file.digest for file in files})
+    return {node: [file for file in files if 2 * counts[file.digest] > len(lacking)] for node, files in lacking.items()}
 
 
 def shared(
@@ -103,25 +103,19 @@ def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, RelayP
 
     `where`: the address and port on which each node listens, in the order of the chains. `length`: bytes of the stream.
     """
-    keys = make_keys(list(where))
+    from clusterctl.certificates import issue_for_nodes  # noqa: PLC0415 - cryptography takes 40 ms
+
+    keys = issue_for_nodes(where)
     return {
         node: {
-            "own": keys[node][0],
-            "authority": keys[node][1],
+            "own": keys[node].own,
+            "authority": keys[node].authority,
             "upstream": None if hop.upstream is None else name_of(hop.upstream),
             "downstream": [(*where[branch.node], name_of(branch.node), branch.nodes) for branch in hop.downstream],
             "length": length,
         }
         for node, hop in plan(list(where)).items()
     }
-
-
-def make_keys(ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
-    """Return for each node its key with certificate, and the authority it trusts, as PEM. Secrets; never log them."""
-    from clusterctl.certificates import Authority  # noqa: PLC0415 - cryptography takes 40 ms
-
-    authority = Authority()
-    return {node: (authority.issue(name_of(node)), authority.trusted) for node in ids}
 
 
 def name_of(node: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from clusterctl.certificates import Authority
+from clusterctl.certificates import issue_for_nodes
 from clusterctl.launch.plan import LaunchPlan
 
 KeyFiles = dict[int, dict[str, str]]
@@ -27,8 +27,8 @@ _AS_Z85 = str.maketrans(
 
 def make_keys(launch: LaunchPlan) -> KeyFiles:
     """Return the files of each node's `keys/` directory: name to text. Secrets; never log them."""
-    nodes = [node.id for node in launch.nodes]
-    files = _tls_files(nodes)
+    issued = issue_for_nodes(node.id for node in launch.nodes)
+    files = {id_: {"tls.pem": made.own, "ca.pem": made.authority} for id_, made in issued.items()}
     if launch.needs_runtime and launch.settings.ps_security == "curve":
         for process, name, content in _curve_files(launch):
             files[process][name] = content
@@ -60,8 +60,3 @@ def _curve_pair() -> tuple[str, str]:
 
 def _z85(key: bytes) -> str:
     return base64.b85encode(key).decode("ascii").translate(_AS_Z85)
-
-
-def _tls_files(nodes: Iterable[int]) -> KeyFiles:
-    authority = Authority()
-    return {node: {"tls.pem": authority.issue(f"node{node}"), "ca.pem": authority.trusted} for node in nodes}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple
+
+from clusterctl.common.transfer_messages import SetupFacts
 
 OLDEST_MANYLINUX = 5
 NEWEST_GLIBC = 1000  # for the major and the minor number
@@ -13,24 +15,6 @@ VERSION = re.compile(r"\d+\.\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]{1,40}")
 ALIASES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 MUSL = ("musllinux_1_2", "musllinux_1_1")
-
-
-class SetupFacts(TypedDict):
-    """The facts that a node reports about itself for a setup.
-
-    `glibc`: major and minor version; None for another C library. `pip`: the tool, if there is one. `uv`: the version of
-    its uv, if it has one that can build. `environment`: the one built for these requirements, if any, and `lock`: its
-    wheels.
-    """
-
-    implementation: str
-    python: str
-    machine: str
-    glibc: list[int] | None
-    pip: str | None
-    uv: str | None
-    environment: str | None
-    lock: list[list[Any]] | None
 
 
 class Kind(NamedTuple):

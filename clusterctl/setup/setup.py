@@ -7,19 +7,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
-from clusterctl.common.errors import AgentError
 from clusterctl.common.requirements import normal
-from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
+from clusterctl.common.transfer_messages import (
+    BuildOrder,
+    KeepEnvironmentOrder,
+    OfferOrder,
+    ResolvedWheels,
+    ResolveOrder,
+    SetupEnd,
+    SetupFacts,
+)
+from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.locks import LockFile, LockSelection
-from clusterctl.setup.platforms import Kind, Platform, SetupFacts, kind_of, platform_of
+from clusterctl.setup.platforms import Kind, Platform, kind_of, platform_of
 from clusterctl.setup.requirements import Requirements
-from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
+from clusterctl.setup.transfer import WheelRelay, fetch_files, missing_of, read, send_files
 from clusterctl.transport import WorkOutcome
 
 T = TypeVar("T")
@@ -133,6 +141,7 @@ class _Setup:
         self._on_step = on_step
         self._facts: dict[int, SetupFacts] = {}
         self._missing: dict[int, list[Wheel]] = {}
+        self._have: dict[int, Mapping[str, int]] = {}  # bytes of missing wheels, by sha256
         self._sent: dict[int, int] = {}  # through the relay
         self._errors: dict[int, ClusterctlError] = {}
         self._began = time.monotonic()
@@ -175,8 +184,7 @@ class _Setup:
     def _inspect(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
         call.on_alive = partial(self._on_alive, node)
-        facts: SetupFacts = call.receive()["facts"]
-        _decode(node, facts["lock"] or ())
+        facts: SetupFacts = read(node, SetupFacts, call.receive()["facts"])
         kind_of(facts)
         self._facts[node.id] = facts
 
@@ -264,7 +272,7 @@ class _Setup:
         locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
         if self._setup_options.upgrade or not locks or any(lock != locks[0] for lock in locks):
             return None
-        return [Wheel(*row) for row in locks[0] or ()]
+        return list(locks[0] or ())
 
     def _resolver(self, group: NodeGroup) -> Node | None:
         """Return the node with pip and the oldest C library: wheels that run there run on the others."""
@@ -275,23 +283,23 @@ class _Setup:
         call = self.calls[node.id]
         self._on_step(node, STEPS["choose"])
         try:
-            call.send({"do": "resolve", "requirements": lines, "exact": exact})
-            answer = call.receive(WORK_S)
-            wheels = None if "failed" in answer else _decode(node, answer["lock"])
+            order: ResolveOrder = {"do": "resolve", "requirements": lines, "exact": exact}
+            call.send(order)
+            answer: ResolvedWheels = read(node, ResolvedWheels, call.receive(WORK_S))
         except ClusterctlError as exc:
             self._errors[node.id] = exc
             raise
-        if wheels is None:
-            raise explain(answer["failed"], f"on {node.label}")
-        return wheels
+        if "lock" not in answer:
+            raise explain(answer.get("failed", ""), f"on {node.label}")
+        return answer["lock"]
 
     def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
-        return self._facts[node.id]["lock"] == [list(wheel) for wheel in lock]
+        return self._facts[node.id]["lock"] == list(lock)
 
     def _provide_uv(self, group: NodeGroup) -> None:
         """Choose the wheel of uv for nodes without it, if they build enough for that to pay off."""
         nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
-        bare = [node for node in nodes if not self._facts[node.id]["uv"]]
+        bare = [node for node in nodes if not self._facts[node.id].get("uv")]
         total = sum(wheel.size for wheel in group.lock)
         if not bare or self._setup_options.uv is False or (self._setup_options.uv is None and total < WORTH_UV_BYTES):
             return
@@ -304,16 +312,23 @@ class _Setup:
 
     def _offer(self, node: Node, group: NodeGroup) -> None:
         """Let a node fetch all wheels that it can; record the rest as missing."""
-        self._missing[node.id] = []
+        self._missing[node.id], self._have[node.id] = [], {}
         if self._is_ready(node, group.lock):
             return
         call = self.calls[node.id]
         online = group.online and not self._setup_options.offline
-        order = {"lock": group.lock, "online": online, "options": group.options, "urls": group.urls}
-        needs_uv = group.uv is not None and not self._facts[node.id]["uv"]
-        call.send({"do": "offer", **order, "uv": group.uv if needs_uv else None})
+        needs_uv = group.uv is not None and not self._facts[node.id].get("uv")
+        order: OfferOrder = {
+            "do": "offer",
+            "lock": group.lock,
+            "online": online,
+            "options": group.options,
+            "urls": group.urls,
+            "uv": group.uv if needs_uv else None,
+        }
+        call.send(order)
         wheels = [*group.lock, *([group.uv] if group.uv else [])]
-        self._missing[node.id] = [wheels[index] for index in call.receive(WORK_S)["missing"]]
+        self._missing[node.id], self._have[node.id] = missing_of(call, wheels, call.receive(WORK_S))
 
     def _gather(self, group: NodeGroup) -> None:
         """Get the wheels that nodes of the group lack onto this machine: from a node that has them, or with pip."""
@@ -333,40 +348,34 @@ class _Setup:
             _check_all_there(wanted, store)
 
     def _relay(self, group: NodeGroup) -> None:
-        """Send wheels through the nodes of the group, if that pays off; wheels still missing afterwards go directly."""
-        lacking = [node for node in self._able([group]) if self._missing[node.id]]
-        relay = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
-        if not relay.is_worth_it(lacking):
+        """Send common wheels through the nodes of the group, if that pays off; what they lack then goes directly."""
+        calls = {node.id: self.calls[node.id] for node in self._able([group])}
+        missing = {id_: self._missing[id_] for id_ in calls}
+        relay = WheelRelay(self._cluster.settings, calls, missing, self._have, self._downloads.store)
+        if not relay.is_worth_it():
             return
-        self._on(lacking, relay.listen)
-        members = relay.plan([node for node in lacking if node.id not in self._errors])
+        self._on([node for node in self._able([group]) if node.id in relay.lacking], relay.listen)
+        members = relay.plan([node for node in self._able([group]) if node.id in relay.lacking])
         ordered = self._on(members, relay.order)
         self._sent.update(self._on([node for node in members if node.id in ordered], relay.transfer))
+        self._missing.update(missing)
         group.relayed = bool(members)
 
     def _finish(self, node: Node, group: NodeGroup) -> NodeSetup:
         call = self.calls[node.id]
         sent = self._sent.get(node.id, 0)
         if self._is_ready(node, group.lock):
-            call.send({"do": "keep"})
+            keep: KeepEnvironmentOrder = {"do": "keep"}
+            call.send(keep)
         else:
-            report = partial(self._on_step, node)
-            sent += send_files(call, self._missing[node.id], self._downloads.store, report)
-            call.send(
-                {"do": "build", "lock": group.lock, "with_uv": self._setup_options.uv is not False, "uv": group.uv}
-            )
-        answer = call.result(WORK_S)
+            report, have = partial(self._on_step, node), self._have[node.id]
+            sent += send_files(call, self._missing[node.id], self._downloads.store, report, have)
+            with_uv = self._setup_options.uv is not False
+            order: BuildOrder = {"do": "build", "lock": group.lock, "with_uv": with_uv, "uv": group.uv}
+            call.send(order)
+        answer: SetupEnd = read(node, SetupEnd, call.result(WORK_S))
         builder, problem = _text(answer.get("builder")), _text(answer.get("problem"))
         return NodeSetup(answer["environment"], answer["built"], sent, builder, problem)
-
-
-def _decode(node: Node, lock: Any) -> list[Wheel]:
-    """Return the validated wheels of a node's lock: their names become paths and lines of a requirements file here."""
-    try:
-        return decode_lock(lock)
-    except (AgentError, TypeError, ValueError) as exc:
-        hint = "check that the node has not been compromised"
-        raise NodeError(f"the node sent malformed package data: {exc}", node=node.label, hint=hint) from exc
 
 
 def _text(value: object) -> str | None:

@@ -6,7 +6,8 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from clusterctl.transfer.protocol import LineReader, PieceFile, PieceGoneError, PieceRequest, TransferError, answer_of
+from clusterctl.common.file_transfer import TransferError
+from clusterctl.transfer.protocol import LineReader, PieceFile, PieceGoneError, PieceRequest, answer_of
 from clusterctl.transfer.tls import peer_node
 
 CONNECT_S = 10.0

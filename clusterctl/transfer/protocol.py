@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 from clusterctl.common import manifest
-from clusterctl.common.paths import is_job_name
-from clusterctl.common.safe_json import is_whole, parse
+from clusterctl.common.file_transfer import CHUNK_BYTES, Sha256, TransferError
+from clusterctl.common.requests import JobId, RunName
+from clusterctl.common.safe_json import parse
+from clusterctl.common.schema import Bound, Count, fits, reader
 
 MAX_LINE = 4096
 MAX_MESSAGE = 300
-CHUNK_BYTES = 1 << 18
-_DIGEST_CHARS = frozenset("0123456789abcdef")
 
 
-class TransferError(OSError):
-    """A piece cannot be read from another node. The message is for people."""
+def _is_of_save(name: str) -> bool:
+    return name == manifest.NAME or manifest.is_file_name(name)
+
+
+Tag = Annotated[str, Bound("the tag of a save", manifest.is_tag)]
+SaveFileName = Annotated[str, Bound("the name of a file of a save", _is_of_save)]
 
 
 class PieceGoneError(TransferError):
@@ -36,12 +40,32 @@ class PieceGoneError(TransferError):
 class PieceFile(NamedTuple):
     """A file of a save: a piece, or `manifest.json`. `run` is the run that wrote it; `bytes` its size."""
 
-    job: str
-    run: str
-    tag: str
-    file: str
-    bytes: int
-    sha256: str
+    job: JobId
+    run: RunName
+    tag: Tag
+    file: SaveFileName
+    bytes: Count
+    sha256: Sha256
+
+
+class PieceQuestion(TypedDict):
+    """A request as it is sent. Nothing may be added to it: servers of earlier versions refuse it then."""
+
+    job: JobId
+    run: RunName
+    tag: Tag
+    file: SaveFileName
+    bytes: Count
+    sha256: Sha256
+    start: Count
+    stop: Count
+    verify: bool
+
+
+class PieceAnswer(TypedDict, total=False):
+    bytes: Count
+    error: str
+    gone: bool
 
 
 class PieceRequest(NamedTuple):
@@ -53,34 +77,35 @@ class PieceRequest(NamedTuple):
     verify: bool
 
     def to_line(self) -> bytes:
-        fields = {**self.piece._asdict(), "start": self.start, "stop": self.stop, "verify": self.verify}
-        return json.dumps(fields).encode() + b"\n"
+        job, run, tag, file, size, sha256 = self.piece
+        names: PieceQuestion = {
+            "job": job,
+            "run": run,
+            "tag": tag,
+            "file": file,
+            "bytes": size,
+            "sha256": sha256,
+            "start": self.start,
+            "stop": self.stop,
+            "verify": self.verify,
+        }
+        return json.dumps(names).encode() + b"\n"
 
 
 def request_of(line: bytes) -> PieceRequest:
     """Return the request in a line of a peer. Raises ValueError for any that our clients never send."""
-    fields = parse(line)
-    if not isinstance(fields, dict):
-        raise ValueError("not an object")
-    names = (*PieceFile._fields, "start", "stop", "verify")
-    if sorted(fields) != sorted(names):
-        raise ValueError("unknown or missing fields")
-    piece = PieceFile(*(fields[name] for name in PieceFile._fields))
-    start, stop, verify = fields["start"], fields["stop"], fields["verify"]
-    if not is_sound(piece) or not isinstance(verify, bool):
-        raise ValueError("not a piece")
-    if not (is_whole(start) and is_whole(stop) and 0 <= start <= stop <= piece.bytes):
+    asked: PieceQuestion = reader(PieceQuestion)(parse(line))
+    if asked.keys() - PieceQuestion.__annotations__.keys():
+        raise ValueError("unknown fields")
+    piece = PieceFile(asked["job"], asked["run"], asked["tag"], asked["file"], asked["bytes"], asked["sha256"])
+    if not asked["start"] <= asked["stop"] <= piece.bytes:
         raise ValueError("not a range of the piece")
-    return PieceRequest(piece, start, stop, verify)
+    return PieceRequest(piece, asked["start"], asked["stop"], asked["verify"])
 
 
 def is_sound(piece: PieceFile) -> bool:
     """Return True if the names cannot lead to any other file than one of a save, and the numbers are ones."""
-    job, run, tag, file, size, digest = piece
-    named = isinstance(job, str) and is_job_name(job) and isinstance(run, str) and run.isdigit() and run.isascii()
-    saved = manifest.is_tag(tag) and (file == manifest.NAME or manifest.is_file_name(file))
-    hashed = isinstance(digest, str) and len(digest) == 64 and set(digest) <= _DIGEST_CHARS
-    return bool(named and len(run) <= 9 and saved and hashed and is_whole(size) and size >= 0)
+    return fits(PieceFile, [*piece])
 
 
 class LineReader:
@@ -113,14 +138,14 @@ class LineReader:
         return data
 
 
-def answer_of(line: bytes) -> Any:
+def answer_of(line: bytes) -> int:
     """Return the number of bytes that an answer announces. Raises TransferError with the server's message."""
     try:
-        answer = parse(line)
-        if isinstance(answer, dict) and isinstance(answer.get("error"), str):
-            raise (PieceGoneError if answer.get("gone") else TransferError)(answer["error"][:MAX_MESSAGE])
-        if isinstance(answer, dict) and is_whole(answer.get("bytes")):
-            return answer["bytes"]
+        answer: PieceAnswer = reader(PieceAnswer)(parse(line))
     except ValueError:
-        pass
-    raise TransferError("the other side sent a malformed answer")
+        answer = {}
+    if "error" in answer:
+        raise (PieceGoneError if answer.get("gone") else TransferError)(answer["error"][:MAX_MESSAGE])
+    if "bytes" not in answer:
+        raise TransferError("the other side sent a malformed answer")
+    return answer["bytes"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import ssl
 import threading
@@ -13,16 +12,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from clusterctl.common.files import digest_of
-from clusterctl.transfer.protocol import (
-    CHUNK_BYTES,
-    LineReader,
-    PieceFile,
-    PieceGoneError,
-    PieceRequest,
-    TransferError,
-    request_of,
-)
+from clusterctl.common.file_transfer import CHUNK_BYTES, OpenedFile, TransferError
+from clusterctl.transfer.protocol import LineReader, PieceAnswer, PieceFile, PieceGoneError, PieceRequest, request_of
 from clusterctl.transfer.tls import peer_node
 
 MOST_PEERS = 128  # the others wait in the queue of the system
@@ -147,14 +138,16 @@ class PieceServer:
                 _send(tls, {"error": str(exc), "gone": isinstance(exc, PieceGoneError)})
                 continue
             with source:
-                _send_range(tls, source.fileno(), request)
+                _send(tls, {"bytes": request.stop - request.start})
+                for data in source.read(request.start, request.stop):
+                    tls.sendall(data)
 
-    def _open(self, request: PieceRequest, heartbeat: Callable[[], None]) -> _ServedFile:
+    def _open(self, request: PieceRequest, heartbeat: Callable[[], None]) -> OpenedFile:
         piece, damaged = request.piece, False
         for path in self._find(piece):
             try:
-                source = _ServedFile(path)
-            except OSError:
+                source = OpenedFile(path)
+            except (OSError, ValueError):
                 continue
             try:
                 is_known = not request.verify and self._is_named(piece)
@@ -170,29 +163,6 @@ class PieceServer:
         raise PieceGoneError(f"it does not have {piece.file} of {piece.tag}")
 
 
-class _ServedFile:
-    """An open file: a rename or a removal in the meantime does not change what is sent."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(self._fd)
-        self.size = status.st_size
-        self.key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> _ServedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class _Verifier:
     """Compares files with their checksums, each once."""
 
@@ -200,40 +170,31 @@ class _Verifier:
         self._digests: dict[tuple[int, ...], str] = {}
         self._lock = threading.Lock()
 
-    def is_sound(self, source: _ServedFile, piece: PieceFile, heartbeat: Callable[[], None]) -> bool:
+    def is_sound(self, source: OpenedFile, piece: PieceFile, heartbeat: Callable[[], None]) -> bool:
+        status = source.status
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         while not self._lock.acquire(timeout=HEARTBEAT_EVERY_S):
             heartbeat()
         try:
-            if source.key not in self._digests:
-                self._digests[source.key] = digest_of(Path(f"/proc/self/fd/{source.fileno()}"), _sometimes(heartbeat))
+            if key not in self._digests:
+                self._digests[key] = source.sha256(_sometimes(heartbeat))
         finally:
             self._lock.release()
-        return self._digests[source.key] == piece.sha256
+        return self._digests[key] == piece.sha256
 
 
 def _sometimes(heartbeat: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `heartbeat` once for every HEARTBEAT_BYTES that `digest_of` reads."""
+    """Return a function that calls `heartbeat` once for every HEARTBEAT_BYTES that are read in chunks."""
     count = 0
 
     def called() -> None:
         nonlocal count
         count += 1
-        if count % (HEARTBEAT_BYTES >> 20) == 0:
+        if count % (HEARTBEAT_BYTES // CHUNK_BYTES) == 0:
             heartbeat()
 
     return called
 
 
-def _send(tls: ssl.SSLSocket, answer: dict[str, object]) -> None:
+def _send(tls: ssl.SSLSocket, answer: PieceAnswer) -> None:
     tls.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _send_range(tls: ssl.SSLSocket, fd: int, request: PieceRequest) -> None:
-    _send(tls, {"bytes": request.stop - request.start})
-    at = request.start
-    while at < request.stop:
-        data = os.pread(fd, min(CHUNK_BYTES, request.stop - at), at)
-        if not data:
-            raise TransferError(f"{request.piece.file} became shorter while it was read")
-        tls.sendall(data)
-        at += len(data)

@@ -9,7 +9,8 @@ from typing import Any
 
 from clusterctl.agent.relay.links import DownstreamNode, Keys, RelayBroken
 from clusterctl.agent.relay.relay import Relay
-from clusterctl.dispatch.relay_plan import Hop, make_keys, name_of, plan
+from clusterctl.certificates import issue_for_nodes
+from clusterctl.dispatch.relay_plan import Hop, name_of, plan
 
 LIMIT_S = 180.0
 STREAM = hashlib.shake_128(b"stream").digest(3 << 20)
@@ -48,7 +49,7 @@ class Relays:
     ) -> None:
         ids = range(count)
         self.hops: dict[int, Hop] = plan(ids)
-        self.keys = {node: Keys(*pair) for node, pair in make_keys(ids).items()}
+        self.keys = {node: Keys(*pair) for node, pair in issue_for_nodes(ids).items()}
         self.members = {node: Member(node, (kinds or {}).get(node, Relay)("127.0.0.1")) for node in ids}
         for node in dead:
             self.members[node].relay.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from cryptography import x509
 
+from clusterctl.certificates import issue_for_nodes
 from clusterctl.common.tree import Entry
-from clusterctl.dispatch.relay_plan import Hop, common, make_keys, plan, worth_it
+from clusterctl.dispatch.relay_plan import Hop, common, plan, worth_it
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 40, 256])
@@ -68,8 +69,8 @@ def test_only_files_that_most_nodes_lack_are_relayed() -> None:
 
 
 def test_each_node_has_a_certificate_in_its_own_name_from_one_common_authority() -> None:
-    keys = make_keys([3, 7])
+    keys = issue_for_nodes([3, 7])
     names = [x509.load_pem_x509_certificate(own.encode()).subject.rfc4514_string() for own, _ in keys.values()]
     assert names == ["CN=node3", "CN=node7"]
     assert keys[3][1] == keys[7][1]
-    assert make_keys([3])[3][1] != keys[3][1]
+    assert issue_for_nodes([3])[3][1] != keys[3][1]

@@ -18,6 +18,7 @@ from clusterctl.agent.node import log_files
 from clusterctl.agent.node.checkpoint_files import piece_header
 from clusterctl.agent.operations import logs
 from clusterctl.cluster.agent_call import MAX_LINE
+from clusterctl.common.file_transfer import TransferError
 from clusterctl.common.manifest import read_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import loads, parse, parse_event
@@ -27,7 +28,7 @@ from clusterctl.runtime.checkpoint.safetensors import TensorFile, write_tensors
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.wire.messages import JSON, Message, Part, WireError, parsed
-from clusterctl.transfer.protocol import TransferError, answer_of, request_of
+from clusterctl.transfer.protocol import answer_of, request_of
 from security.liars import EVIL, Liars, is_harmless, lines
 from support.site import Site
 

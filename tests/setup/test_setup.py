@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import nodes
 from agent.nodes import PipeCluster
-from clusterctl.common.wheels import describe
+from clusterctl.common.wheels import WheelStore, describe
 from clusterctl.setup import Requirements, SetupOptions, SetupResult, prepare, read_requirements
 from clusterctl.setup import setup as module
+from clusterctl.setup.transfer import WheelRelay
 from support.uv import real_uv, write_program
 from support.wheels import make_wheel, tiny
 
@@ -96,3 +99,29 @@ wheels = [{{ path = "{wheel.file}", hashes = {{ sha256 = "{wheel.digest}" }} }}]
     assert done.groups[0].packages == {"cryptography": "9.2", "numpy": "9.0", "pyzmq": "9.1", "tiny": "1.0"}
     assert "pylock.toml lacks numpy, pyzmq, cryptography, which the clusterctl runtime needs" in said
     assert done.groups[0].chosen_by == "pylock.toml"
+
+
+def test_only_wheels_that_most_nodes_lack_are_relayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relayed: list[list[str]] = []
+    order = WheelRelay.order
+
+    def watched(relay: WheelRelay, node: Any) -> None:
+        relayed.append([wheel.name for wheel in relay.lacking[node.id]])
+        order(relay, node)
+
+    monkeypatch.setattr(WheelRelay, "order", watched)
+    common, own = tiny(tmp_path / "index"), make_wheel(tmp_path / "index", "own", "1.0", {"own.py": ""})
+    lines = ("--no-index", f"--find-links {tmp_path / 'index'}")
+    (tmp_path / "nodes").mkdir()
+    cluster = PipeCluster(tmp_path / "nodes", sys.executable, nodes=3, RELAY="always")
+    for node in (0, 1):  # node 2 alone lacks this wheel
+        store = WheelStore(cluster.home(node) / "clusterctl/.clusterctl/wheels")
+        with store.workplace() as workplace:
+            store.adopt(Path(shutil.copy(own, workplace)))
+    done = prepare(
+        cluster, Requirements("", (*lines, "tiny", "own")), SetupOptions(offline=True), print, tmp_path / "c"
+    )
+    assert relayed == [["tiny"]] * 3
+    assert [outcome.get().built for outcome in done.outcomes] == [True] * 3
+    assert done.outcomes[2].get().bytes_sent == own.stat().st_size
+    assert done.outcomes[0].get().bytes_sent > common.stat().st_size, "the stream, with its headers"

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from clusterctl.certificates import Authority
+from clusterctl.common.file_transfer import TransferError
 from clusterctl.transfer import server as serving
 from clusterctl.transfer.client import PieceClient
-from clusterctl.transfer.protocol import PieceGoneError, TransferError, is_sound
+from clusterctl.transfer.protocol import PieceGoneError, is_sound
 from clusterctl.transfer.tls import run_context
 from support.processes import wait_until
 from transfer.served import CONTENT, DIGEST, PIECE, Served, make_run, serving_on, two_nodes

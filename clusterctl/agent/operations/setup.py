@@ -2,7 +2,7 @@
 
 After `{"facts": ...}` the control machine sends orders: `resolve` (pip on this node chooses and fetches wheels),
 `offer` (a lock; the answer lists the missing wheels), `give` and `take` (a wheel's bytes), `listen` and `relay` (the
-same through other nodes, as in a dispatch), and last `build` or `keep`.
+same through other nodes, as in a dispatch), and last `build` or `keep`. `common/transfer_messages.py` declares them.
 """
 
 from __future__ import annotations
@@ -22,39 +22,62 @@ from clusterctl.agent.peer import Peer
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.agent.relay.take import be_ready, take_relayed
 from clusterctl.common.errors import AgentError
+from clusterctl.common.file_transfer import OpenedFile
 from clusterctl.common.paths import META
 from clusterctl.common.pip import fetch_all, find_pip
 from clusterctl.common.requests import SetupRequest
-from clusterctl.common.tree import COPY_BYTES
-from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
+from clusterctl.common.schema import SchemaError, reader
+from clusterctl.common.transfer_messages import (
+    SETUP_ORDERS,
+    BuildOrder,
+    GiveOrder,
+    ListenOrder,
+    MissingWheels,
+    OfferOrder,
+    RelayOrder,
+    ResolvedWheels,
+    ResolveOrder,
+    SetupEnd,
+    SetupFacts,
+    TakeOrder,
+)
+from clusterctl.common.wheels import Wheel, WheelStore, WrongContentsError
 
 LOCK_S = 0.5
 
 
-def setup(root: Path, request: SetupRequest, peer: Peer) -> dict[str, Any]:
+def setup(root: Path, request: SetupRequest, peer: Peer) -> SetupEnd:
     venvs = Venvs(root)
-    store = WheelStore(root / META / "wheels")
+    store = WheelStore(root / META / "wheels", keeps_parts=True)
     with _alone(root):
         venvs.sweep()
         store.sweep()
         uv.sweep(root)
         name = venvs.find(request["requirements"])
         worker = _Worker(root, store, peer)
-        peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, name)}})
+        peer.send({"facts": worker.facts(name, venvs.read_lock(name) if name else None)})
         while True:
-            order = peer.receive()
+            order = _read_order(peer.receive())
+            if order["do"] in ("build", "keep"):
+                store.sweep(parts=True)
             if order["do"] == "keep":
-                return {"environment": name, "built": False}
+                return {"environment": name or "", "built": False}
             if order["do"] == "build":
                 made = worker.build(venvs, order)
                 venvs.point(request["requirements"], made.name)
-                report = {"builder": made.builder, "problem": made.problem}
-                return {"environment": made.name, "built": made.builder is not None, **report}
+                built = made.builder is not None
+                return {"environment": made.name, "built": built, "builder": made.builder, "problem": made.problem}
             worker.serve(order)
 
 
-def _about(venvs: Venvs, name: str | None) -> dict[str, Any]:
-    return {"environment": name, "lock": venvs.read_lock(name) if name else None}
+def _read_order(message: dict[str, Any]) -> Any:
+    """Return an order as it is declared. Raises AgentError that names the first malformed field."""
+    if message.get("do") not in SETUP_ORDERS:
+        raise AgentError(f"setup does not know {message.get('do')!r}", kind="usage")
+    try:
+        return reader(SETUP_ORDERS[message["do"]])(message)
+    except SchemaError as exc:
+        raise AgentError(f"the order {message['do']} is malformed: {exc}", kind="refused") from exc
 
 
 class _Worker:
@@ -68,24 +91,30 @@ class _Worker:
         self._peer = peer
         self._relay: Relay | None = None
 
-    def facts(self) -> dict[str, Any]:
-        return {"pip": self._pip.tool if self._pip else None, "uv": self._uv.version if self._uv else None}
+    def facts(self, environment: str | None, lock: list[Wheel] | None) -> SetupFacts:
+        return {
+            **facts(),
+            "pip": self._pip.tool if self._pip else None,
+            "uv": self._uv.version if self._uv else None,
+            "environment": environment,
+            "lock": lock,
+        }
 
-    def build(self, venvs: Venvs, order: dict[str, Any]) -> Built:
+    def build(self, venvs: Venvs, order: BuildOrder) -> Built:
         """Build with uv, if it is wanted and here or was sent, else without it."""
-        lock = decode_lock(order["lock"])
-        sent = decode_lock([order["uv"]] if order.get("uv") else [])
+        sent = order.get("uv")
         problem = None
         if sent and self._uv is None:
             try:
-                self._uv = uv.adopt(self._root, sent[0], self._store)
+                self._uv = uv.adopt(self._root, sent, self._store)
             except (AgentError, OSError) as exc:
                 problem = str(exc)
-        made = venvs.build(lock, self._store, self._looks("install"), self._uv if order.get("with_uv") else None)
+        chosen = self._uv if order.get("with_uv") else None
+        made = venvs.build(list(order["lock"]), self._store, self._looks("install"), chosen)
         return made._replace(problem=made.problem or problem)
 
-    def serve(self, order: dict[str, Any]) -> None:
-        orders = {
+    def serve(self, order: Any) -> None:
+        orders: dict[str, Callable[[Any], None]] = {
             "resolve": self._resolve,
             "offer": self._offer,
             "listen": self._listen,
@@ -93,8 +122,6 @@ class _Worker:
             "give": self._give,
             "take": self._take,
         }
-        if order["do"] not in orders:
-            raise AgentError(f"setup does not know {order['do']!r}", kind="usage")
         orders[order["do"]](order)
 
     def _looks(self, step: str) -> Callable[[str], bool]:
@@ -106,46 +133,60 @@ class _Worker:
 
         return look
 
-    def _resolve(self, order: dict[str, Any]) -> None:
+    def _resolve(self, order: ResolveOrder) -> None:
         assert self._pip is not None, "only a node with pip gets this order"
         look, exact = self._looks("choose"), bool(order.get("exact"))
         resolved = self._pip.resolve(order["requirements"], self._store, look, exact=exact)
-        self._peer.send({"failed": resolved} if isinstance(resolved, str) else {"lock": resolved})
+        answer: ResolvedWheels = {"failed": resolved} if isinstance(resolved, str) else {"lock": resolved}
+        self._peer.send({**answer})
 
-    def _offer(self, order: dict[str, Any]) -> None:
-        lock = decode_lock(order["lock"])
-        missing = [wheel for wheel in lock if not self._store.has(wheel)]
-        if order["online"] and missing and order.get("urls"):
-            fetch_all(missing, order["urls"], self._store, self._looks("fetch"))
+    def _offer(self, order: OfferOrder) -> None:
+        missing = [wheel for wheel in order["lock"] if not self._store.has(wheel)]
+        urls = order.get("urls")
+        if order["online"] and missing and urls:
+            fetch_all(missing, urls, self._store, self._looks("fetch"))
             missing = [wheel for wheel in missing if not self._store.has(wheel)]
         if order["online"] and self._pip and missing:
             self._pip.download(missing, order["options"], self._store, self._looks("fetch"))
-        sent = decode_lock([order["uv"]] if order.get("uv") else [])  # only from the control machine
-        self._peer.send({"missing": self._missing([*lock, *sent])})
+        sent = order.get("uv")  # only from the control machine
+        self._report_missing([*order["lock"], *([sent] if sent else [])])
 
-    def _missing(self, lock: Sequence[Wheel]) -> list[int]:
-        return [number for number, wheel in enumerate(lock) if not self._store.has(wheel)]
+    def _report_missing(self, lock: Sequence[Wheel]) -> None:
+        missing = [number for number, wheel in enumerate(lock) if not self._store.has(wheel)]
+        answer: MissingWheels = {"missing": missing}
+        if have := self._store.begun(lock[number] for number in missing):
+            answer["have"] = have
+        self._peer.send({**answer})
 
-    def _listen(self, order: dict[str, Any]) -> None:
+    def _listen(self, order: ListenOrder) -> None:
         self._relay, where = be_ready(order["address"], order["nic"])
         self._peer.send(where)
 
-    def _take_relayed(self, order: dict[str, Any]) -> None:
+    def _take_relayed(self, order: RelayOrder) -> None:
         """Take wheels from the relay, then report those still missing: the stream may have broken or been damaged."""
         assert self._relay is not None, "only a node that listens gets this order"
-        lock = decode_lock(order["lock"])
+        lock = order["lock"]
         take_relayed(self._relay, order["relay"], self._peer, lambda stream: self._store.take_blobs(lock, stream))
-        self._peer.send({"missing": self._missing(lock)})
+        self._report_missing(lock)
 
-    def _give(self, order: dict[str, Any]) -> None:
-        for wheel in decode_lock(order["lock"]):
-            with self._store.path(wheel).open("rb") as f:
-                while data := f.read(COPY_BYTES):
+    def _give(self, order: GiveOrder) -> None:
+        for wheel in order["lock"]:
+            with OpenedFile(self._store.path(wheel)) as file:
+                for data in file.read(0, wheel.size):
                     self._peer.send_bytes(data)
 
-    def _take(self, order: dict[str, Any]) -> None:
-        for wheel in decode_lock(order["lock"]):
-            self._store.take(wheel, self._peer.read_some)
+    def _take(self, order: TakeOrder) -> None:
+        """Take wheels, then report those whose first bytes, which were here, were not those of the wheel."""
+        wrong = []
+        starts = order.get("starts") or [0] * len(order["lock"])
+        for number, (wheel, start) in enumerate(zip(order["lock"], starts)):
+            try:
+                self._store.take(wheel, self._peer.read_some, start)
+            except WrongContentsError:
+                if not start:
+                    raise
+                wrong.append(number)
+        self._peer.send({"missing": wrong})
 
 
 @contextmanager
@@ -159,9 +200,11 @@ def _alone(root: Path) -> Iterator[None]:
         yield
 
 
-def facts() -> dict[str, Any]:
+def facts() -> SetupFacts:
     """Return the facts of this interpreter and machine on which wheels depend."""
     return {
+        "pip": None,
+        "lock": None,
         "implementation": {"cpython": "cp", "pypy": "pp"}.get(sys.implementation.name, sys.implementation.name),
         "python": platform.python_version(),
         "machine": platform.machine(),

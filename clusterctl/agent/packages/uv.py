@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.common.errors import AgentError
+from clusterctl.common.file_transfer import DIGEST
 from clusterctl.common.paths import META
 from clusterctl.common.pip import EXACT, IsGone, environment_without_uv, find_uv, run_until_gone
-from clusterctl.common.wheels import DIGEST, Wheel, WheelStore, pinned
+from clusterctl.common.wheels import Wheel, WheelStore, pinned
 
 OLDEST = (0, 5)
 ASK_S = 30.0

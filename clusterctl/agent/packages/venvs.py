@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clusterctl.agent.packages.uv import Uv
 from clusterctl.agent.packages.wheel_install import InstallTarget, check_names, unpack
@@ -75,9 +75,9 @@ class Venvs:
     def _works(self, name: str) -> bool:
         return self.read_lock(name) is not None and self.python(name).exists()
 
-    def read_lock(self, name: str) -> list[list[Any]] | None:
+    def read_lock(self, name: str) -> list[Wheel] | None:
         record = read_json(self.path(name) / "clusterctl.json")
-        return record["lock"] if record else None
+        return [Wheel(*row) for row in record["lock"]] if record else None
 
     def _pointer(self, requirements: Sequence[str]) -> Path:
         key = "\0".join((digest(list(requirements)), self.base, self.minor))

@@ -1,33 +1,26 @@
-"""The connections to downstream nodes: TLS, both sides authenticated by this dispatch's authority and by name.
-
-TLS 1.2 by choice: the standard library cannot choose the cipher of TLS 1.3, whose default is AES-256, a third slower
-to send. Also, in 1.2 neither side sends a byte of the stream before both are authenticated.
-"""
+"""The connections to downstream nodes: TLS, both sides authenticated by this dispatch's authority and by name."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import ssl
-import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.relay.links import STALL_S, DownstreamNode, Keys, Lag
+from clusterctl.agent.relay.links import STALL_S, DownstreamNode, Lag
 from clusterctl.agent.tls import shake_hands
-from clusterctl.transfer.tls import mutual_context, peer_name
+from clusterctl.transfer.tls import peer_name
 
 CALL_S = 5.0  # for a connection and its handshake
 PATIENCE_MORE_S = 0.5  # beyond STALL_S, for each node behind: only the neighbour of a stalled node drops it
 PATIENCE_MOST_S = 10.0
 BUFFERED = 16 << 20  # bytes that a downstream node may be behind
 SLOWEST = 1 << 20  # bytes per second, once there is nothing else to wait for
-CIPHERS = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
 class Downstream:
@@ -190,31 +183,6 @@ def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
             node.pump()
     for node in nodes:
         node.end()
-
-
-def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
-    """Return the TLS context of either side of a relay. Names are checked by `Upstream` and `Downstream`."""
-    with _in_a_file(keys.own) as chain:
-        context = mutual_context(keys.authority.encode(), chain, server=server)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(CIPHERS)
-    return context
-
-
-@contextlib.contextmanager
-def _in_a_file(secret: str) -> Iterator[str]:
-    """Write a secret to a file, in memory if possible, else private: the ssl module reads keys only from files."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("relay")
-        with os.fdopen(fd, "w") as f:
-            f.write(secret)
-            f.flush()
-            yield f"/proc/self/fd/{fd}"
-    else:
-        with tempfile.NamedTemporaryFile("w") as named:
-            named.write(secret)
-            named.flush()
-            yield named.name
 
 
 def hang_up(sock: socket.socket) -> None:

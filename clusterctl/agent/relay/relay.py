@@ -58,8 +58,9 @@ class Relay:
 
         Return immediately. The caller must soon call `read`: the stream waits for it.
         """
-        from clusterctl.agent.relay.downstream import Downstream, tls_context
+        from clusterctl.agent.relay.downstream import Downstream
         from clusterctl.agent.relay.upstream import Upstream
+        from clusterctl.transfer.tls import relay_context
 
         self._left, self._source = length, source
         loop = EventLoop()
@@ -67,9 +68,9 @@ class Relay:
         if upstream is None:
             self._listener.close()
         else:
-            self._upstream = Upstream(loop, self._listener, tls_context(keys, server=True), upstream)
+            self._upstream = Upstream(loop, self._listener, relay_context(*keys, server=True), upstream)
         if downstream:
-            context = tls_context(keys, server=False)
+            context = relay_context(*keys, server=False)
             for branch in downstream:
                 self._downstream.append(Downstream(loop, context, DownstreamNode(*branch)))
         self._end_connecting = loop.run_in_thread("relay")

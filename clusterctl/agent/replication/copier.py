@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterctl.common.files import digest_of, sync_directory, write_atomic
+from clusterctl.common.file_transfer import Arrival, TransferError
+from clusterctl.common.files import digest_of, write_atomic
 from clusterctl.common.manifest import NAME, all_files, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.transfer.client import PieceClient
-from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError, is_sound
+from clusterctl.transfer.protocol import PieceFile, PieceGoneError, is_sound
 from clusterctl.transfer.tls import run_context
 
 SPARE_TIMES = 10  # the size of what is written, but within these bounds
@@ -142,51 +143,39 @@ class Fetcher:
 
     def fetch(self, piece: PieceFile, node: int, directory: Path) -> None:
         """Fetch a piece into a directory, unless it is there. What an earlier attempt has left is used."""
-        target, part = directory / piece.file, directory / f".{piece.file}-part"
+        target = directory / piece.file
         if _is_whole(target, piece):
             return
-        for is_last in (False, True):
-            try:
-                self._fill(part, piece, node)
-            finally:
-                if part.exists() and not part.stat().st_size and piece.bytes:
-                    part.unlink()
-            if _is_whole(part, piece):
-                part.replace(target)
-                sync_directory(directory)
-                return
-            part.unlink()
-            if is_last:
-                raise TransferError(f"node{node}: {piece.file} arrived damaged")
+        with Arrival(target, directory / f".{piece.file}-part", piece.bytes) as arrival:
+            for _ in range(2):
+                self._fill(arrival, piece, node)
+                if arrival.finish(piece.sha256):
+                    return
+        raise TransferError(f"node{node}: {piece.file} arrived damaged")
 
-    def _fill(self, part: Path, piece: PieceFile, node: int) -> None:
+    def _fill(self, arrival: Arrival, piece: PieceFile, node: int) -> None:
         """Append what is missing from a file, in several attempts as long as each of them brings something."""
         failures = 0
-        with part.open("ab") as file:
-            while file.tell() < piece.bytes:
-                before = file.tell()
-                try:
-                    self._append(file, piece, node)
-                except PieceGoneError:
+        while arrival.have < piece.bytes:
+            before = arrival.have
+            try:
+                self._append(arrival, piece, node)
+            except PieceGoneError:
+                raise
+            except TransferError:
+                failures = failures + 1 if arrival.have == before else 0
+                if failures == ATTEMPTS:
                     raise
-                except TransferError:
-                    failures = failures + 1 if file.tell() == before else 0
-                    if failures == ATTEMPTS:
-                        raise
-                    time.sleep(RETRY_S * random.uniform(0.5, 1.5))  # others may have to wait as well
-            file.truncate(piece.bytes)
-            file.flush()
-            os.fsync(file.fileno())
+                time.sleep(RETRY_S * random.uniform(0.5, 1.5))  # others may have to wait as well
 
-    def _append(self, file: Any, piece: PieceFile, node: int) -> None:
+    def _append(self, arrival: Arrival, piece: PieceFile, node: int) -> None:
         if self._context is None:
             self._context = run_context(self._run, server=False)
         if node not in self._endpoints:
             raise TransferError(f"node{node} is not there")
         client = PieceClient(node, self._endpoints[node], self._context)
         try:
-            for data in client.stream(piece, file.tell(), piece.bytes):
-                file.write(data)
+            arrival.append(client.stream(piece, arrival.have, piece.bytes))
         finally:
             client.close()
 

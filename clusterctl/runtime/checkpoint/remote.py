@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from clusterctl.common.file_transfer import TransferError
 from clusterctl.common.manifest import NAME, is_piece_name, is_tag, read_manifest, state_name
 from clusterctl.common.paths import JobPaths, saved_places
 from clusterctl.common.run_spec import PieceSource, PieceSources
@@ -23,7 +24,7 @@ from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 from clusterctl.transfer.client import PieceClient
-from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError
+from clusterctl.transfer.protocol import PieceFile, PieceGoneError
 from clusterctl.transfer.tls import run_context
 
 READ_BYTES = 8 << 20  # of one request

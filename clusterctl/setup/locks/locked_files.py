@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from clusterctl.common.wheels import DIGEST, FILE_NAME
+from clusterctl.common.file_transfer import DIGEST
+from clusterctl.common.wheels import FILE_NAME
 from clusterctl.errors import ConfigError
 
 SDIST = re.compile(r"[A-Za-z0-9_.+!-]+\.(tar\.gz|zip)")

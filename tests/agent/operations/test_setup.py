@@ -34,7 +34,7 @@ from clusterctl.setup import NodeGroup, Requirements
 from clusterctl.setup import setup as nodes
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
-from clusterctl.setup.transfer import send_files
+from clusterctl.setup.transfer import missing_of, send_files
 from support.processes import assert_none_left, processes_with_environment
 from support.pythons import bare_python, lend_pip
 from support.wheels import make_wheel, tiny
@@ -213,8 +213,9 @@ def test_wheels_that_a_broken_relay_left_out_are_sent_directly(tmp_path: Path) -
     with chained(tmp_path, lock, HEADER.size + 2 * len(data)) as (first, second):
         first.write(blob(lock[0], data)[:-1])
         first.close()
-        assert second.receive() == {"missing": [0]}
-        send_files(second, lock, store)
+        missing, have = missing_of(second, lock, second.receive())
+        assert (missing, list(have)) == (lock, [lock[0].digest])
+        assert 0 < send_files(second, lock, store, have=have) < lock[0].size, "only the rest"
         second.send({"do": "build", "lock": lock})
         assert second.result()["built"]
 
@@ -298,6 +299,26 @@ def test_prune_and_setup_exclude_each_other(tmp_path: Path) -> None:
     assert not (ours(home) / "venvs" / made).exists()
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_next_setup_sends_only_the_rest_of_a_wheel(damaged: bool, tmp_path: Path) -> None:
+    home, half = tmp_path / "home", 200_000
+    store, lock = store_of(tmp_path / "store", make_wheel(tmp_path, "large", "1", {"large.py": "#" * 2 * half}))
+    data = store.path(lock[0]).read_bytes()
+    ask(home, {"op": "jobs"})
+    (ours(home) / "wheels").mkdir()
+    (ours(home) / f"wheels/.{lock[0].digest}.part").write_bytes(bytes(half) if damaged else data[:half])
+    with asked(home, REQUEST) as call:
+        call.receive()
+        call.send({"do": "offer", "lock": lock, "online": False, "options": []})
+        missing, have = missing_of(call, lock, call.receive())
+        assert have == {lock[0].digest: half}
+        sent = send_files(call, missing, store, have=have)
+        assert sent == len(data) - half + damaged * len(data), "a wheel with wrong bytes is sent once more"
+        call.send({"do": "build", "lock": lock})
+        assert call.result()["built"]
+    assert leftovers(home) == []
+
+
 def test_the_next_setup_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
@@ -376,7 +397,7 @@ def test_a_lock_that_names_more_than_wheels_is_refused(tmp_path: Path) -> None:
     with asked(tmp_path / "home", REQUEST) as call:
         call.receive()
         call.send({"do": "offer", "lock": [["../a-1-py3-none-any.whl", "0" * 64, 1]], "online": False, "options": []})
-        with pytest.raises(RefusedError, match="not the name of a wheel"):
+        with pytest.raises(RefusedError, match="must be the name of a wheel"):
             call.receive()
 
 

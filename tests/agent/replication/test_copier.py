@@ -14,7 +14,8 @@ import pytest
 
 from clusterctl.agent.replication import copier
 from clusterctl.agent.replication.copier import CopyOrder, Fetcher, copy_save, need_room
-from clusterctl.transfer.protocol import PieceGoneError, TransferError
+from clusterctl.common.file_transfer import TransferError
+from clusterctl.transfer.protocol import PieceGoneError
 from transfer.served import CONTENT, DIGEST, JOB, PIECE, Served, two_nodes
 
 FILE = {"file": PIECE.file, "pserver": 0, "bytes": len(CONTENT), "sha256": DIGEST, "node": 1}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from clusterctl.certificates import Authority
+from clusterctl.common.file_transfer import TransferError
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import build_manifest, piece_name, write_manifest
 from clusterctl.common.paths import JobPaths
@@ -35,7 +36,7 @@ from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import owned_elements, slots_of
 from clusterctl.runtime.table.spec import TableSpec
-from clusterctl.transfer.protocol import PieceFile, TransferError
+from clusterctl.transfer.protocol import PieceFile
 from clusterctl.transfer.server import PieceServer
 from clusterctl.transfer.tls import run_context
 from tests.runtime.checkpoint.test_checkpoints import BOUND, DENSE, SMALL, TAG, WORDS, World
