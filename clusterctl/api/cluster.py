@@ -8,20 +8,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clusterctl.api import nodes as on_nodes
+from clusterctl.api.dispatch import failed_nodes, scan, send
+from clusterctl.api.exec import (
+    Executed,
+    NodeOutput,
+    executed,
+    in_directory_of,
+    remote_command,
+    run_on_nodes,
+    same_on_all,
+)
 from clusterctl.api.job import Job, jobs_on_nodes
-from clusterctl.api.operations.check import check
-from clusterctl.api.operations.dispatch import failed_nodes, scan, send
-from clusterctl.api.operations.exec import NodeOutput, in_directory_of, remote_command, run, same_on_all
-from clusterctl.api.operations.prune import look, remove
-from clusterctl.api.operations.references import job_ref, run_of
-from clusterctl.api.operations.setup import requirements_of, setup
-from clusterctl.api.results import Checked, Prepared, Pruned
+from clusterctl.api.nodes import Checked, Prepared, Pruned, requirements_of
+from clusterctl.api.opening import Node, public
 from clusterctl.api.run import Run
 from clusterctl.api.session import ClusterSession
-from clusterctl.api.views import Executed, Node
-from clusterctl.cluster import NodeOutcome
 from clusterctl.inventory import Node as InventoryNode
 from clusterctl.launch import adopt
+from clusterctl.observe.record.references import job_ref, run_of
 from clusterctl.observe.record.status import find
 
 KEPT_BYTES = 16 << 20  # of each stream of a command on a node
@@ -63,7 +68,7 @@ class Cluster:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, or those that `only` selects."""
-        return tuple(map(Node.of, self._session.nodes.nodes))
+        return tuple(map(public, self._session.nodes.nodes))
 
     def dispatch(
         self,
@@ -102,15 +107,14 @@ class Cluster:
         left out of the start. The warnings name files that are not the same on all nodes.
         """
         with self._session.whole() as nodes:
-            done = adopt(nodes, job_ref(nodes.settings, directory) or directory, allow_partial=allow_partial)
+            done = adopt(nodes, job_ref(nodes.settings.root_dir, directory) or directory, allow_partial=allow_partial)
         warnings = [f"{path} differs between nodes" for path in done.differ]
         warnings += [f"{path} is missing on some nodes" for path in done.missing]
         return Job(self._session, done.job, warnings=warnings, failed=done.failed)
 
     def check(self) -> Checked:
         """Check every node and all pairs of them for what would make a start fail. A silent node is a finding."""
-        nodes = self._session.nodes
-        return Checked.of(nodes, check(nodes))
+        return on_nodes.check(self._session.nodes)
 
     def setup(
         self,
@@ -128,10 +132,7 @@ class Cluster:
         nodes, say = self._session.nodes, self._session.progress.say
         requirements = requirements_of(Path(workspace), nodes.settings)
         options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv}
-        found = setup(nodes, requirements, say=say, cache=self._session.cache, **options)
-        if found.problem is not None:
-            raise found.problem
-        return Prepared.of(found)
+        return on_nodes.setup(nodes, requirements, say=say, cache=self._session.cache, **options).or_raise()
 
     def prune(self, *, keep: int = 3, older_than_s: float = 86400.0, plan: bool = False) -> Pruned:
         """Remove old jobs, with their outputs, and content that no job needs; with `plan`, only return what would go.
@@ -139,13 +140,8 @@ class Cluster:
         The newest `keep` jobs stay, those that run, and what was used within `older_than_s` seconds. Raises if a node
         did not answer or did not remove everything.
         """
-        nodes = self._session.nodes
-        found = look(nodes, keep=keep, older_than_s=older_than_s)
-        removed = not found.is_empty and not plan
-        problem = found.problem(remove(nodes, found) if removed else ())
-        if problem is not None:
-            raise problem
-        return Pruned.of(found, removed=removed)
+        nodes, age = self._session.nodes, older_than_s
+        return on_nodes.prune(nodes, lambda found: not plan, keep=keep, older_than_s=age).or_raise()
 
     def job(self, ref: str | None = None) -> Job:
         """Return a job by its id, a unique prefix of it, its directory, or the name of a run.
@@ -186,8 +182,11 @@ class Cluster:
         def take(node: InventoryNode, piece: bytes, is_error: bool) -> None:
             outputs[node.id].keep(piece, is_error)
 
-        outcomes = run(nodes, commands, take, lambda node, code: None)
-        return [_executed(outcome, outputs[outcome.node.id]) for outcome in outcomes]
+        def end(node: InventoryNode, code: int) -> None:
+            outputs[node.id].code = code
+
+        outcomes = run_on_nodes(nodes, commands, take, end)
+        return [executed(outcome, outputs[outcome.node.id]) for outcome in outcomes]
 
     def close(self) -> None:
         """Close all connections; runs go on. Safe to call again."""
@@ -200,15 +199,3 @@ class Cluster:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _executed(outcome: NodeOutcome[int], output: NodeOutput) -> Executed:
-    return Executed(
-        node=Node.of(outcome.node),
-        exit_code=outcome.value,
-        stdout=output.text(False),
-        stderr=output.text(True),
-        dropped_bytes=output.dropped,
-        error=outcome.error,
-        seconds=outcome.seconds,
-    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from clusterctl.api.operations.chosen_settings import DECIDED, choose
-from clusterctl.config.declarations import BY_SPELLING
+from clusterctl.config.declarations import BY_SPELLING, DECIDED, choose
 from clusterctl.errors import UsageError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.api.operations.chosen_settings import DECIDED
 from clusterctl.cli.app import START_OPTIONS, parse
 from clusterctl.cli.arguments import take_program_options
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen, shown_option
+from clusterctl.config.declarations import DECIDED
 from clusterctl.errors import UsageError
 
 

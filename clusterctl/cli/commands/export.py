@@ -6,21 +6,21 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from clusterctl.api.report import export as write
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.export import TENSORBOARD, TRACE, Export
-from clusterctl.export import export as write
 
 
 def export(invocation: Invocation, to: str, directory: Path, job: str | None, *, run: int | None) -> None:
     with invocation.cluster_of(job, whole=True) as cluster:
         named = invocation.run_of(cluster, job, run)
         with invocation.progress.operation("exporting"):
-            exported = write(cluster, named.job, to, directory, run=named.run)
-        invocation.console.say(_summary(exported))
-        for line in _next_steps(exported):
+            exported = write(cluster, named, to, directory)
+        invocation.console.say(_summary(exported.written))
+        for line in _next_steps(exported.written):
             invocation.console.say(line)
-        invocation.console.finish(exported.to_json(), exported.problem)
+        invocation.console.finish(exported.document, exported.problem)
 
 
 def _summary(exported: Export) -> str:

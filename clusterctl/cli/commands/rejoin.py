@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl.api.operations.rejoin import rejoin as ask
+from clusterctl.api.control import rejoin as ask
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import UsageError
 
@@ -28,4 +28,4 @@ def rejoin(invocation: Invocation, job_workspace: str | None, others: Sequence[s
                 answer = outcome.get()
                 run = {"run": int(answer["run"]), "state": answer.get("state")}
                 invocation.console.say(f"{outcome.node.label} {WORDS[answer['did']].format(**run)}")
-        invocation.console.finish(done.to_json(), done.problem)
+        invocation.console.finish(done.document, done.problem)

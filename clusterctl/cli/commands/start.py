@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.api.operations.dispatch import failed_nodes
-from clusterctl.api.operations.origin import OriginOptions, StartTarget, check_target
-from clusterctl.api.operations.references import job_name
-from clusterctl.api.operations.start import PlannedStart, prepared
-from clusterctl.api.operations.start import start as launch_run
+from clusterctl.api.dispatch import failed_nodes
+from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, check_target, prepared
+from clusterctl.api.start import start as launch_run
 from clusterctl.cli.adopted import adopt_directory, check_options
 from clusterctl.cli.attached.follow import follow_run, identity, until_running
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
@@ -31,6 +29,7 @@ from clusterctl.documents.jobs import StartDocument, StartPlan
 from clusterctl.errors import ClusterctlError, InterruptedRun
 from clusterctl.escape import clean
 from clusterctl.launch import Launch, LaunchPlan, Origin, Resume
+from clusterctl.observe.record.references import job_name
 
 T = TypeVar("T")
 
@@ -195,14 +194,14 @@ def launch_and_follow(
         more["on_origin"] = lambda chosen: tell_origin(invocation, chosen, cluster.settings)
         with invocation.progress.operation("starting") as operation:
             run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
-        name = job_name(cluster.settings, cluster.inventory, run.job)
+        name = job_name(cluster.inventory, run.job)
         invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
         return follow(invocation, cluster, run)
     except KeyboardInterrupt:
         if not started:
             raise
         with uninterrupted(invocation):
-            stop_job(invocation, cluster, started[0].job, nodes=started[0].nodes, document=False)
+            stop_job(invocation, cluster, started[0].job, started[0].nodes)
         raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
 
 
