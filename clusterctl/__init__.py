@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from clusterctl.api.report import Exported
     from clusterctl.api.run import Run
     from clusterctl.api.status import Process, Status
+    from clusterctl.api.sweep import Sweep, Trial
     from clusterctl.check import Finding
     from clusterctl.errors import (
         ClusterctlError,
@@ -118,7 +119,9 @@ __all__ = [
     "Step",
     "Stopped",
     "Suspect",
+    "Sweep",
     "TookOver",
+    "Trial",
     "UnreachableError",
     "Usage",
     "UsageError",
@@ -145,6 +148,7 @@ _HOMES = {
             "report": ("Exported",),
             "run": ("Run",),
             "status": ("Process", "Status"),
+            "sweep": ("Sweep", "Trial"),
         }.items()
         for name in names
     },

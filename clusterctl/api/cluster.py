@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +24,10 @@ from clusterctl.api.job import Job, jobs_on_nodes
 from clusterctl.api.nodes import Checked, Prepared, Pruned, requirements_of
 from clusterctl.api.opening import Node, public
 from clusterctl.api.run import Run
-from clusterctl.api.session import ClusterSession
+from clusterctl.api.session import ClusterSession, texts
+from clusterctl.api.status import list_jobs
+from clusterctl.api.sweep import Sweep, TrialOptions, split
+from clusterctl.errors import UsageError
 from clusterctl.inventory import Node as InventoryNode
 from clusterctl.launch import adopt
 from clusterctl.observe.record.references import job_ref, run_of
@@ -41,6 +45,7 @@ class Cluster:
 
     def __init__(self, session: ClusterSession) -> None:
         self._session = session
+        self._sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()
 
     @classmethod
     def from_conf(
@@ -99,6 +104,43 @@ class Cluster:
         failed = failed_nodes(done, len(nodes.nodes), allow_partial=allow_partial)
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
         return Job(self._session, done.job, warnings=warnings, failed=failed)
+
+    def map(
+        self,
+        settings: Iterable[Mapping[str, object]],
+        *,
+        workspace: str | os.PathLike[str] = "workspace",
+        args: Sequence[str] = (),
+        most: int = 1,
+        timeout: float | None = None,
+        collect: str | os.PathLike[str] | None = None,
+    ) -> Sweep:
+        """Run a workspace once with each of the settings, at most `most` of them at a time, and return the `Sweep`.
+
+        Each is a job of its own, dispatched now: all of them train the same files. A name in upper case is a setting
+        of conf.py; any other is an argument of the program, so that `{"lr": 0.1, "MODE": "async"}` runs it with
+        `--lr=0.1` after `args`. Runs that take longer than `timeout` seconds are stopped. With a directory to
+        `collect` into, each run is collected into a directory there that is named like its job. Raises ConfigError or
+        UsageError for settings that cannot be, before anything is sent.
+        """
+        if most < 1:
+            raise UsageError(f"most has to be at least 1, not {most}")
+        every = [dict(one) for one in settings]
+        for one in every:
+            self._session.settings(texts(split(one)[1]))
+        jobs = [(one, self.dispatch(workspace, fresh=True)) for one in every]
+        options = TrialOptions(args, timeout, None if collect is None else Path(collect))
+        sweep = Sweep(jobs, most, self._figures, options)
+        self._sweeps.add(sweep)
+        return sweep
+
+    def _figures(self, job: str) -> dict[str, float]:
+        """Return the loss and the metrics of the newest run of a job, as `clusterctl jobs` shows them."""
+        newest = next((one.newest for one in list_jobs(self._session.nodes).jobs if one.job == job), None)
+        if newest is None:
+            return {}
+        loss = {} if newest.loss is None else {"loss": newest.loss}
+        return {**loss, **{name: metric.last for name, metric in newest.metrics.items()}}
 
     def adopt(self, directory: str, *, allow_partial: bool = False) -> Job:
         """Record a directory that was deployed by hand as a job on all nodes, and return that job.
@@ -189,7 +231,9 @@ class Cluster:
         return [executed(outcome, outputs[outcome.node.id]) for outcome in outcomes]
 
     def close(self) -> None:
-        """Close all connections; runs go on. Safe to call again."""
+        """Close all connections; runs go on, but for those of a sweep. Safe to call again."""
+        for sweep in list(self._sweeps):
+            sweep.abandon()
         self._session.close()
 
     def __enter__(self) -> Cluster:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster, combined, failures
 from clusterctl.collect import Collection, ModelSelection
 from clusterctl.collect import collect as run
@@ -22,7 +22,7 @@ from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
-class Collected(Result):
+class Collected(CallResult):
     """The files of a run that `directory` has now. `model` is the file of the merged model of `tag`, if any.
 
     There is a problem if files of some nodes are missing, or the newest model cannot be completed.

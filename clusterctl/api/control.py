@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster, NodeOutcome, combined, raise_failures
 from clusterctl.cluster.answers import StopAnswer
 from clusterctl.common.answers import SaveAnswer
@@ -25,7 +25,7 @@ OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothi
 
 
 @dataclass(frozen=True)
-class Stopped(Result):
+class Stopped(CallResult):
     """A job that was stopped. That there is no problem proves that nothing of it is left on the nodes.
 
     `outcomes` are the answers of the nodes, of which `members` are those in the run.
@@ -133,7 +133,7 @@ def _stopped(node: NodeHead, answer: StopAnswer) -> StoppedNode:
 
 
 @dataclass(frozen=True)
-class Checkpoint(Result):
+class Checkpoint(CallResult):
     """A checkpoint that is complete: its `tag`, and the `step` after which it was made."""
 
     tag: str
@@ -156,7 +156,7 @@ def save(cluster: Cluster, ref: str | None, *, timeout_s: float) -> Checkpoint:
 
 
 @dataclass(frozen=True)
-class Rejoining(Result):
+class Rejoining(CallResult):
     """Nodes that were asked to rejoin the run of a job: `outcomes` say what each did."""
 
     job: str

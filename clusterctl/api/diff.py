@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster
 from clusterctl.documents.jobs import ChangedFiles, DiffDocument, DiffRow, DiffSide, DiffValue
 from clusterctl.errors import ClusterctlError, NodeError
@@ -32,7 +32,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison(Result):
+class Comparison(CallResult):
     """The `differences` of two runs. `errors` are those of nodes whose part is missing.
 
     `changed` is how many files of a job were changed on a node since the dispatch; they are compared as dispatched.

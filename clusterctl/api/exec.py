@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.opening import Node, Result, public
+from clusterctl.api.opening import CallResult, Node, public
 from clusterctl.cluster import Cluster, NodeOutcome, combined
 from clusterctl.cluster.remote_command import run_command
 from clusterctl.config import Settings
@@ -26,7 +26,7 @@ LINE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Executed(Result):
+class Executed(CallResult):
     """A command on one node. `exit_code` is 128 + N after signal N, and None if `error` says why it has none.
 
     Of `stdout` and `stderr`, the first 16 MiB are kept; `dropped_bytes` more were not.

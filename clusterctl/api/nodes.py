@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from clusterctl import check as preflight
 from clusterctl import prune as pruning
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.check import Finding, Report
 from clusterctl.cluster import Cluster, NodeOutcome, combined, failures
 from clusterctl.cluster.node_facts import ShownFacts
@@ -37,7 +37,7 @@ from clusterctl.transport import HostKey, Verdict
 
 
 @dataclass(frozen=True)
-class Checked(Result):
+class Checked(CallResult):
     """The result of a check: the `findings`, and the `report` with the facts of the nodes."""
 
     findings: tuple[Finding, ...]
@@ -160,7 +160,7 @@ def _host_key(node: Node, key: HostKey, verdict: Verdict, recorded: bool) -> Hos
 
 
 @dataclass(frozen=True)
-class Prepared(Result):
+class Prepared(CallResult):
     """Nodes that are ready: the name of the environment of each, by id, and the ids of those where it was `built` now.
 
     `done` is the whole outcome, with the nodes that are not ready.
@@ -248,7 +248,7 @@ def _prepared(outcome: NodeOutcome[NodeSetup]) -> PreparedNode | FailedNode:
 
 
 @dataclass(frozen=True)
-class Pruned(Result):
+class Pruned(CallResult):
     """The ids of `jobs` that can go, the number of pieces of `content` that nothing needs, and the `bytes` of both.
 
     They are gone if they were `removed`. `plan` has the details.

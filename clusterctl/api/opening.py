@@ -14,11 +14,11 @@ from clusterctl.inventory import build, select
 from clusterctl.schedulers import JobWatch, ScheduledJob, queued, resolve, resolve_all, resolve_job
 from clusterctl.transport import Ask
 
-R = TypeVar("R", bound="Result")
+R = TypeVar("R", bound="CallResult")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CallResult:
     """What a call returns. `document` is what the command of the same name prints with `--json`.
 
     `problem` is the error of nodes that failed; a method of the API raises it, unless it returns their errors.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.api.scheduled import scheduled_part, was_ended
 from clusterctl.cluster import Cluster
 from clusterctl.documents.jobs import IncidentDocument, WhyDocument, run_label
@@ -39,7 +39,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Outcome(Result):
+class Outcome(CallResult):
     """How a run ended, or its `state` so far. A run that succeeded, or that a user stopped, has no `cause`.
 
     `checkpoint` is the tag of the newest one from which it can be resumed. The document is that of `why --json`, with

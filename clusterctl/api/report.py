@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster
 from clusterctl.common.files import write_atomic
 from clusterctl.common.paths import is_job_id
@@ -24,7 +24,7 @@ MODE = 0o644
 
 
 @dataclass(frozen=True)
-class Reported(Result):
+class Reported(CallResult):
     """The report of a run in `file`, which has so many `bytes`. `errors`: one for each node that is missing in it."""
 
     record: RunRecord
@@ -34,7 +34,7 @@ class Reported(Result):
 
 
 @dataclass(frozen=True)
-class Exported(Result):
+class Exported(CallResult):
     """The `files` of an export, and the `count` of points or events in them. `errors` are those of nodes left out."""
 
     directory: Path

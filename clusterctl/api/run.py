@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.api import collect as collecting
 from clusterctl.api import control, logs, report
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from clusterctl.api.metrics import Metrics
 
 AFTER_END_S = 5.0  # for the other nodes, once the lead's has ended the run
+_OVER = object()
 
 
 class Run:
@@ -107,7 +113,21 @@ class Run:
         if errors:
             raise combined(errors, len(self._members.nodes), "following")
 
-    def _news(self, errors: list[ClusterctlError], wanted: FollowSelection) -> Iterator[News | None]:
+    async def events_async(self) -> AsyncIterator[Event]:
+        """Yield what `events` does, for asyncio: a thread of its own waits.
+
+        A cancellation, or the end of the iterator, ends that thread within a moment and leaves the run running.
+        """
+        errors: list[ClusterctlError] = []
+        news = self._news(errors, {"role": ""})
+        async with _thread(news.close) as call:
+            while (one := await call(next, news, _OVER)) is not _OVER:
+                for event in one.events if isinstance(one, News) else ():
+                    yield event_of(event)
+        if errors:
+            raise combined(errors, len(self._members.nodes), "following")
+
+    def _news(self, errors: list[ClusterctlError], wanted: FollowSelection) -> Generator[News | None, None, None]:
         nodes = self._session.nodes
         with Follower(nodes, self._members.nodes, self.job, self._name, wanted) as follower:
             for news in follower:
@@ -124,8 +144,25 @@ class Run:
         Raises JobFailedError unless it succeeded; with `check=False` it never does. Raises WaitTimeoutError after
         `timeout` seconds. The run continues then, as it does after a KeyboardInterrupt.
         """
+        return self._wait(timeout, check, threading.Event())
+
+    async def wait_async(self, timeout: float | None = None, *, check: bool = True) -> Outcome:
+        """Do what `wait` does, for asyncio: a thread of its own waits.
+
+        A cancellation ends that thread within a moment, or once nodes have answered, and leaves the run running.
+        """
+        left = threading.Event()
+        async with _thread(left.is_set) as call:
+            try:
+                outcome: Outcome = await call(self._wait, timeout, check, left)
+            finally:
+                left.set()
+        return outcome
+
+    def _wait(self, timeout: float | None, check: bool, left: threading.Event) -> Outcome:
+        """Do what `wait` does until nobody waits any more: the caller has `left`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._await_end(lambda: deadline is not None and time.monotonic() > deadline, timeout)
+        self._await_end(lambda: left.is_set() or (deadline is not None and time.monotonic() > deadline), timeout)
         outcome = self.outcome()
         error = failure(outcome) if check else None
         if error is not None:
@@ -148,7 +185,8 @@ class Run:
         errors: list[ClusterctlError] = []
         for news in self._news(errors, {"role": "", "events": False}):
             if is_late():
-                raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
+                limit = "" if timeout is None else f" within {timeout:g} s"
+                raise WaitTimeoutError(f"{self.id} has not ended{limit}; it continues")
             if news is not None and news.node.id == self._members.lead:
                 ended = time.monotonic() if news.ended is not None else None if news.back else ended
             if ended is not None and time.monotonic() - ended > AFTER_END_S:
@@ -260,6 +298,23 @@ class Run:
         `tag` chooses a model; by default it is the newest. With `every`, all complete models are brought.
         """
         return collect(self._session, self._reference, directory, tag=tag, every=every)
+
+
+@contextlib.asynccontextmanager
+async def _thread(leave: Callable[[], object]) -> AsyncIterator[Callable[..., asyncio.Future[Any]]]:
+    """Yield a function that calls another one in a thread of its own. In the end that thread calls `leave`.
+
+    It does so once its last call has returned, also if whoever awaited that was cancelled.
+    """
+    thread = ThreadPoolExecutor(1, "clusterctl")
+    call = partial(asyncio.get_running_loop().run_in_executor, thread)
+    try:
+        yield call
+    finally:
+        try:
+            await call(leave)
+        finally:
+            thread.shutdown(wait=False)
 
 
 def collect(

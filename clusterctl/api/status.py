@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.api.opening import Result
+from clusterctl.api.opening import CallResult
 from clusterctl.api.scheduled import scheduled_part
 from clusterctl.cluster import Cluster
 from clusterctl.common.schema import typed, types_of
@@ -51,7 +51,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Status(Result):
+class Status(CallResult):
     """The state of a job and of the processes of one of its runs; `run` is None if it was never started.
 
     `errors` are those of nodes that did not answer; `known` is the whole state.
@@ -155,7 +155,7 @@ def _process_document(process: ProcessRecord) -> ProcessDocument:
 
 
 @dataclass(frozen=True)
-class JobList(Result):
+class JobList(CallResult):
     """The jobs on the nodes that answered, newest first. `errors` are those of the others."""
 
     jobs: Sequence[JobOverview]

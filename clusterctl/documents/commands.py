@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[Any, ...]] = {
     "save": (SaveAnswer,),
     "stop": (jobs.StopDocument, local.DeletedDocument),
     "collect": (jobs.CollectDocument,),
-    "export": (jobs.ExportDocument,),
+    "export": (jobs.ExportDocument, local.MetricsDocument),
     "metrics": (local.MetricsDocument,),
     "exec": (nodes.ExecDocument,),
     "task": (nodes.TaskDocument, nodes.TaskListDocument),

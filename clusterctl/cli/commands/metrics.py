@@ -1,4 +1,4 @@
-"""`clusterctl metrics`."""
+"""`clusterctl export --to prometheus`, and `clusterctl metrics`, its older name."""
 
 from __future__ import annotations
 
