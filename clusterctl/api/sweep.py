@@ -109,9 +109,7 @@ class Sweep:
         return [trial.row for trial in self.trials]
 
     def stop(self) -> None:
-        """Start no more runs, and stop those that run. Return once nothing of them is left; raise if a node cannot prove
-        that.
-        """
+        """Start no more runs, and stop those that run. Return once nothing is left; raise if a node cannot prove it."""
         with self._changed:
             self._stopped = True
             self._waiting.clear()

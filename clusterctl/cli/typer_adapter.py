@@ -45,6 +45,10 @@ class Command(TyperCommand):
         more = [param for param in ctx.find_root().command.params if not param.name.endswith("_completion")]
         return [] if ctx.meta.get(AFTER_OURS) else [*params, *more]
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        return [self.options_metavar or "", *(piece for param in shown for piece in param.get_usage_pieces(ctx))]
+
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return the options that fit; all of them for an empty word, which no argument is left to take."""
         return super().shell_complete(ctx, incomplete or "--")
