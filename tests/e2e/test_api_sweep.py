@@ -46,10 +46,15 @@ def test_a_sweep_runs_each_of_the_settings_as_a_job_and_gives_a_table(site: Site
 def test_an_exception_in_the_loop_leaves_no_run_behind(site: Site, cluster: clusterctl.Cluster) -> None:
     workspace = site.workspace(SLEEP)
     sweep = cluster.map([{"seed": 1}, {"seed": 2}], workspace=workspace, timeout=3.0)
-    with pytest.raises(KeyError), sweep:
-        for trial in sweep:
-            assert isinstance(trial.error, clusterctl.WaitTimeoutError)
-            raise KeyError
+
+    def leave() -> None:
+        with sweep:
+            for trial in sweep:
+                assert isinstance(trial.error, clusterctl.WaitTimeoutError)
+                raise KeyError
+
+    with pytest.raises(KeyError):
+        leave()
     jobs = {job.id: job.state for job in cluster.jobs()}
     assert not {"starting", "running"} & set(jobs.values())
 
