@@ -15,7 +15,6 @@ STAGES = (
 )
 # The modules of `cli` that call a stage themselves, each one only. All else goes through `api`.
 CALLS: Mapping[str, str] = {
-    "cli.adopted": "launch.adopt",
     "cli.call": "config",
     "cli.causes": "observe.why.report",
     "cli.chosen_settings": "config.declarations",
@@ -23,8 +22,8 @@ CALLS: Mapping[str, str] = {
     "cli.commands.export": "export",
     "cli.commands.kubernetes": "schedulers.kubernetes.submit",
     "cli.commands.logs": "observe.folding",
-    "cli.commands.metrics": "export.scraped",
     "cli.commands.split": "dispatch.split",
+    "cli.commands.start": "launch.adopt",
     "cli.commands.status": "observe.record.status",
     "cli.commands.submit": "schedulers.slurm.submit",
     "cli.commands.why": "observe.why.report",

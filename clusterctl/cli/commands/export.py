@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clusterctl.api.report import export as write
-from clusterctl.cli.commands.metrics import metrics
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
-from clusterctl.errors import UsageError
+from clusterctl.cluster.cluster import unwatched
+from clusterctl.documents.local import MetricsDocument
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.export import TENSORBOARD, TRACE, Export
+from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
 
 PROMETHEUS = "prometheus"
 LISTEN = "127.0.0.1:9464"
+CONFIG = """in prometheus.yml:
+  scrape_configs:
+    - job_name: clusterctl
+      honor_labels: true
+      static_configs:
+        - targets: ["{address}"]"""
 
 
 def export(
@@ -56,3 +65,32 @@ def _next_steps(exported: Export) -> Iterator[str]:
         yield f"next: tensorboard --logdir {where}"
     elif exported.to == TRACE:
         yield f"next: open {where}/{exported.files[0]} in https://ui.perfetto.dev"
+
+
+def metrics(invocation: Invocation, listen: str, job: str | None) -> None:
+    console = invocation.console
+    wanted = Address.parse(listen)
+    need_prometheus_client()
+    console.stream()
+    with invocation.cluster_of(job) as cluster:
+        reader = Reader(cluster, invocation.job_of(cluster, job))
+        address = serve(wanted, reader)
+        if not address.is_loopback:
+            console.warn(f"warning: {address} has no login: everyone who can reach it sees the metrics")
+        document: MetricsDocument = {"url": f"http://{address}/metrics"}
+        console.record(document)
+        console.say(f"serving http://{address}/metrics until Ctrl-C")
+        console.say(CONFIG.format(address=address.seen_from_elsewhere))
+        _, error = reader.read()
+        if error is not None and job is not None and isinstance(error, UsageError):
+            raise error  # there is no such job, and there will be none
+        if error is not None:
+            _tell_change(invocation, error)
+        cluster.watch = unwatched  # no progress of scrapes
+        reader.on_change = lambda now: _tell_change(invocation, now)
+        while True:  # an interrupt that comes just before a wait does not end it
+            time.sleep(1.0)
+
+
+def _tell_change(invocation: Invocation, error: ClusterctlError | None) -> None:
+    invocation.console.warn("the state of the run is known again" if error is None else f"{error}")

@@ -87,6 +87,6 @@ def metrics(
     ] = "127.0.0.1:9464",
 ) -> None:
     """Do what export --to prometheus does, under an older name."""
-    from clusterctl.cli.commands.metrics import metrics
+    from clusterctl.cli.commands.export import metrics
 
     metrics(context.obj.invocation(), listen, job)
