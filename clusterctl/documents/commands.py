@@ -41,5 +41,6 @@ COMMANDS: Mapping[str, tuple[Any, ...]] = {
     "prune": (nodes.PruneDocument,),
     "demo": (local.DemoDocument,),
     "completion": (local.CompletionDocument,),
+    "help": (local.HelpDocument,),
     "disconnect": (local.DisconnectDocument,),
 }

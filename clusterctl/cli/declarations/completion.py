@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from clusterctl.cli.completion import SHELLS, one_of
 from clusterctl.cli.declarations.root import MORE, NAME, app
 from clusterctl.cli.typer_adapter import command
+from clusterctl.documents.local import HelpDocument
 
 
 @command(app, "completion", "clusterctl completion bash", panel=MORE)
@@ -38,5 +41,13 @@ def help_(
 ) -> None:
     """Show the help of a command, as clusterctl COMMAND --help does."""
     group = typer.main.get_command(app)
-    with group.make_context(NAME, [*(words or ()), "--help"], obj=context.obj) as inner:
+    shown = io.StringIO()
+    with (
+        contextlib.redirect_stdout(shown),
+        contextlib.suppress(typer.Exit),
+        group.make_context(NAME, [*(words or ()), "--help"], obj=context.obj) as inner,
+    ):
         group.invoke(inner)
+    document: HelpDocument = {"help": shown.getvalue()}
+    context.obj.console.document(document)
+    context.obj.console.output(shown.getvalue().rstrip("\n"))
