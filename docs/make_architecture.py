@@ -93,7 +93,6 @@ BOXES = {
     "agent": {
         "boot": Box(790, 80),
         "main": Box(790, 134),
-        "step": Box(940, 88, 54),
         "dispatch": Box(1070, 134),
         "operations": Box(790, 192, 104),
         "entry": Box(960, 192),
@@ -121,7 +120,6 @@ BOXES = {
         "stream": Box(1142, 668, 60),
         "shm": Box(1196, 668, 38),
         "modes": Box(800, 730, 66),
-        "cuts": Box(878, 730, 54),
         "table": Box(962, 730, 84),
         "environment": Box(1078, 730, 116),
         "wire": Box(1178, 730, 62),

@@ -106,8 +106,7 @@ INSIDE_AGENT: Table = {
     "relay": ("event_loop", "node", "peer", "tls"),
     "dispatch": ("node", "peer", "relay"),
     "operations": ("gpus", "node", "packages", "peer", "relay", "supervisor"),
-    "step": (),
-    "main": ("dispatch", "operations", "peer", "step"),
+    "main": ("dispatch", "operations", "peer"),
     "boot": ("main",),
     "entry": ("replication", "supervisor"),
 }
@@ -118,7 +117,6 @@ INSIDE_RUNTIME: Table = {
     "arrays": (),
     "environment": (),
     "modes": (),
-    "cuts": (),
     "supervisor_socket": (),
     "table": (),
     "wire": (),
@@ -126,9 +124,9 @@ INSIDE_RUNTIME: Table = {
     "stream": ("wire",),
     "store": ("table",),
     "checkpoint": ("environment", "table"),
-    "state": ("checkpoint", "cuts", "environment", "modes", "supervisor_socket"),
+    "state": ("checkpoint", "environment", "modes", "supervisor_socket"),
     "pserver": (
-        *("checkpoint", "cuts", "environment", "modes", "shm", "store", "stream", "supervisor_socket", "table", "wire"),
+        *("checkpoint", "environment", "modes", "shm", "store", "stream", "supervisor_socket", "table", "wire"),
     ),
     "trainer": (
         *(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.peer import SILENCE_S, Peer, standard_peer
-from clusterctl.agent.step import hold
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
+from clusterctl.common.procfs import adopt_orphans
 from clusterctl.common.requests import read_request
 from clusterctl.common.safe_json import loads
 
@@ -123,3 +125,25 @@ def _answer(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         gc.freeze()  # modules are no garbage, and searching them for any would take 3 ms
         gc.enable()  # `follow` may run for days
     return operation(root, request, peer)
+
+
+def hold(supervisor: int | None) -> None:
+    """Return once no process is left that this one or its descendants have started.
+
+    On TERM, by which the scheduler announces the end of its patience, the run of the supervisor with that pid stops.
+    """
+
+    signals = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # a handler misses one that comes just before a wait
+    adopt_orphans()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # they lead to a control machine that does not listen any more
+        os.dup2(nowhere, stream)
+    has_ended = False
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+            has_ended |= ended == supervisor
+            if not ended and signal.sigwait(signals) == signal.SIGTERM and supervisor is not None and not has_ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(supervisor, signal.SIGTERM)

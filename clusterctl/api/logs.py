@@ -14,9 +14,8 @@ from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.common.schema import typed
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Node, fold, nodeset
-from clusterctl.observe.follow import OutputLine
+from clusterctl.observe.follow import OutputLine, read_logs
 from clusterctl.observe.in_order import OrderedFollower
-from clusterctl.observe.logs import read_logs
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.references import Reference, run_title
 from clusterctl.observe.record.status import LIVE, JobStatus, status, worst

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from clusterctl.check.findings import GB, WARNS, Facts, Finding
-from clusterctl.cluster.gpu_answers import GpuReport, GpuUser
+from clusterctl.cluster.answers import GpuReport, GpuUser
 from clusterctl.inventory import Node
 
 CHECK = "gpus"

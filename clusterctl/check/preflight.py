@@ -12,8 +12,7 @@ from clusterctl.check import findings
 from clusterctl.check.findings import STOPS, Finding, Skew
 from clusterctl.check.gpus import gpus
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
-from clusterctl.cluster.answers import read
-from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.answers import GpuReport, read
 from clusterctl.cluster.node_facts import NodeFacts
 from clusterctl.common.requests import CheckRequest
 from clusterctl.documents.nodes import Pairs

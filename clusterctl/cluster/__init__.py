@@ -5,9 +5,8 @@ reading at `cluster.py`.
 """
 
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall
-from clusterctl.cluster.answers import NONSENSE, senseless
+from clusterctl.cluster.answers import NONSENSE, JobChoice, SeveralRunningError, choose_job, senseless
 from clusterctl.cluster.cluster import FIRST_LINE, Cluster, who_asks
-from clusterctl.cluster.job_choice import JobChoice, SeveralRunningError, choose_job
 from clusterctl.cluster.outcomes import NodeOutcome, combined, failures, fold_errors, raise_failures
 
 __all__ = [

@@ -5,15 +5,15 @@ Answers may be hostile: their types have bounds. A stage declares the answers th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
-from clusterctl.cluster.gpu_answers import GpuReport
-from clusterctl.cluster.job_choice import JobChoice
 from clusterctl.cluster.run_answers import DroppedCutAnswer, JobsAnswer, Membership, State
-from clusterctl.common.answers import NamedAnswer, SaveAnswer
+from clusterctl.common.answers import NamedAnswer, RanJob, SaveAnswer
 from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
+from clusterctl.common.paths import job_key
 from clusterctl.common.requests import JobId, Name, Role, RunName
 from clusterctl.common.requirements import FILE, LOCKS
 from clusterctl.common.schema import (
@@ -25,8 +25,58 @@ from clusterctl.common.schema import (
     at_most,
     reader,
 )
-from clusterctl.errors import NodeError
+from clusterctl.errors import NodeError, UsageError
 from clusterctl.inventory import Node
+
+ShortText = Annotated[str, at_most(500)]
+Devices = Annotated[list[ShortText], at_most(1024)]
+
+
+class GpuAnswer(TypedDict):
+    """A GPU: sizes in bytes, `utilization` in percent; None where its driver does not report them."""
+
+    index: Count
+    uuid: ShortText
+    name: ShortText
+    total: Count | None
+    used: Count | None
+    utilization: Count | None
+
+
+class GpuUser(TypedDict):
+    """A process on the GPU with the index `gpu`, as far as the node can see it. `job`: the job that it belongs to."""
+
+    gpu: Count | None
+    pid: Count
+    name: ShortText | None
+    account: ShortText | None
+    memory: Count | None
+    job: ShortText | None
+
+
+Gpus = Annotated[list[GpuAnswer], at_most(1024)]  # or their MIG instances
+GpuUsers = Annotated[list[GpuUser], at_most(256)]
+
+
+class GpuReport(TypedDict):
+    """The GPUs of a node and the processes on them; in `status` without those of the run.
+
+    `devices`: those that trainers may use, as CUDA_VISIBLE_DEVICES names them. `problem`: the failure of nvidia-smi.
+    """
+
+    devices: Devices
+    gpus: Gpus
+    users: GpuUsers
+    problem: ShortText | None
+
+
+class FoundDevices(TypedDict):
+    """The devices of a node that is ready to start, None without GPUs. Nodes with the same `pool` share them."""
+
+    devices: Devices | None
+    pool: ShortText
+    problem: ShortText | None
+
 
 MOST_WORDS = 4000  # characters of an error message from a node
 #: Errors that a malformed answer causes in code that reads it.
@@ -115,6 +165,13 @@ class StatusFacts(Membership, total=False):
     ended: RunEnd | None
     last_event: object
     gpus: GpuReport | None
+
+
+class JobChoice(TypedDict):
+    """The part of a node's answer to a request without a job: its own choice, and the jobs that it chose from."""
+
+    job: JobId
+    ran: NotRequired[list[RanJob] | None]
 
 
 class StatusAnswer(StatusFacts, JobChoice):
@@ -298,3 +355,32 @@ def senseless(node: Node, exc: Exception) -> NodeError:
     """Return the error for a malformed answer, so that a hostile or outdated node does not affect the others."""
     hint = "check that the node has not been compromised; --verbose shows where the check failed"
     return NodeError(f"its answer is malformed: {exc!r}"[:MOST_WORDS], node=node.label, hint=hint)
+
+
+class SeveralRunningError(UsageError):
+    """Several jobs are running: the user has to name one of `jobs`."""
+
+    def __init__(self, jobs: Sequence[str]) -> None:
+        names = ", ".join(jobs)
+        hint = f"name one of them, such as {jobs[0]}; clusterctl status shows them all"
+        super().__init__(f"{len(jobs)} jobs are running: {names}", hint=hint, details={"jobs": list(jobs)})
+        self.jobs = list(jobs)
+
+
+def choose_job(answers: Sequence[JobChoice], *, to_resume: bool = False) -> str:
+    """Return the job that runs on any node, else the one that ran last, else the newest.
+
+    `to_resume`: the one that ran last is meant, even if others are live. Otherwise raises SeveralRunningError if
+    several are. Clocks of nodes differ: the median of a job's times counts.
+    """
+    times: dict[str, list[float]] = {}
+    for row in (row for answer in answers for row in answer.get("ran") or ()):
+        times.setdefault(row["job"], []).append(row["t"])
+    live = {row["job"] for answer in answers for row in answer.get("ran") or () if row["live"]}
+    if live and not to_resume:
+        if len(live) > 1:
+            raise SeveralRunningError(sorted(live, key=job_key, reverse=True))
+        return live.pop()
+    if times:
+        return max(times, key=lambda job: (statistics.median(times[job]), job_key(job)))
+    return max((answer["job"] for answer in answers), key=job_key)

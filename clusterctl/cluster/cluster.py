@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from clusterctl.cluster import answers
-from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall, Plan
+from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, STOP_SHELL, AgentCall, Bundle, Plan
 from clusterctl.cluster.answers import NONSENSE, senseless
-from clusterctl.cluster.bundle import STOP_SHELL, Bundle
 from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.outcomes import NodeOutcome

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from clusterctl.cluster.answers import PortHolder
-from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.answers import GpuReport, PortHolder
 
 
 class Disk(TypedDict):

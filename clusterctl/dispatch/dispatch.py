@@ -18,7 +18,8 @@ from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combin
 from clusterctl.cluster.answers import read
 from clusterctl.common.requests import DispatchRequest, DispatchTemplate
 from clusterctl.common.tree import Entry
-from clusterctl.dispatch import last_dispatch, relay_plan, room
+from clusterctl.dispatch import node_trees as last_dispatch
+from clusterctl.dispatch import relay_plan, room
 from clusterctl.dispatch.blobs import BlobCache, Blobs
 from clusterctl.dispatch.decision import DesiredTrees, DiskSpace, DispatchAnswer, Instruction, NewestJob, decide
 from clusterctl.dispatch.node_trees import make_trees

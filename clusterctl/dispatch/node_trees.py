@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from clusterctl.common.files import write_atomic
 from clusterctl.common.tree import FILE, Entry, content_of_json
-from clusterctl.dispatch.last_dispatch import LastDispatch
 from clusterctl.dispatch.shards import Shards
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.inventory import Node
@@ -101,3 +103,37 @@ def _tree(now: _NodeTree, then: _NodeTree | None) -> Tree:
 
 def _pack(rows: Sequence[Entry], gone: Sequence[str]) -> bytes:
     return zlib.compress(json.dumps({"rows": rows, "gone": gone}, separators=(",", ":")).encode(), 1)
+
+
+@dataclass(frozen=True)
+class LastDispatch:
+    """The last job made from a workspace: its id, the name of its contents, its entries."""
+
+    job: str
+    tree: str
+    entries: Sequence[Entry]
+
+
+def load(cache: Path | None, source: str) -> LastDispatch | None:
+    """Return the last dispatch; None if it is unknown or the cache is damaged."""
+    if cache is None:
+        return None
+    try:
+        data = json.loads(_file(cache, source).read_bytes())
+        return LastDispatch(data["job"], data["tree"], [Entry(*row) for row in data["entries"]])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it may have millions of values
+        return None
+
+
+def save(cache: Path | None, source: str, sent: LastDispatch) -> None:
+    """Cache the last dispatch. If the cache cannot be written, do without it."""
+    if cache is None:
+        return
+    with contextlib.suppress(OSError):
+        cache.mkdir(0o700, parents=True, exist_ok=True)
+        data = {"job": sent.job, "tree": sent.tree, "entries": sent.entries}
+        write_atomic(_file(cache, source), json.dumps(data, separators=(",", ":")).encode(), durable=False)
+
+
+def _file(cache: Path, source: str) -> Path:
+    return cache / f"sent-{source}.json"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from clusterctl.common.procfs import is_alive, send_signal, wait_until
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.fake import control
+from clusterctl.fake import layout as control
 from clusterctl.fake.backend import NodeStatus, UpOptions, answers
 from clusterctl.fake.layout import FakeNode, FakePaths, FakeState
 from clusterctl.fake.processes import commands_on, counts_by_node

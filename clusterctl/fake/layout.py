@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,34 @@ def _make_removable(function: Callable[..., Any], path: str, _: object) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         function(path)
+
+
+ANSWER_S = 30.0
+
+
+def listen(layout: FakePaths) -> socket.socket:
+    """Return the server's end. Only this account may enter the directory."""
+    sock = socket.socket(socket.AF_UNIX)
+    with _short_name(layout) as name:
+        sock.bind(name)
+    sock.listen()
+    return sock
+
+
+@contextlib.contextmanager
+def connect(layout: FakePaths) -> Iterator[socket.socket]:
+    """Yield the client's end. Raises OSError if no server listens or it does not answer."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(ANSWER_S)
+        with _short_name(layout) as name:
+            sock.connect(name)
+        yield sock
+
+
+@contextlib.contextmanager
+def _short_name(layout: FakePaths) -> Iterator[str]:
+    fd = os.open(layout.control.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{layout.control.name}"
+    finally:
+        os.close(fd)

@@ -18,7 +18,7 @@ import asyncssh
 
 from clusterctl.common.procfs import Identity, end_all, identify
 from clusterctl.errors import ClusterctlError
-from clusterctl.fake import control
+from clusterctl.fake import layout as control
 from clusterctl.fake.backend import BECOMES
 from clusterctl.fake.command_session import Children, CommandSession
 from clusterctl.fake.layout import ADDRESS, FakeNode, FakePaths, FakeState, write, write_files

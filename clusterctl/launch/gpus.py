@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from clusterctl.check.findings import Finding
 from clusterctl.check.gpus import broken, shared
-from clusterctl.cluster.gpu_answers import FoundDevices
+from clusterctl.cluster.answers import FoundDevices
 from clusterctl.common.process_environment import VISIBLE
 from clusterctl.common.run_spec import Gpus
 from clusterctl.inventory import Node

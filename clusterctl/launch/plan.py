@@ -34,7 +34,34 @@ from clusterctl.config.declarations import BY_SPELLING, NOT_RECORDED
 from clusterctl.documents.jobs import ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
-from clusterctl.launch.copies import copy_plan
+
+
+def copy_plan(
+    originals: Sequence[int], members: Sequence[int], machines: Mapping[int, str], copies: int
+) -> dict[str, tuple[int, ...]]:
+    """Return, for each node that copies, the nodes whose pieces it copies.
+
+    The pieces of each of the nodes `originals` go to the next members on other machines, so that there are `copies` of
+    them with the original. If there are too few machines, as in a fake cluster, other nodes of a machine take them.
+    """
+    plan: dict[str, tuple[int, ...]] = {}
+    for node in originals:
+        for holder in _holders(node, members, machines)[: copies - 1]:
+            plan[str(holder)] = (*plan.get(str(holder), ()), node)
+    return plan
+
+
+def _holders(node: int, members: Sequence[int], machines: Mapping[int, str]) -> list[int]:
+    """Return the other members in the order in which they are to hold copies: one of each other machine first."""
+    at = list(members).index(node)
+    following = [*members[at + 1 :], *members[:at]]
+    used, first = {machines[node]}, []
+    for other in following:
+        if machines[other] not in used:
+            used.add(machines[other])
+            first.append(other)
+    return first + [other for other in following if other not in first]
+
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 OUR_ENGINE = "clusterctl"

@@ -33,8 +33,7 @@ from clusterctl.cluster import (
     raise_failures,
     who_asks,
 )
-from clusterctl.cluster.answers import read
-from clusterctl.cluster.gpu_answers import FoundDevices
+from clusterctl.cluster.answers import FoundDevices, read
 from clusterctl.cluster.node_facts import NodeFacts
 from clusterctl.cluster.run_answers import LeftOutNode
 from clusterctl.common.requests import StartRequest, StartTemplate
@@ -43,11 +42,17 @@ from clusterctl.common.run_spec import Gpus, LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.gpus import NodeWithGpus, check_gpus, dealing
-from clusterctl.launch.host_names import NamedNode, check_host_names, wants_host_names
 from clusterctl.launch.load import SavedModel
-from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
+from clusterctl.launch.node_checks import (
+    NamedNode,
+    NodeWithJobs,
+    NodeWithPorts,
+    check_host_names,
+    check_other_jobs,
+    choose_pserver_port,
+    wants_host_names,
+)
 from clusterctl.launch.plan import LaunchPlan
-from clusterctl.launch.pserver_port import NodeWithPorts, choose_pserver_port
 from clusterctl.launch.resume import Resume
 
 LAUNCH_S = 60.0

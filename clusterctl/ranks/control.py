@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.cluster import Cluster, raise_failures
 from clusterctl.common.requests import AdoptRequest
@@ -16,7 +16,6 @@ from clusterctl.config.scripts import scripts
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, build
 from clusterctl.launch import Launch, plan, start
-from clusterctl.ranks.conf_file import ConfNode, conf_text
 from clusterctl.ranks.errors import USAGE_CODE, RankError, of_the_system, say
 from clusterctl.ranks.lifeline import REACH, program
 from clusterctl.ranks.meeting import Meeting, Plan, PlannedNode, RankProcess, World, nodes_of
@@ -143,3 +142,39 @@ def _write_conf(meeting: Meeting, job: str, settings: Settings, inventory: Inven
     nodes = [ConfNode(node.ssh_host, len(node.trainer_ranks), node.via) for node in inventory.nodes]
     text = conf_text(job, settings.root_dir, settings.python, str(meeting.dir), nodes)
     meeting.write_conf(text)
+
+
+TEXT = '''\
+"""The nodes of {job}, which mpirun started. Written by clusterctl-rank."""
+
+from os.path import isdir
+from socket import gethostname
+
+ROOT_DIR = {root!r}
+PYTHON = {python!r}
+is_live = isdir({ranks!r})
+
+
+def node(host, trainers, *through_its_rank):
+    is_far = is_live and host != gethostname()
+    return Host(host, trainers=trainers, via=through_its_rank if is_far else "local")
+
+
+HOSTS = [
+{nodes}
+]
+'''
+
+
+class ConfNode(NamedTuple):
+    """A node: its machine, the number of its trainers, and the words of the carrier while the run is under way."""
+
+    host: str
+    trainers: int
+    via: Sequence[str]
+
+
+def conf_text(job: str, root: str, python: str, ranks: str, nodes: Sequence[ConfNode]) -> str:
+    """Return the file. While the directory `ranks` exists, other machines are reached through their ranks."""
+    lines = [f"    node({', '.join(repr(word) for word in (host, trainers, *via))})," for host, trainers, via in nodes]
+    return TEXT.format(job=job, root=root, python=python, ranks=ranks, nodes="\n".join(lines))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import time
 import traceback
@@ -17,8 +18,46 @@ from clusterctl.ranks.errors import LINGER_S, say
 from clusterctl.ranks.lifeline import Lifeline
 from clusterctl.ranks.meeting import POLL_S, SEEN_S, Meeting, Plan, RankProcess, World
 from clusterctl.ranks.node_run import BY_SIGNAL, FAILED_CODE, NodeRun, exit_code, is_cause, outcome
-from clusterctl.ranks.orders import Orders
 from clusterctl.ranks.output import LogForwarder
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Orders:
+    """The orders to end that this process gets from now on. It is made once, in the main thread."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._number = 0
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in NUMBERS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._number = self._number or number
+
+    @property
+    def number(self) -> int:
+        """The first signal that arrived; 0 if none has."""
+        if not self._number and os.getppid() != self._parent:
+            self._number = signal.SIGTERM
+        return self._number
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, but not past a signal."""
+        if select.select([self._woken], [], [], seconds)[0]:
+            os.read(self._woken, 512)
+
+    @staticmethod
+    def forget() -> None:
+        """Give signals their usual meaning again, in a child."""
+        signal.set_wakeup_fd(-1)
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
+
 
 IDLE_S = 0.25  # between looks while the run is under way
 SETTLED_S = 60.0  # for the last processes of this node to end

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from clusterctl.observe.record.model import Mark, ProcessRecord, RunRecord
 from clusterctl.report import formats
-from clusterctl.report.frame import frame
+from clusterctl.report.figures import frame
 from clusterctl.report.html import Html, element, shortened, table
 
 MOST_EVENTS = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from clusterctl.common.curves import Bucket
-from clusterctl.observe.record.metrics import Metric, metrics
+from clusterctl.observe.record.compare import Metric, metrics
 from clusterctl.observe.record.model import CauseRecord, RunRecord
 from clusterctl.report import formats
 from clusterctl.report.html import Html, element, shortened, table

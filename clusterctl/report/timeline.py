@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from clusterctl.observe.record.model import Mark, ProcessRecord, RunRecord, Span
 from clusterctl.report import formats
 from clusterctl.report.axes import time_axis
-from clusterctl.report.frame import Frame, frame
+from clusterctl.report.figures import Frame, frame
 from clusterctl.report.html import Html, element, join
 
 WIDTH = 1000

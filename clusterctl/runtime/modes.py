@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from clusterctl.common.manifest import is_tag
 from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime.errors import UseError
@@ -33,3 +35,38 @@ def check_tag(tag: str) -> str:
             remedy="use up to 100 letters, digits and ._- , not starting with a dot",
         )
     return tag
+
+
+#: What a cut is for: any of these, added.
+CHECKPOINT, MODEL = 1, 2
+
+
+class CutSchedule(NamedTuple):
+    """What is saved at cuts, and when: checkpoints, and models if they are saved by steps or seconds.
+
+    If models are, the number of a cut of sync on the wire also has its purpose; otherwise every cut is a checkpoint.
+    Either way a later cut has a higher number.
+    """
+
+    checkpoints: SaveInterval | None
+    models: SaveInterval
+
+    def timed(self) -> dict[int, float]:
+        """Return the purposes that are due by the clock, with their intervals in seconds."""
+        return {purpose: every.n for purpose, every in self.by_purpose().items() if every.unit == "s"}
+
+    def by_purpose(self) -> dict[int, SaveInterval]:
+        checkpoints = {} if self.checkpoints is None else {CHECKPOINT: self.checkpoints}
+        return {**checkpoints, **({MODEL: self.models} if self.has_models else {})}
+
+    @property
+    def has_models(self) -> bool:
+        """True if models are saved at cuts; those of passes are saved when all trainers have requested them."""
+        return self.models.unit in ("step", "s")
+
+    def encode(self, number: int, purpose: int) -> int:
+        return number << 2 | purpose if self.has_models else number
+
+    def decode(self, cut: int) -> tuple[int, int]:
+        """Return the number and the purpose of a cut."""
+        return (cut >> 2, cut & (CHECKPOINT | MODEL)) if self.has_models else (cut, CHECKPOINT)

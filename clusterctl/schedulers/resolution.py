@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, OpenMpiHosts, SlurmHosts
-from clusterctl.schedulers.kubernetes import hosts as kubernetes
-from clusterctl.schedulers.openmpi import hosts as openmpi
+from clusterctl.schedulers.kubernetes import pods as kubernetes
+from clusterctl.schedulers.openmpi import hostfile as openmpi
 from clusterctl.schedulers.scheduled import JobWatch, ScheduledJob
 from clusterctl.schedulers.slurm import hosts as slurm
 from clusterctl.schedulers.slurm import view
-from clusterctl.schedulers.slurm.overview import look_at_all
+from clusterctl.schedulers.slurm.hosts import look_at_all
 
 
 def resolve(settings: Settings, environ: Mapping[str, str]) -> Settings:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.cluster import FIRST_LINE, AgentCall, Cluster, NodeOutcome
-from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.agent_call import Bundle
 from clusterctl.cluster.cluster import SILENCE_S
 from clusterctl.cluster.heartbeats import AgentInput
 from clusterctl.config import from_values

@@ -18,7 +18,7 @@ import pytest
 
 from agent.nodes import BUNDLE, NODE, OLDEST, PYTHONS, PipeCluster, Pipes, agent, ask, needs
 from clusterctl.cluster import AgentCall
-from clusterctl.cluster.bundle import boot_program
+from clusterctl.cluster.agent_call import boot_program
 from clusterctl.cluster.cluster import HEARTBEATS
 from clusterctl.cluster.heartbeats import AgentInput
 from clusterctl.common.paths import PACKAGE_ROOT

@@ -21,7 +21,7 @@ from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
 from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
 from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
-from clusterctl.cluster.bundle import PACKAGE, boot_program
+from clusterctl.cluster.agent_call import PACKAGE, boot_program
 from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 from clusterctl.cluster.kept_agents import FILES_EACH, OTHER_FILES, KeptAgents
 from clusterctl.cluster.remote_command import run_command

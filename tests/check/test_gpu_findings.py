@@ -8,8 +8,7 @@ import pytest
 
 from clusterctl.check.findings import WARNS, Finding
 from clusterctl.check.gpus import gpus
-from clusterctl.cluster.answers import check
-from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.answers import GpuReport, check
 from clusterctl.common.schema import SchemaError, reader
 from clusterctl.config import Host, from_values
 from clusterctl.inventory import build

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.config import from_values, load
+from support import forked
 
 WARNING = (
     "KEEP_CONNECTIONS_S no longer has an effect; to keep connections open, use ssh as the carrier, with "
@@ -53,8 +53,7 @@ def test_a_program_is_warned_once(conf: Path) -> None:
 
 
 def disconnect(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clusterctl", *options]
-    return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=180, check=False)
+    return forked.run([sys.executable, "-m", "clusterctl", *options])
 
 
 def test_disconnect_says_that_there_is_nothing_to_close() -> None:

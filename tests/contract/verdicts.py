@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.lead.message_schema import check
-from clusterctl.cluster.answers import ANSWERS, CurvesAnswer, CurvesEnd, FollowEnd, news, read
-from clusterctl.cluster.gpu_answers import FoundDevices, GpuReport
+from clusterctl.cluster.answers import ANSWERS, CurvesAnswer, CurvesEnd, FollowEnd, FoundDevices, GpuReport, news, read
 from clusterctl.common.requests import REQUESTS
 from clusterctl.common.run_spec import RunSpec, RunSummary
 from clusterctl.common.schema import reader

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from support import forked
+
 
 def init(directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clusterctl", "init", *argv]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=180, check=False)
+    return forked.run([sys.executable, "-m", "clusterctl", "init", *argv], cwd=directory)
 
 
 @pytest.mark.parametrize(

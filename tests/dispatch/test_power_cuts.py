@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.node.content import lists_of, read_manifest, stamp_of, write_lists
-from clusterctl.agent.node.power_cuts import find_damage
+from clusterctl.agent.node.content import find_damage, lists_of, read_manifest, stamp_of, write_lists
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.seal import read_seal
 from dispatch.test_delta import Place

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.common.tree import FILE, Entry, content_of
-from clusterctl.dispatch.last_dispatch import LastDispatch
-from clusterctl.dispatch.node_trees import make_trees
+from clusterctl.dispatch.node_trees import LastDispatch, make_trees
 from clusterctl.dispatch.workspace import Workspace
 
 NODES: list[Any] = [SimpleNamespace(id=number, trainer_ranks=(number,)) for number in range(4)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.agent_call import Bundle
 from support.addresses import needs_ipv6
 from support.openssh import openssh_cluster
 from support.site import Result, Site

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import FIRST_LINE
-from clusterctl.cluster.bundle import Bundle, boot_program
+from clusterctl.cluster.agent_call import Bundle, boot_program
 from clusterctl.runtime import load_model
 from e2e.programs import READY, REGRESSION, SLEEP
 from support.addresses import alone

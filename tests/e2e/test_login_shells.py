@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support import forked
 from support.openssh import OpenSshCluster, openssh_cluster
 
 TASKS = """
 from fabric import task
+from support import forked
 
 @task
 def hello(c):
@@ -35,8 +37,7 @@ def run(sshd: OpenSshCluster, tmp_path: Path) -> Run:
     (tmp_path / "tasks.py").write_text(TASKS)
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "clusterctl", "--conf", str(conf), *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        return forked.run([sys.executable, "-m", "clusterctl", "--conf", str(conf), *args], timeout=300)
 
     return run
 

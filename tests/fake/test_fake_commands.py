@@ -16,6 +16,7 @@ from clusterctl import fake
 from clusterctl.cli.fake_down import explained
 from clusterctl.errors import RefusedError
 from fake.test_fake_cluster import kill_servers
+from support import forked
 from support.person import on_terminal, read_until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -27,16 +28,7 @@ def run(directory: Path) -> Run:
     env = {**os.environ, "CLUSTERCTL_CONF": "fake/conf.py", "XDG_CACHE_HOME": str(directory.parent / "cache")}
 
     def call(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "clusterctl", *words],
-            cwd=directory.parent,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        done = forked.run([sys.executable, "-m", "clusterctl", *words], cwd=directory.parent, env=env)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

@@ -47,12 +47,10 @@ MAY_READ_ENVIRONMENT = {
 }
 MAY_NAME_JOBS = {
     "common.paths": "find_jobs finds those that are this account's own",
-    "agent.node.job_choice": "it checks the owner of the newest; the others are those of find_jobs",
     "agent.node.jobs": "find_job checks the owner of the one that it finds",
-    "agent.node.job_processes": "processes of a directory that may be gone",
+    "agent.node.job_processes": "processes of a directory that may be gone; those of other jobs check the owner",
     "agent.node.facts": "the same; it checks the owner",
     "agent.node.pieces": "it checks the owner",
-    "agent.node.other_jobs": "the same; it checks the owner",
     "agent.operations.stop": "the same; it checks the owner",
     "agent.operations.prune": "those of find_jobs, by their paths",
     "agent.dispatch.adopt": "the one that it is told to record, if it is this account's own",
@@ -69,7 +67,7 @@ MAY_NAME_JOBS = {
 MAY_PARSE_JSON = {
     "common.safe_json": "it has the bounds for text of others",
     "export.directory": "what an earlier export wrote into the directory that the user names",
-    "dispatch.last_dispatch": "a cache of this account, which may have more values",
+    "dispatch.node_trees": "a cache of this account, which may have more values",
     "observe.record.points": "a temporary file of this process",
     "runtime.state.files": "its text has the bound of a header, and any depth that a program keeps",
     "fake": "nodes on this machine, of this account",

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from agent.nodes import OLDEST, needs
-from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.agent_call import Bundle
 from house.source import PACKAGE, ROOT, SHIPPED, modules
 
 

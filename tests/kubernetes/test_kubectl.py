@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from clusterctl.schedulers.kubernetes.hosts import carrier
+from clusterctl.schedulers.kubernetes.pods import carrier
 from kubernetes.lab import SUBMISSION, Lab
 from support.processes import is_alive, kill_all, wait_until
 

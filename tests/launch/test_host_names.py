@@ -7,7 +7,7 @@ from typing import Any
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import LaunchPlan, plan
-from clusterctl.launch.host_names import NamedNode, check_host_names, wants_host_names
+from clusterctl.launch.node_checks import NamedNode, check_host_names, wants_host_names
 
 
 def made(**values: Any) -> LaunchPlan:

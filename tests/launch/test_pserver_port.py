@@ -10,7 +10,7 @@ from clusterctl.common.run_spec import RunSpec
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import LaunchPlan, plan
-from clusterctl.launch.pserver_port import NodeWithPorts, choose_pserver_port
+from clusterctl.launch.node_checks import NodeWithPorts, choose_pserver_port
 
 OWN = {"HOSTS": ["10.0.0.0", "10.0.0.1", "10.0.0.2"], "PSERVER_COMMAND": "python ps.py"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.config import Settings, load
 from clusterctl.inventory import build
-from clusterctl.ranks.conf_file import ConfNode, conf_text
+from clusterctl.ranks.control import ConfNode, conf_text
 
 HERE = socket.gethostname()
 REACH = ("/usr/bin/clusterctl-rank", "--reach", "/it's/node-1", "{host}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.observe.record.metrics import metrics
+from clusterctl.observe.record.compare import metrics
 from clusterctl.observe.record.model import RunRecord
 from clusterctl.report import formats
 from clusterctl.report.page import render

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.common.curves import Bucket, Curve
-from clusterctl.observe.record.metrics import metrics
+from clusterctl.observe.record.compare import metrics
 from clusterctl.observe.record.model import Mark, RunRecord, Span, TimedLine
 from clusterctl.report import formats
 from clusterctl.report.axes import step_axis, time_axis, value_axis

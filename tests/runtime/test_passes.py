@@ -13,7 +13,7 @@ import pytest
 from clusterctl.runtime import SGD, connect, constant
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.batches import pass_rng
-from clusterctl.runtime.trainer.metrics import Logbook
+from clusterctl.runtime.trainer.progress import Logbook
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import ThreadCluster, thread_cluster
 

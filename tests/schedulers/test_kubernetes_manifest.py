@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.schedulers.kubernetes.manifest import MAKE_HOME, STAY, ManifestOptions, manifest, name_for, objects
+from clusterctl.schedulers.kubernetes.manifest import (
+    MAKE_HOME,
+    STAY,
+    ManifestOptions,
+    dump,
+    manifest,
+    name_for,
+    objects,
+)
 from clusterctl.schedulers.kubernetes.pods import parse_set
-from clusterctl.schedulers.kubernetes.yaml import dump
 from support.processes import descendants, kill_all, wait_until
 
 PR_SET_CHILD_SUBREAPER = 36

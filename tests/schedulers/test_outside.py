@@ -19,6 +19,7 @@ import pytest
 
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.procfs import identify
+from support import forked
 
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
 TIMES = "2026-11-23T21:38:05|2026-11-23T22:38:05|2:00:00"
@@ -73,16 +74,8 @@ class Played:
         (self.directory / "queue").write_text(f"{queue}\n")
 
     def run(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "clusterctl", *argv],
-            cwd=self.directory,
-            env={**self.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = [sys.executable, "-m", "clusterctl", *argv]
+        return forked.run(command, cwd=self.directory, env={**self.environ, **variables})
 
     def output(self, *argv: str, code: int = 0) -> str:
         done = self.run(*argv)

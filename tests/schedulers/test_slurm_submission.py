@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.schedulers.slurm.mark import look
 from clusterctl.schedulers.slurm.reasons import refused
+from clusterctl.schedulers.slurm.script import look
 from clusterctl.schedulers.slurm.submit import file_system
 
 MOUNTS = """\

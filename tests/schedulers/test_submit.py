@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from support import forked
+
 
 def submit(directory: Path, *argv: str, hosts: str = "slurm()") -> subprocess.CompletedProcess[str]:
     (directory / "conf.py").write_text(f'HOSTS = {hosts}\nSBATCH = ["--partition=gpu"]\n')
     (directory / "work space").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "clusterctl", "submit", "work space", *argv]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    return forked.run(command, cwd=directory)
 
 
 def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
@@ -77,9 +79,7 @@ def test_what_cannot_be_submitted_is_an_error_of_usage(
 def test_a_command_outside_an_allocation_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "conf.py").write_text("HOSTS = slurm()\n")
     command = [sys.executable, "-m", "clusterctl", "status"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/nonexistent"}
-    )
+    done = forked.run(command, cwd=tmp_path, env={"PATH": "/nonexistent"})
     assert done.returncode == 2
     assert "conf.py:1: HOSTS = slurm(), but this is not inside a Slurm job" in " ".join(done.stderr.split())
 
@@ -87,15 +87,8 @@ def test_a_command_outside_an_allocation_says_what_to_do(tmp_path: Path) -> None
 def test_without_slurm_on_this_machine_nothing_is_submitted_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "conf.py").write_text(f"HOSTS = slurm()\nROOT_DIR = '{tmp_path}/root'\n")
     (tmp_path / "workspace").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "clusterctl", "submit"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": "/nonexistent"},
-    )
+    command = [sys.executable, "-m", "clusterctl", "submit"]
+    done = forked.run(command, cwd=tmp_path, env={"PATH": "/nonexistent"})
     assert done.returncode == 2
     assert "Slurm's commands are not installed on this machine" in " ".join(done.stderr.split())
     assert list((tmp_path / "root").glob(".clusterctl/slurm/*")) == []
@@ -163,6 +156,6 @@ def test_a_namespace_of_the_command_line_only_is_to_be_written_into_conf_py(tmp_
 def test_stop_delete_is_for_pods(tmp_path: Path) -> None:
     (tmp_path / "conf.py").write_text('HOSTS = ["h"]\n')
     command = [sys.executable, "-m", "clusterctl", "stop", "--delete"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.run(command, cwd=tmp_path)
     assert done.returncode == 2
     assert "conf.py:1: stop --delete needs pods as hosts" in " ".join(done.stderr.split())

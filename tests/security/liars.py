@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.app import run
-from clusterctl.cluster.bundle import STOP_SHELL
+from clusterctl.cluster.agent_call import STOP_SHELL
 from clusterctl.transport import Transport
 
 JOB = "JOB20261121-081530"

@@ -14,7 +14,7 @@ import zmq
 from agent.wires import LIMIT_S, Follower, Keys, Lead, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import server
-from clusterctl.agent.supervisor.limits import MOST_FILES, allow_open_files
+from clusterctl.agent.supervisor.launcher import MOST_FILES, allow_open_files
 from clusterctl.runtime.wire import sockets
 
 STRANGERS = 300

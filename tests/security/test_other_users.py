@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster.bundle import Bundle
+from clusterctl.cluster.agent_call import Bundle
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.client import connect_shm
 from clusterctl.runtime.shm.server import ShmServer

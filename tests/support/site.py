@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from support import forked
 from support.clusters import make_cluster
 from support.processes import Proc, kill_all, processes_with_environment, wait_until
 
@@ -74,14 +75,13 @@ class Site:
             **self.environment,
             **options.pop("env", {}),
         }
-        return subprocess.Popen(
+        return forked.popen(
             [*options.pop("program", (sys.executable, "-m", "clusterctl")), *args],
             cwd=options.pop("cwd", self.directory),
             env=env,
             stdin=options.pop("stdin", subprocess.DEVNULL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             errors="replace",
             **options,
         )

@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.dispatch.edit import Edit
 from clusterctl.agent.dispatch.in_place import change, changed, journal_of, supersede, was_started
-from clusterctl.agent.dispatch.lengths import check_lengths
 from clusterctl.agent.dispatch.room import RequiredSpace
 from clusterctl.agent.dispatch.staging import Staging
 from clusterctl.agent.node.content import (
@@ -43,7 +43,7 @@ from clusterctl.common.files import delete, digest_of, read_json, sync_directory
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.requests import DispatchRequest
 from clusterctl.common.safe_json import dumps, loads
-from clusterctl.common.tree import FILE, ByteReader, Entry, content_of_json, decode, fold_rows, order
+from clusterctl.common.tree import FILE, ByteReader, Entry, content_of_json, decode, fold_rows, order, shortened
 
 
 def receive(root: Path, request: DispatchRequest, peer: Peer) -> dict[str, Any]:
@@ -368,3 +368,27 @@ def _sweep(incoming: Path, heartbeat: Callable[[], None]) -> None:
     for leftover in incoming.iterdir():
         with suppress(OSError):
             delete(leftover, heartbeat)
+
+
+PATH_BYTES = 4095  # of Linux, without the terminating zero
+CHARACTER_BYTES = 4  # at most
+
+
+def check_lengths(root: Path, entries: Iterable[Entry], above: str) -> None:
+    """Raise AgentError for a path that cannot be created: `above`, below which all are made, counts too."""
+    name_bytes = os.pathconf(root, "PC_NAME_MAX")
+    left = PATH_BYTES - len(os.fsencode(above)) - 1
+    for entry in entries:
+        if len(entry.path) * CHARACTER_BYTES <= min(name_bytes, left):
+            continue
+        path = os.fsencode(entry.path)
+        longest = max(map(len, path.split(b"/")))
+        if longest > name_bytes:
+            problem = f"it has a name of {longest} bytes, and the file system of {root} allows {name_bytes}"
+            hint = "shorten the name, or set ROOT_DIR to another file system"
+        elif len(path) > left:
+            problem = f"it has {len(path)} bytes, and {left} are left below {root}"
+            hint = "shorten the path, or set ROOT_DIR to a shorter one"
+        else:
+            continue
+        raise AgentError(f"the path {shortened(entry.path)!r} is too long: {problem}", hint=hint)

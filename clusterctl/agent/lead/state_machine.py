@@ -14,12 +14,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from clusterctl.agent.lead import messages
-from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder, warning
+from clusterctl.agent.lead.actions import (
+    Action,
+    Finish,
+    Policy,
+    RecordEvent,
+    RunWarnings,
+    SendOrder,
+    run_warning,
+    warning,
+)
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
-from clusterctl.agent.lead.run_warnings import RunWarnings, run_warning
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker

@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple
 
 from clusterctl.common import seal
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import write_all
+from clusterctl.common.files import digest_of, write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.procfs import boot_id
 from clusterctl.common.safe_json import dumps, loads
@@ -247,3 +247,29 @@ def copy_file(source: LocalCopy, size: int, fd: int, heartbeat: Callable[[], Non
             heartbeat()
         if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
             raise AgentError(f"{source.path} changed while it was being copied", hint="dispatch again")
+
+
+def find_damage(job: JobPaths, heartbeat: Callable[[], None]) -> list[str]:
+    """Return the paths of a job whose bytes are not those that were dispatched, though nobody has changed them.
+
+    `heartbeat` is called periodically.
+    """
+    if is_verified(job.meta):
+        return []
+    rows = read_manifest(job.dir)
+    if rows is None:
+        return [f"{META}/manifest"]
+    damaged = [row.entry.path for row in rows if _is_damaged(job.dir / row.entry.path, row, heartbeat)]
+    if not damaged:
+        mark_verified(job.meta)
+    return damaged
+
+
+def _is_damaged(path: Path, row: Row, heartbeat: Callable[[], None]) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    if row.stamp != stamp_of(status):  # somebody changed it
+        return False
+    return status.st_size != row.entry.size or digest_of(path, heartbeat) != row.entry.digest

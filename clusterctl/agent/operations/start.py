@@ -19,14 +19,12 @@ from typing import Any
 from clusterctl.agent.gpus.usage import find_devices
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
+from clusterctl.agent.node.content import find_damage
 from clusterctl.agent.node.facts import quick
-from clusterctl.agent.node.job_choice import choose_job
-from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
-from clusterctl.agent.node.jobs import find_job, is_free, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.job_processes import MOST_NAMED, of_job, other_jobs
+from clusterctl.agent.node.jobs import choose_job, find_job, is_free, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
-from clusterctl.agent.node.other_jobs import other_jobs
 from clusterctl.agent.node.ports import find_taken, take_as_a_job
-from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import ProbeTarget, answering, try_all
 from clusterctl.agent.node.runs import need_spec
 from clusterctl.agent.operations.takeover import await_earlier_run

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.gpus.of_run import add_gpus
-from clusterctl.agent.node.job_choice import choose_job
-from clusterctl.agent.node.jobs import LIVE
+from clusterctl.agent.gpus.usage import add_gpus
+from clusterctl.agent.node.jobs import LIVE, choose_job
 from clusterctl.agent.node.runs import describe_dispatched, describe_run, find_run, list_jobs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.requests import JobsRequest, StatusRequest

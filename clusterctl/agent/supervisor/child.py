@@ -16,12 +16,36 @@ from typing import Any, Callable
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.messages import LastLines, ProcessName
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
-from clusterctl.agent.supervisor.cpu_meter import CpuMeter
 from clusterctl.common.events import UsageEvent
 from clusterctl.common.paths import expand_program, log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.common.run_spec import ProcessSpec
 from clusterctl.common.safe_json import parse_event
+
+
+class CpuMeter:
+    """The average use of the CPU over periods of at least `period_s`. `cores`, of the last period, is None before."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._began: tuple[float, float] | None = None  # time, and CPU seconds used until then
+        self.cores: float | None = None
+
+    def read(self, used_s: float, now: float) -> bool:
+        """Take the CPU seconds used since the start of the process. Return True if a period ends; the first begins one.
+
+        `now` is monotonic.
+        """
+        if self._began is None:
+            self._began = (now, used_s)
+            return False
+        began, before_s = self._began
+        if now - began < self._period_s:
+            return False
+        self.cores = (used_s - before_s) / (now - began)
+        self._began = (now, used_s)
+        return True
+
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -18,13 +19,32 @@ from clusterctl.agent.supervisor.exits import (
     found_port_taken,
 )
 from clusterctl.agent.supervisor.launcher import Launcher
-from clusterctl.agent.supervisor.metrics import add_values
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Exit
 from clusterctl.common.manifest import check_receipt, check_state_receipt
 from clusterctl.common.safe_json import is_whole
 from clusterctl.common.schema import typed
+
+MOST_METRICS = 200  # of a process; each is in every state that the supervisor writes
+MOST_NAME = 200  # characters
+Metrics = dict[str, "list[float | None]"]  # [last, lowest, highest]: the last may be NaN or infinite, the others not
+
+
+def add_values(metrics: Metrics, values: Mapping[str, float]) -> None:
+    """Add the numbers that a process logged. Integers beyond the range of floats are left out."""
+    for name, value in values.items():
+        if len(name) > MOST_NAME or (name not in metrics and len(metrics) >= MOST_METRICS):
+            continue
+        try:
+            last = float(value)
+        except OverflowError:
+            continue
+        _, low, high = metrics.get(name, (None, None, None))
+        if math.isfinite(last):
+            low, high = last if low is None else min(low, last), last if high is None else max(high, last)
+        metrics[name] = [last, low, high]
+
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
 BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Callable
 
 from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import TIMED_OUT, system_error
-from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.engines import ENGINES, Endpoints, ports_of
 from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.process_environment import LaunchFacts, environment, inherited
+from clusterctl.common.run_spec import Limits
 
 RUNNING_AFTER_S = 1.0  # a program that never sends a message counts as running after this time
 READY_LIMIT_S = 60.0
@@ -143,3 +146,51 @@ class Launcher:
         if child.state == "starting" and child.exit_code in (None, 0):
             child.state = "running"
             self._context.send({"do": "running", **process_of(child)})
+
+
+MEGABYTE = 1_000_000
+MOST_FILES = 65_536  # some programs try every descriptor up to the limit
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files to what this account may have, within reason, for this process and its children.
+
+    The usual 1,024 are too few for a lead of a thousand nodes, to which strangers may connect, too.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _at_most(resource.RLIMIT_NOFILE, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limiter(limits: Limits) -> Callable[[], None] | None:
+    """The function that sets these limits in a new process between fork and exec; None if there are none.
+
+    Raises OSError for more open files than this node allows.
+    """
+    wanted = dict(_wanted(limits))
+    if not wanted:
+        return None
+
+    def limit() -> None:
+        for kind, number in wanted.items():
+            resource.setrlimit(kind, (number, number))
+
+    return limit
+
+
+def _wanted(limits: Limits) -> Iterator[tuple[int, int]]:
+    memory, files = limits.memory_limit_mb, limits.open_files
+    if memory is not None:
+        yield resource.RLIMIT_AS, _at_most(resource.RLIMIT_AS, memory * MEGABYTE)
+    if files is not None:
+        most = _at_most(resource.RLIMIT_NOFILE, files)
+        if most < files:
+            words = f"OPEN_FILES = {files} is more than this node allows, {most} (ulimit -Hn)"
+            raise OSError(errno.EPERM, words)
+        yield resource.RLIMIT_NOFILE, files
+
+
+def _at_most(kind: int, number: int) -> int:
+    hard = resource.getrlimit(kind)[1]
+    return number if hard == resource.RLIM_INFINITY else min(number, hard)

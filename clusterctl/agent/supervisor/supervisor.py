@@ -40,14 +40,11 @@ from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.child_messages import ChildMessages
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
 from clusterctl.agent.supervisor.exits import TIMED_OUT, ExitClassifier, signal_from_outside, system_error
-from clusterctl.agent.supervisor.launcher import Launcher
-from clusterctl.agent.supervisor.limits import allow_open_files
-from clusterctl.agent.supervisor.lock_watch import LockWatch
+from clusterctl.agent.supervisor.launcher import Launcher, allow_open_files
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
-from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
-from clusterctl.agent.supervisor.watchdog import Watchdog
+from clusterctl.agent.supervisor.watchdog import LockWatch, Watchdog
 from clusterctl.common.events import EndCause, FailureFacts, LostEvent
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -405,3 +402,55 @@ def main(argv: list[str]) -> None:
             json.dump({"error": str(exc), "kind": kind_of(exc)}, report)
             report.close()
         raise
+
+
+POLL_S = 0.05
+
+
+class Restart:
+    """The restart of `old`, whose next attempts are `attempts`, by name, after at least `in_s`.
+
+    A later order for one of them, `is_overtaken`, or the end of the run cancels it silently.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        orphans: OrphanCleaner,
+        old: Sequence[Child],
+        attempts: Mapping[str, int],
+        in_s: float,
+        is_overtaken: Callable[[], bool],
+    ) -> None:
+        self._context = context
+        self._orphans = orphans
+        self._old = old
+        self._attempts = attempts
+        self._not_before = context.loop.now() + in_s
+        self._is_overtaken = is_overtaken
+        for child in old:
+            child.next_attempt, child.state = attempts[child.name], "restarting"
+
+    def begin(self, put: Callable[[Sequence[Child]], None]) -> None:
+        """Call `put(old)` when the old processes, which are being ended, and their leftovers are gone."""
+        if self._is_over():
+            return
+        if any(child.alive for child in self._old):
+            self._context.loop.after(POLL_S, lambda: self.begin(put))
+        else:
+            self._orphans.clear(lambda: self._wait(put), self._old)
+
+    def _wait(self, put: Callable[[Sequence[Child]], None]) -> None:
+        rest_s = self._not_before - self._context.loop.now()
+        if self._is_over():
+            return
+        if rest_s > 0:
+            self._context.loop.after(rest_s, lambda: self._wait(put))
+            return
+        for child in self._old:
+            child.close()
+        put(self._old)
+
+    def _is_over(self) -> bool:
+        later = any(child.next_attempt > self._attempts[child.name] for child in self._old)
+        return later or self._context.is_over() or self._is_overtaken()

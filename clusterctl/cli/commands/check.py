@@ -12,7 +12,7 @@ from clusterctl.check import Finding, Report
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
-from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.answers import GpuReport
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import fold
 

@@ -12,8 +12,8 @@ from clusterctl.cli.screen.screen import Screen
 from clusterctl.cluster import Cluster
 from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.curves import shifted
+from clusterctl.observe.record.history import NodeCurves, read_curves
 from clusterctl.observe.record.live import LiveRecord
-from clusterctl.observe.record.reading import NodeCurves, read_curves
 from clusterctl.observe.record.status import JobStatus
 
 BUCKETS = 200

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from clusterctl.cluster import Cluster, NodeOutcome
+from clusterctl.cluster import Cluster, NodeOutcome, answers
+from clusterctl.cluster.answers import CurvesEnd
 from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
 from clusterctl.common.run_spec import RunSpec
@@ -15,7 +16,7 @@ from clusterctl.common.run_state import Key
 from clusterctl.common.schema import SchemaError
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.observe.logs import read_logs
+from clusterctl.observe.follow import read_logs
 from clusterctl.observe.record.curves import shifted, split_undone
 from clusterctl.observe.record.model import (
     CauseRecord,
@@ -25,13 +26,87 @@ from clusterctl.observe.record.model import (
     Span,
     TimedLine,
 )
-from clusterctl.observe.record.reading import read_curves
 from clusterctl.observe.record.secrets import Redactor
-from clusterctl.observe.record.settings import settings_of
 from clusterctl.observe.record.status import UNKNOWN
 from clusterctl.observe.record.timeline import marks, rollbacks, spans
 from clusterctl.observe.why.clocks import in_order
 from clusterctl.observe.why.report import WhyReport, advice, headline, why
+
+CURVES_S = 120.0
+MOST_BYTES = 32 << 20  # of the curves of one node
+
+
+class NodeCurves(NamedTuple):
+    """The curves of one node's processes, by its own clock; `at` is the offset after the events that they are from.
+
+    `offset_s` is our clock minus the node's; the time that its answer took is not subtracted.
+    """
+
+    curves: list[Curve]
+    at: int
+    offset_s: float
+
+
+def read_curves(cluster: Cluster, node: Node, job: str, run: str | None, buckets: int) -> NodeCurves:
+    """Return the curves, each with at most `buckets` buckets."""
+    curves: list[Curve] = []
+    with cluster.call(node, {"op": "curves", "ref": job, "run": run, "buckets": buckets}, answer_s=CURVES_S) as call:
+        call.limit(MOST_BYTES)
+        while "done" not in (message := call.receive(CURVES_S)):
+            curves += answers.curves(message)
+    end: CurvesEnd = answers.read(CurvesEnd, message["done"], "curves")
+    return NodeCurves(curves, end["at"], time.time() - end["now"])
+
+
+def settings_of(spec: RunSpec) -> dict[str, str]:
+    """Return the settings that the spec of a run has, as text, in the order of conf.py's reference.
+
+    Settings that only the control machine uses are not among them, unless they were given with `--set`.
+    """
+    known = {name: _text(value) for name, value in _values(spec) if value is not None}
+    return {**known, **(spec.settings or {})}
+
+
+def _values(spec: RunSpec) -> Iterator[tuple[str, Any]]:
+    training, saving, failures = spec.training, spec.saving, spec.failures
+    yield "ENGINE", training.engine
+    yield "MODE", training.mode if training.engine == "clusterctl" else None
+    yield "SEED", training.seed
+    yield "PSERVERS", training.pservers
+    yield "TRAINERS", training.trainers
+    yield "TRAINER_THREADS", training.trainer_threads
+    yield "WIRE", training.wire
+    yield "KEY_CACHE", training.key_cache
+    yield "PS_SECURITY", training.security
+    yield "USE_GPU", spec.use_gpu
+    yield "LD_LIBRARY_PATH", spec.ld_library_path
+    yield "PORT", spec.ports.port
+    yield "PORTS_NUM", spec.ports.ports_num
+    yield "PORTS_NUM_FOR_SPARSE", spec.ports.ports_num_for_sparse
+    yield "HEARTBEAT_S", spec.timing.heartbeat_s
+    yield "NODE_GRACE_S", spec.timing.node_grace_s
+    yield "GRACE_S", spec.timing.grace_s
+    yield "RESTARTS", dict(failures.restarts) or None
+    yield "ON_TRAINER_LOSS", failures.on_trainer_loss
+    yield "ON_STALL", failures.on_stall
+    yield "STALL_S", failures.stall_s
+    yield "ON_NAN", failures.on_nan
+    yield "TIME_LIMIT_S", failures.time_limit_s
+    yield "SAVE_EVERY", saving.save_every if saving.checkpoints else None
+    yield "SAVE_MODEL_EVERY", saving.save_model_every
+    yield "KEEP", saving.keep
+    yield "KEEP_MODELS", saving.keep_models
+    yield "KEEP_BEST", f"{saving.keep_best.direction} {saving.keep_best.name}" if saving.keep_best else None
+    yield "MODEL_ON_LEAD_MB", saving.model_on_lead_mb
+    yield "MEMORY_LIMIT_MB", spec.limits.memory_limit_mb
+    yield "OPEN_FILES", spec.limits.open_files
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return str(value)
+
 
 BUCKETS = 400
 TAIL_LINES = 20

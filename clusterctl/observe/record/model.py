@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
-from clusterctl.cluster.answers import Resumed
-from clusterctl.cluster.gpu_answers import Devices
+from clusterctl.cluster.answers import Devices, Resumed
 from clusterctl.common.curves import Curve
 from clusterctl.common.events import RunWarning
 from clusterctl.common.points import Rollback

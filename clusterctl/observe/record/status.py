@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, raise_failures
-from clusterctl.cluster.answers import StatusAnswer, StatusFacts
-from clusterctl.cluster.gpu_answers import GpuReport
+from clusterctl.cluster.answers import GpuReport, StatusAnswer, StatusFacts
 from clusterctl.cluster.run_answers import STATES, DroppedCutAnswer
 from clusterctl.common.events import RunWarning
 from clusterctl.common.requests import StatusRequest

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from clusterctl.observe.why import missing_modules
+from clusterctl.observe.why import errno_and_signals as missing_modules
 from clusterctl.observe.why.clocks import in_order, wrong_clock
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.incidents import incidents

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.modes import CHECKPOINT, WINDOWS
 from clusterctl.runtime.pserver.lane_cut import LaneCut, Moment
 from clusterctl.runtime.pserver.lane_state import CopiedCut, DueCut, HeldCut, LaneState, Output
 from clusterctl.runtime.pserver.requests import Push

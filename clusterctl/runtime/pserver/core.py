@@ -15,13 +15,12 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.cuts import CHECKPOINT
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
+from clusterctl.runtime.modes import CHECKPOINT
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.declarations import DeclarationPoint, Declared
 from clusterctl.runtime.pserver.lane_state import CopiedCut, LaneState, Output, Reply, Unset
-from clusterctl.runtime.pserver.reading import ReadJob
-from clusterctl.runtime.pserver.requests import assigned_values
+from clusterctl.runtime.pserver.requests import ReadJob, assigned_values
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import TrainerState

@@ -10,11 +10,10 @@ import numpy as np
 
 from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.checkpoint.buffers import Buffers
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.cuts import CutSchedule
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.modes import EACH_PASS
-from clusterctl.runtime.pserver.buffers import BufferBook
+from clusterctl.runtime.modes import EACH_PASS, CutSchedule
 from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.declarations import Declarations
 from clusterctl.runtime.pserver.requests import RequestValidator
@@ -26,6 +25,29 @@ from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import KeyCache
+
+
+class BufferBook:
+    """Buffers by the step that they are of: the newest, and those before, which a save that is due may need."""
+
+    def __init__(self) -> None:
+        self._by_step: dict[int, Buffers] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_step)
+
+    def take(self, message: wire.Message) -> Buffers:
+        """Take buffers from a trainer, and return them. Raises ModelError if they are malformed."""
+        data = b"".join(part.array.tobytes() for part in message.parts if part.kind == wire.BYTES)
+        newest = Buffers(data, f"the buffers of trainer {message.rank}")
+        older = [step for step in self._by_step if step < message.step]
+        self._by_step = {step: self._by_step[step] for step in older[-1:]}
+        self._by_step[message.step] = newest
+        return newest
+
+    def at(self, step: int) -> Buffers | None:
+        """Return the newest buffers that are not of a later step, or None."""
+        return self._by_step.get(max((known for known in self._by_step if known <= step), default=-1))
 
 
 class Reply(NamedTuple):

@@ -26,8 +26,7 @@ from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.wire import messages as wire
-from clusterctl.runtime.wire.auth import rank_of
-from clusterctl.runtime.wire.sockets import CAN_RECEIVE, descriptor_of, events_of, receive_frames, send_frames
+from clusterctl.runtime.wire.sockets import CAN_RECEIVE, descriptor_of, events_of, rank_of, receive_frames, send_frames
 
 _WAKE = b""
 #: Saves that may wait for the one being written before lanes wait too; the lead sees to it that cuts are few.

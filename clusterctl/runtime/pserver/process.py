@@ -37,8 +37,7 @@ from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
 from clusterctl.runtime.table.sharding import layout_of
-from clusterctl.runtime.wire.auth import CurveAuthenticator
-from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
+from clusterctl.runtime.wire.sockets import CurveAuthenticator, bind_first_free, open_context, open_router
 
 _AGAIN_S = 1.1  # after a report of a wait: lanes may be quiet once it is over
 

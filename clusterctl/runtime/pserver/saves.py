@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.common.manifest import checkpoint_tag, pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save, newest_cursors
-from clusterctl.runtime.cuts import CHECKPOINT, MODEL
-from clusterctl.runtime.modes import check_tag
+from clusterctl.runtime.modes import CHECKPOINT, MODEL, check_tag
 from clusterctl.runtime.pserver.lane_state import LaneState
 from clusterctl.runtime.pserver.trainers import TrainerStates
 from clusterctl.runtime.wire import messages as wire

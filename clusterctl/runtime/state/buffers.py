@@ -9,7 +9,7 @@ from typing import Callable, Protocol
 from clusterctl.common.modes import Mode
 from clusterctl.runtime.checkpoint.buffers import pack
 from clusterctl.runtime.checkpoint.safetensors import TensorEntry
-from clusterctl.runtime.cuts import MODEL, CutSchedule
+from clusterctl.runtime.modes import MODEL, CutSchedule
 
 _EVERY_S = 1.0
 

@@ -24,7 +24,7 @@ from clusterctl.runtime.checkpoint.model import checksum
 from clusterctl.runtime.checkpoint.remote import open_saved_state, run_peers
 from clusterctl.runtime.checkpoint.safetensors import TensorEntry, TensorFile, write_tensors
 from clusterctl.runtime.environment import Environment
-from clusterctl.runtime.errors import ModelError
+from clusterctl.runtime.errors import ModelError, UseError
 
 FORMAT = "clusterctl-state/1"
 _KEPT = 2  # one would do: a file is replaced only when its successor is whole
@@ -206,3 +206,42 @@ def entry_of(name: str, dtype: str, array: Array) -> TensorEntry:
 
 def _same(array: Array) -> Array:
     return array
+
+
+class AssignedValues:
+    """`assigned` are the tables by name that have such values, `tables` all that may."""
+
+    name = "_assigned"
+
+    def __init__(self, assigned: dict[str, Any], tables: Mapping[str, Any]) -> None:
+        self._assigned = assigned
+        self._tables = tables
+
+    def take(self) -> StateContent | None:
+        if not self._assigned:
+            return None
+        entries = [entry_of(f"{self.name}/{name}", "F32", table.value) for name, table in self._assigned.items()]
+        return StateContent({self.name: [*self._assigned]}, entries)
+
+    def load(self, saved: Loadable) -> None:
+        for name in saved.tree[self.name]:
+            table = self._tables.get(name)
+            if table is None:
+                raise UseError(
+                    f"the trainer's state has a value that was assigned to table {name!r}, not declared yet",
+                    remedy="declare the tables of ps.assign before the loop",
+                )
+            table.value[...] = saved.tensor(f"{self.name}/{name}")[1].reshape(table.value.shape)
+            self._assigned[name] = table
+
+
+class Marker:
+    """Makes a program keep a state: it may assign values in its loop."""
+
+    name = "_assigns"
+
+    def take(self) -> StateContent:
+        return StateContent({self.name: True}, [])
+
+    def load(self, saved: Loadable) -> None:
+        pass

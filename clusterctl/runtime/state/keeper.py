@@ -18,10 +18,9 @@ from typing import Any, Callable, Protocol
 
 from clusterctl.common.manifest import checkpoint_tag
 from clusterctl.common.modes import Mode
-from clusterctl.runtime.cuts import CHECKPOINT, CutSchedule
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError, ProcessError, UseError
-from clusterctl.runtime.modes import EACH_PASS
+from clusterctl.runtime.modes import CHECKPOINT, EACH_PASS, CutSchedule
 from clusterctl.runtime.state.files import CopiedState, Loadable, SavedState, StateContent, StateFiles, TrainerPosition
 from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 

@@ -17,7 +17,7 @@ from typing import Callable
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.store.slices import completed, copied
+from clusterctl.runtime.store.growable import completed, copied
 from clusterctl.runtime.table.initializers import stream_key
 from clusterctl.runtime.table.quantization import Bytes
 from clusterctl.runtime.table.rules import Rule

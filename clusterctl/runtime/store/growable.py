@@ -8,11 +8,34 @@ array is copied.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Array
+
+T = TypeVar("T")
+#: One or two milliseconds of copying.
+SLICE_BYTES = 4 * 2**20
+
+
+def copied(source: Array, copy: Array) -> Iterator[None]:
+    """Copy an array, a slice with each step."""
+    count = max(1, SLICE_BYTES * len(source) // max(1, source.nbytes))
+    for start in range(0, len(source), count):
+        copy[start : start + count] = source[start : start + count]
+        yield
+
+
+def completed(copying: tuple[T, Iterator[None]]) -> T:
+    """Return a copy that is being made once it is complete."""
+    copy, slices = copying
+    for _ in slices:
+        pass
+    return copy
+
 
 _LEAST_BYTES = 64 * 1024
 #: A mapping of this size or more asks for huge pages, as numpy does for its own arrays.

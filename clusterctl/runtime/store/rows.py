@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Array, Ids
-from clusterctl.runtime.store.growable import GrowableArray
+from clusterctl.runtime.store.growable import GrowableArray, copied
 from clusterctl.runtime.store.index import MAX_POSITIONS, Index
-from clusterctl.runtime.store.slices import copied
 from clusterctl.runtime.table.spec import Column
 
 _DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "I64": np.int64}

@@ -10,9 +10,9 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Array, Floats, Ids, scatter
 from clusterctl.runtime.store.eviction import RetentionEnforcer, columns_of, counts_of
+from clusterctl.runtime.store.growable import completed
 from clusterctl.runtime.store.index import make_index
 from clusterctl.runtime.store.rows import Rows, RowStore
-from clusterctl.runtime.store.slices import completed
 from clusterctl.runtime.table.initializers import stream_key
 from clusterctl.runtime.table.spec import Column, TableSpec
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from clusterctl.runtime.checkpoint.origin import origin_of
 from clusterctl.runtime.environment import Environment
-from clusterctl.runtime.state.assigned import AssignedValues
+from clusterctl.runtime.state.files import AssignedValues
 from clusterctl.runtime.state.keeper import StateKeeper
 from clusterctl.runtime.state.loops import Loops
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
@@ -20,14 +20,33 @@ from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip
 from clusterctl.runtime.trainer.geo import make_parameters
 from clusterctl.runtime.trainer.guard import Guard
-from clusterctl.runtime.trainer.handles import Dense
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdsOf
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Handle
 from clusterctl.runtime.trainer.parallel import PartPool
-from clusterctl.runtime.trainer.prefetch import Prefetcher
+from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import ProgressReporter
 from clusterctl.runtime.wire import messages as wire
+
+
+class Prefetcher:
+    """Requests the rows of each batch once, for the embeddings that `ids_of` names."""
+
+    def __init__(self, parameters: Parameters, mode: str) -> None:
+        self.ids_of: IdsOf = {}
+        self._parameters = parameters
+        self._is_sync = mode == "sync"
+        self._requested: dict[Embedding, tuple[int, int]] = {}
+
+    def request(self, context: StepContext) -> None:
+        """Request the rows of the batches ahead that were not requested yet."""
+        batches = context.ahead[:1] if self._is_sync else context.ahead
+        for handle, ids_of in self.ids_of.items():
+            for number, batch in enumerate(batches, context.batch + 1):
+                if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
+                    self._requested[handle] = (context.pass_, number)
+                    self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
 
 
 class JoinedSession:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
-from clusterctl.runtime.state.assigned import Marker
+from clusterctl.runtime.state.files import Marker
 from clusterctl.runtime.state.loops import Batches, Site
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention

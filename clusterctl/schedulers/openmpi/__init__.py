@@ -1,4 +1,4 @@
 """The hosts of an Open MPI hostfile.
 
-May import `config` and `errors`. Start reading at `hosts.py`.
+May import `config` and `errors`. Start reading at `hostfile.py`.
 """

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from clusterctl.config import Host, Settings
 from clusterctl.config.endpoint import Endpoint, parse_endpoint
+from clusterctl.config.host_sources import OpenMpiHosts
+from clusterctl.config.hosts import read_hosts
+from clusterctl.errors import ConfigError
 
 # As in the lexer of Open MPI 4.1; `port` is that of version 5.
 SPELLINGS: Mapping[str, str] = {
@@ -129,3 +134,40 @@ def _port(given: Mapping[str, str]) -> int | None:
     if not 1 <= port <= 65535:
         raise ValueError("port must be 1 to 65535")
     return port
+
+
+def with_hosts(settings: Settings, source: OpenMpiHosts, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with the hosts of the file, in its order.
+
+    If conf.py sets TRAINERS_PER_NODE, that counts, not the slots. Raises ConfigError with the file and the line.
+    """
+    path = _place(settings, str(source.file), environ)
+    try:
+        lines = parse(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        hint = "a relative path starts at the directory of conf.py"
+        raise ConfigError(f"{settings.place('HOSTS')}{path}: {exc.strerror}", hint=hint) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{settings.place('HOSTS')}{path}: not a text file") from exc
+    except HostfileError as exc:
+        raise ConfigError(f"{path}:{exc.line}: {exc}", hint=exc.hint) from exc
+    if not lines:
+        raise ConfigError(f"{path}: names no hosts", hint="write one on each line, such as node1 slots=4")
+    counts = "TRAINERS_PER_NODE" not in {*settings.lines, *settings.chosen}
+    entries = [Host(one.endpoint, trainers=one.slots if counts else None) for one in lines]
+    hosts, problems = read_hosts(entries, settings.root_dir, settings.via)
+    if problems:
+        raise ConfigError("\n".join(_located(path, lines, *problem) for problem in problems))
+    return replace(settings, hosts=hosts)
+
+
+def _place(settings: Settings, file: str, environ: Mapping[str, str]) -> Path:
+    """Return the path of the hostfile; a relative one starts at the directory of conf.py."""
+    base = settings.source.absolute().parent if settings.source else Path.cwd()
+    if file.startswith("~/") and environ.get("HOME"):
+        return Path(environ["HOME"], file[2:])
+    return base / file
+
+
+def _located(path: Path, lines: list[HostLine], index: int | None, message: str) -> str:
+    return f"{path}: {message}" if index is None else f"{path}:{lines[index].line}: {message}"

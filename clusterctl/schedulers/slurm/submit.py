@@ -15,9 +15,8 @@ from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError, UsageError
 from clusterctl.schedulers.slurm.commands import Slurm
-from clusterctl.schedulers.slurm.mark import PLANNED, look
 from clusterctl.schedulers.slurm.records import SHARED, Records
-from clusterctl.schedulers.slurm.script import RUN_PREFIX, SAVE_S, ScriptOptions, script
+from clusterctl.schedulers.slurm.script import PLANNED, RUN_PREFIX, SAVE_S, ScriptOptions, look, script
 
 IN_MEMORY = ("devtmpfs", "ramfs", "tmpfs")
 MOUNTS = Path("/proc/self/mounts")

@@ -20,10 +20,9 @@ from clusterctl.schedulers.scheduled import ENDED, QUEUED, RUNNING, JobWatch, No
 from clusterctl.schedulers.slurm.commands import Slurm, UnknownSlurmJob
 from clusterctl.schedulers.slurm.hosts import INSIDE, outside, root_of_nodes, with_hosts, with_nodes
 from clusterctl.schedulers.slurm.jobs import ENDING, SlurmJob
-from clusterctl.schedulers.slurm.mark import BLIND
 from clusterctl.schedulers.slurm.reasons import EndReason, ending, ending_in, waiting_for
 from clusterctl.schedulers.slurm.records import SHARED, Records, SubmissionRecord
-from clusterctl.schedulers.slurm.script import RUN_PREFIX
+from clusterctl.schedulers.slurm.script import BLIND, RUN_PREFIX
 
 NAME = "Slurm"
 JOB_ID = re.compile(rf"(?:{RUN_PREFIX})?([0-9]{{1,10}}(?:_[0-9]{{1,10}})?)")

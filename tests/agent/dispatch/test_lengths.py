@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.dispatch.lengths import check_lengths
+from clusterctl.agent.dispatch.receive import check_lengths
 from clusterctl.common.errors import AgentError
 from clusterctl.common.tree import DIRECTORY, Entry
 

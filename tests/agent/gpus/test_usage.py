@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from agent.specs import make_spec
-from clusterctl.agent.gpus.of_run import add_gpus
-from clusterctl.agent.gpus.usage import choose, find_devices, report
+from clusterctl.agent.gpus.usage import add_gpus, choose, find_devices, report
 from clusterctl.agent.operations.start import _renew
-from clusterctl.cluster.gpu_answers import FoundDevices, GpuReport
+from clusterctl.cluster.answers import FoundDevices, GpuReport
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.run_spec import RunSpec, RunSummary

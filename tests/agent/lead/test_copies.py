@@ -6,7 +6,7 @@ from typing import Any
 
 from clusterctl.agent.lead.saving.copies import END_LIMIT_S, LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
 from clusterctl.agent.lead.saving.messages import WrittenReport
-from clusterctl.launch.copies import copy_plan
+from clusterctl.launch.plan import copy_plan
 
 RING = {1: (0,), 2: (1,), 0: (2,)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.plays import Play
-from clusterctl.agent.lead.learning import find_doubts
+from clusterctl.agent.lead.saving.saves import find_doubts
 
 
 def left(pushed: bool | None = True, losses: tuple[int, int] = (5, 5)) -> Any:

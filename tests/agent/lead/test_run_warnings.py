@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agent.plays import Play
+from clusterctl.agent.lead.actions import MOST_CHARACTERS, MOST_WARNINGS
 from clusterctl.agent.lead.message_schema import check
-from clusterctl.agent.lead.run_warnings import MOST_CHARACTERS, MOST_WARNINGS
 
 PUSHED = {"pushed": True, "losses": []}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.specs import spec_json
-from clusterctl.agent.node.job_choice import MOST_ENDED, choose_job
+from clusterctl.agent.node.jobs import MOST_ENDED, choose_job
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.cluster import SeveralRunningError
 from clusterctl.cluster import choose_job as choose_among

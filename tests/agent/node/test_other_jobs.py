@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.node import other_jobs
+from clusterctl.agent.node import job_processes as other_jobs
 from clusterctl.common.port_claims import claim, claimed_ports
 
 

@@ -15,7 +15,7 @@ from agent.nodes import agent, ask, asked
 from clusterctl.agent.node.locks import DispatchLock, Holder, holder_of
 from clusterctl.agent.node.runs import list_jobs
 from clusterctl.agent.operations.prune import disk_bytes, find_content
-from clusterctl.cluster.bundle import boot_program
+from clusterctl.cluster.agent_call import boot_program
 from clusterctl.common.files import delete, write_json
 from clusterctl.common.paths import META, JobPaths
 from clusterctl.common.requirements import RUNTIME_BEFORE, effective

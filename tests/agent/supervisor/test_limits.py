@@ -15,7 +15,7 @@ import pytest
 
 from agent.specs import make_context
 from clusterctl.agent.supervisor.exits import ExitClassifier, OomKills, Shortage, shortage
-from clusterctl.agent.supervisor.limits import limiter
+from clusterctl.agent.supervisor.launcher import limiter
 from clusterctl.common.run_spec import Limits
 
 GROUPS = Path("/sys/fs/cgroup")

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.supervisor.exits import signal_from_outside
-from clusterctl.agent.supervisor.lock_watch import LockWatch
+from clusterctl.agent.supervisor.watchdog import LockWatch
 from clusterctl.common.paths import JobPaths
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from clusterctl.agent.supervisor.metrics import MOST_METRICS, MOST_NAME, Metrics, add_values
+from clusterctl.agent.supervisor.child_messages import MOST_METRICS, MOST_NAME, Metrics, add_values
 
 
 def test_the_last_the_lowest_and_the_highest_value_of_each_metric_are_kept() -> None:

@@ -18,7 +18,7 @@ from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import CopiedCut, Output
 from clusterctl.runtime.pserver.lanes import Lane
-from clusterctl.runtime.store import slices
+from clusterctl.runtime.store import growable as slices
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.table.initializers import zeros

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.common.modes import Mode
 from clusterctl.runtime import SGD
-from clusterctl.runtime.cuts import CHECKPOINT, MODEL
+from clusterctl.runtime.modes import CHECKPOINT, MODEL
 from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_cut import Moment

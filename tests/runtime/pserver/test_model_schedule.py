@@ -15,8 +15,8 @@ from clusterctl.common.manifest import is_scheduled_tag, pass_of, step_tag
 from clusterctl.common.modes import Mode, SaveInterval
 from clusterctl.runtime import SGD, load_model
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.cuts import CHECKPOINT, MODEL, CutSchedule
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.modes import CHECKPOINT, MODEL, CutSchedule
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.table.initializers import zeros

@@ -19,10 +19,44 @@ from clusterctl.agent.lead.messages import RecoveryPoint
 from clusterctl.agent.lead.saving.copies import CopyTracker
 from clusterctl.agent.lead.saving.cuts import CHECKPOINT, cut_dropped, names_of
 from clusterctl.agent.lead.saving.messages import DropModelsOrder, KeepOrder, KeptReport, LoggedReport, SavedReport
-from clusterctl.agent.lead.saving.pending import PendingSave
 from clusterctl.common import events
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
 from clusterctl.common.run_spec import KeepBest
+
+
+class PendingSave:
+    """The receipts of a save: of all pservers, and of the trainers whose state belongs to it."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, SavedReport] = {}
+        self._states: dict[int, SavedReport] = {}
+        self._awaited: set[int] = set()
+
+    def add(self, receipt: SavedReport) -> None:
+        """Add a receipt. Pservers say which states belong to the save; one that was restarted may miss some."""
+        if receipt.get("role") == "trainer":
+            self._states[receipt["rank"]] = receipt
+        else:
+            self._pieces[receipt["rank"]] = receipt
+            self._awaited.update(receipt.get("states", ()))
+
+    def has_pieces(self, pservers: int) -> bool:
+        return len(self._pieces) >= pservers
+
+    @property
+    def missing(self) -> list[int]:
+        """The trainers that have not written their state, by rank."""
+        return sorted(self._awaited - self._states.keys())
+
+    @property
+    def pieces(self) -> list[SavedReport]:
+        return [self._pieces[rank] for rank in sorted(self._pieces)]
+
+    @property
+    def states(self) -> list[SavedReport]:
+        """The states that belong to the save, by trainer."""
+        return [self._states[rank] for rank in sorted(self._awaited)]
+
 
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Optional
 
-from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder, warning
-from clusterctl.agent.lead.run_warnings import run_warning
+from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder, run_warning, warning
 from clusterctl.agent.lead.saving.messages import CopiedReport, CopySaveOrder, MergeModelOrder, WrittenReport
 from clusterctl.common import events
 from clusterctl.common.errors import first_of

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from clusterctl.agent.lead.actions import Action, WriteManifest
-from clusterctl.agent.lead.learning import find_doubts
 from clusterctl.agent.lead.messages import ExitReport, RecoveryPoint, Report
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
@@ -13,6 +12,7 @@ from clusterctl.agent.lead.saving.copies import CopyPolicy, CopyTracker
 from clusterctl.agent.lead.saving.cuts import CutCoordinator
 from clusterctl.agent.lead.saving.messages import CutReport
 from clusterctl.agent.lead.saving.requests import TRAINING, SaveRequests
+from clusterctl.common.errors import first_of
 from clusterctl.common.events import RunWarning
 
 SAVE_REPORTS = ("saved", "kept", "logged", "written", "copied", "cut", "save_wanted")
@@ -103,3 +103,28 @@ class SaveTracker:
         self.cuts.reset(newest["step"])
         self.requests.go_back()
         return newest
+
+
+MOST_TABLES = 3  # that are named
+
+
+def find_doubts(trainers: Collection[ExitReport], not_finite: Mapping[str, str]) -> list[RunWarning]:
+    """Return the warnings about a run, given how its trainers exited.
+
+    `not_finite` are the tables of which a value was saved that is not finite, each with the first tag of such a save.
+    Trainers that do not report their pushes and losses use other programs than our runtime.
+    """
+    found: list[RunWarning] = []
+    pushed = [message.get("pushed") for message in trainers]
+    if pushed and not any(word is None or word for word in pushed):
+        found.append({"kind": "no_push", "message": "no trainer ever pushed: the model is what it was at the start"})
+    losses = [message.get("losses", ()) for message in trainers]
+    if sum(sum(pair[:1]) for pair in losses) and not sum(sum(pair[1:]) for pair in losses):
+        found.append({"kind": "loss_not_finite", "message": "every loss of the last pass was not finite"})
+    if not_finite:
+        tables = sorted(not_finite)
+        names = f"{'table' if len(tables) == 1 else 'tables'} {first_of(tables, MOST_TABLES)}"
+        first = min(not_finite.values(), key=lambda tag: (len(tag), tag))
+        message = f"the saved model has values that are not finite, since {first}: {names}"
+        found.append({"kind": "model_not_finite", "message": message})
+    return found
