@@ -294,4 +294,4 @@ def test_hints_of_one_node_and_of_many_keep_the_conf_in_text_and_json(capsys: py
 
 def test_every_command_is_known_to_read_conf_or_not() -> None:
     declared = {info.name for info in [*app.registered_commands, *app.registered_groups]}
-    assert declared == {*READ_CONF, "init", "split", "demo", "fake", "completion", "disconnect"}
+    assert declared == {*READ_CONF, "init", "split", "demo", "fake", "completion", "help", "disconnect"}
