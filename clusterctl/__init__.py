@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from clusterctl.api.cluster import Cluster
+    from clusterctl.api.collect import Collected
+    from clusterctl.api.control import Checkpoint, Rejoining, Stopped
+    from clusterctl.api.diff import Comparison, Difference
     from clusterctl.api.events import (
         Copied,
         Copying,
@@ -41,19 +44,17 @@ if TYPE_CHECKING:
         Usage,
         Warned,
     )
+    from clusterctl.api.exec import Executed
     from clusterctl.api.job import Job
+    from clusterctl.api.logs import LogLine
     from clusterctl.api.metrics import Metrics
-    from clusterctl.api.results import (
-        Checked,
-        Checkpoint,
-        Comparison,
-        Difference,
-        Exported,
-        Prepared,
-        Pruned,
-    )
+    from clusterctl.api.nodes import Checked, Prepared, Pruned
+    from clusterctl.api.opening import Node
+    from clusterctl.api.outcome import Cause, Outcome
+    from clusterctl.api.report import Exported
     from clusterctl.api.run import Run
-    from clusterctl.api.views import Cause, Collected, Executed, LogLine, Node, Outcome, Process, Status
+    from clusterctl.api.status import Process, Status
+    from clusterctl.api.sweep import Sweep, Trial
     from clusterctl.check import Finding
     from clusterctl.errors import (
         ClusterctlError,
@@ -105,6 +106,7 @@ __all__ = [
     "Ready",
     "RefusedError",
     "Rejoined",
+    "Rejoining",
     "Restarting",
     "RolledBack",
     "Run",
@@ -115,8 +117,11 @@ __all__ = [
     "StateLost",
     "Status",
     "Step",
+    "Stopped",
     "Suspect",
+    "Sweep",
     "TookOver",
+    "Trial",
     "UnreachableError",
     "Usage",
     "UsageError",
@@ -125,19 +130,28 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cluster": "api.cluster",
     "Finding": "check",
-    "Job": "api.job",
-    "Metrics": "api.metrics",
-    "Run": "api.run",
-    **dict.fromkeys(
-        ("Cause", "Collected", "Executed", "LogLine", "Node", "Outcome", "Process", "Status"),
-        "api.views",
-    ),
-    **dict.fromkeys(
-        ("Checked", "Checkpoint", "Comparison", "Difference", "Exported", "Prepared", "Pruned"),
-        "api.results",
-    ),
+    **{
+        name: f"api.{module}"
+        for module, names in {
+            "cluster": ("Cluster",),
+            "collect": ("Collected",),
+            "control": ("Checkpoint", "Rejoining", "Stopped"),
+            "diff": ("Comparison", "Difference"),
+            "exec": ("Executed",),
+            "job": ("Job",),
+            "logs": ("LogLine",),
+            "metrics": ("Metrics",),
+            "nodes": ("Checked", "Prepared", "Pruned"),
+            "opening": ("Node",),
+            "outcome": ("Cause", "Outcome"),
+            "report": ("Exported",),
+            "run": ("Run",),
+            "status": ("Process", "Status"),
+            "sweep": ("Sweep", "Trial"),
+        }.items()
+        for name in names
+    },
 }
 
 

@@ -88,6 +88,11 @@ class PrunePlan:
     content: list[UnusedContent]
 
     @property
+    def is_empty(self) -> bool:
+        """True if nothing can go."""
+        return not (self.going or self.content)
+
+    @property
     def going(self) -> list[OldJob]:
         return [job for job in self.jobs if job.keep is None]
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clusterctl.api import nodes as on_nodes
+from clusterctl.api.dispatch import failed_nodes, scan, send
+from clusterctl.api.exec import (
+    Executed,
+    NodeOutput,
+    executed,
+    in_directory_of,
+    remote_command,
+    run_on_nodes,
+    same_on_all,
+)
 from clusterctl.api.job import Job, jobs_on_nodes
-from clusterctl.api.operations.check import check
-from clusterctl.api.operations.dispatch import failed_nodes, scan, send
-from clusterctl.api.operations.exec import NodeOutput, in_directory_of, remote_command, run, same_on_all
-from clusterctl.api.operations.prune import look, remove
-from clusterctl.api.operations.references import job_ref, run_of
-from clusterctl.api.operations.setup import requirements_of, setup
-from clusterctl.api.results import Checked, Prepared, Pruned
+from clusterctl.api.nodes import Checked, Prepared, Pruned, requirements_of
+from clusterctl.api.opening import Node, public
 from clusterctl.api.run import Run
-from clusterctl.api.session import ClusterSession
-from clusterctl.api.views import Executed, Node
-from clusterctl.cluster import NodeOutcome
+from clusterctl.api.session import ClusterSession, texts
+from clusterctl.api.status import list_jobs
+from clusterctl.api.sweep import Sweep, TrialOptions, split
+from clusterctl.errors import UsageError
 from clusterctl.inventory import Node as InventoryNode
 from clusterctl.launch import adopt
+from clusterctl.observe.record.references import job_ref, run_of
 from clusterctl.observe.record.status import find
 
 KEPT_BYTES = 16 << 20  # of each stream of a command on a node
@@ -36,6 +45,7 @@ class Cluster:
 
     def __init__(self, session: ClusterSession) -> None:
         self._session = session
+        self._sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()
 
     @classmethod
     def from_conf(
@@ -63,7 +73,7 @@ class Cluster:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, or those that `only` selects."""
-        return tuple(map(Node.of, self._session.nodes.nodes))
+        return tuple(map(public, self._session.nodes.nodes))
 
     def dispatch(
         self,
@@ -95,6 +105,43 @@ class Cluster:
         progress.say(f"{done.job} is on {len(nodes.nodes) - len(failed)}/{len(nodes.nodes)} nodes")
         return Job(self._session, done.job, warnings=warnings, failed=failed)
 
+    def map(
+        self,
+        settings: Iterable[Mapping[str, object]],
+        *,
+        workspace: str | os.PathLike[str] = "workspace",
+        args: Sequence[str] = (),
+        most: int = 1,
+        timeout: float | None = None,
+        collect: str | os.PathLike[str] | None = None,
+    ) -> Sweep:
+        """Run a workspace once with each of the settings, at most `most` of them at a time, and return the `Sweep`.
+
+        Each is a job of its own, dispatched now: all of them train the same files. A name in upper case is a setting
+        of conf.py; any other is an argument of the program, so that `{"lr": 0.1, "MODE": "async"}` runs it with
+        `--lr=0.1` after `args`. Runs that take longer than `timeout` seconds are stopped. With a directory to
+        `collect` into, each run is collected into a directory there that is named like its job. Raises ConfigError or
+        UsageError for settings that cannot be, before anything is sent.
+        """
+        if most < 1:
+            raise UsageError(f"most has to be at least 1, not {most}")
+        every = [dict(one) for one in settings]
+        for one in every:
+            self._session.settings(texts(split(one)[1]))
+        jobs = [(one, self.dispatch(workspace, fresh=True)) for one in every]
+        options = TrialOptions(args, timeout, None if collect is None else Path(collect))
+        sweep = Sweep(jobs, most, self._figures, options)
+        self._sweeps.add(sweep)
+        return sweep
+
+    def _figures(self, job: str) -> dict[str, float]:
+        """Return the loss and the metrics of the newest run of a job, as `clusterctl jobs` shows them."""
+        newest = next((one.newest for one in list_jobs(self._session.nodes).jobs if one.job == job), None)
+        if newest is None:
+            return {}
+        loss = {} if newest.loss is None else {"loss": newest.loss}
+        return {**loss, **{name: metric.last for name, metric in newest.metrics.items()}}
+
     def adopt(self, directory: str, *, allow_partial: bool = False) -> Job:
         """Record a directory that was deployed by hand as a job on all nodes, and return that job.
 
@@ -102,15 +149,14 @@ class Cluster:
         left out of the start. The warnings name files that are not the same on all nodes.
         """
         with self._session.whole() as nodes:
-            done = adopt(nodes, job_ref(nodes.settings, directory) or directory, allow_partial=allow_partial)
+            done = adopt(nodes, job_ref(nodes.settings.root_dir, directory) or directory, allow_partial=allow_partial)
         warnings = [f"{path} differs between nodes" for path in done.differ]
         warnings += [f"{path} is missing on some nodes" for path in done.missing]
         return Job(self._session, done.job, warnings=warnings, failed=done.failed)
 
     def check(self) -> Checked:
         """Check every node and all pairs of them for what would make a start fail. A silent node is a finding."""
-        nodes = self._session.nodes
-        return Checked.of(nodes, check(nodes))
+        return on_nodes.check(self._session.nodes)
 
     def setup(
         self,
@@ -128,10 +174,7 @@ class Cluster:
         nodes, say = self._session.nodes, self._session.progress.say
         requirements = requirements_of(Path(workspace), nodes.settings)
         options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv}
-        found = setup(nodes, requirements, say=say, cache=self._session.cache, **options)
-        if found.problem is not None:
-            raise found.problem
-        return Prepared.of(found)
+        return on_nodes.setup(nodes, requirements, say=say, cache=self._session.cache, **options).or_raise()
 
     def prune(self, *, keep: int = 3, older_than_s: float = 86400.0, plan: bool = False) -> Pruned:
         """Remove old jobs, with their outputs, and content that no job needs; with `plan`, only return what would go.
@@ -139,13 +182,8 @@ class Cluster:
         The newest `keep` jobs stay, those that run, and what was used within `older_than_s` seconds. Raises if a node
         did not answer or did not remove everything.
         """
-        nodes = self._session.nodes
-        found = look(nodes, keep=keep, older_than_s=older_than_s)
-        removed = not found.is_empty and not plan
-        problem = found.problem(remove(nodes, found) if removed else ())
-        if problem is not None:
-            raise problem
-        return Pruned.of(found, removed=removed)
+        nodes, age = self._session.nodes, older_than_s
+        return on_nodes.prune(nodes, lambda found: not plan, keep=keep, older_than_s=age).or_raise()
 
     def job(self, ref: str | None = None) -> Job:
         """Return a job by its id, a unique prefix of it, its directory, or the name of a run.
@@ -186,11 +224,16 @@ class Cluster:
         def take(node: InventoryNode, piece: bytes, is_error: bool) -> None:
             outputs[node.id].keep(piece, is_error)
 
-        outcomes = run(nodes, commands, take, lambda node, code: None)
-        return [_executed(outcome, outputs[outcome.node.id]) for outcome in outcomes]
+        def end(node: InventoryNode, code: int) -> None:
+            outputs[node.id].code = code
+
+        outcomes = run_on_nodes(nodes, commands, take, end)
+        return [executed(outcome, outputs[outcome.node.id]) for outcome in outcomes]
 
     def close(self) -> None:
-        """Close all connections; runs go on. Safe to call again."""
+        """Close all connections; runs go on, but for those of a sweep. Safe to call again."""
+        for sweep in list(self._sweeps):
+            sweep.abandon()
         self._session.close()
 
     def __enter__(self) -> Cluster:
@@ -200,15 +243,3 @@ class Cluster:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _executed(outcome: NodeOutcome[int], output: NodeOutput) -> Executed:
-    return Executed(
-        node=Node.of(outcome.node),
-        exit_code=outcome.value,
-        stdout=output.text(False),
-        stderr=output.text(True),
-        dropped_bytes=output.dropped,
-        error=outcome.error,
-        seconds=outcome.seconds,
-    )

@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.operations.jobs import known_jobs
-from clusterctl.api.operations.origin import OriginOptions, StartTarget, check_name
-from clusterctl.api.operations.rejoin import rejoin
-from clusterctl.api.operations.start import prepared, start
-from clusterctl.api.operations.stop import stop
-from clusterctl.api.run import Run, collect, status_of
+from clusterctl.api import control
+from clusterctl.api.collect import Collected
+from clusterctl.api.control import Rejoining, Stopped
+from clusterctl.api.run import Run, collect
 from clusterctl.api.session import ClusterSession, texts
-from clusterctl.api.views import Collected, Status
+from clusterctl.api.start import OriginOptions, StartTarget, check_name, prepared, start
+from clusterctl.api.status import Status, list_jobs, status
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.launch import Launch, Origin
@@ -124,7 +123,7 @@ class Job:
             except KeyboardInterrupt:
                 if started:
                     with suppress(ClusterctlError):
-                        stop(ready.cluster, started[0].job, started[0].nodes)
+                        control.stop(ready.cluster, started[0].job, started[0].nodes)
                 raise
 
     def runs(self) -> list[Run]:
@@ -146,21 +145,17 @@ class Job:
 
     def status(self) -> Status:
         """Return the state of the newest run and of its processes."""
-        return status_of(self._session.nodes, self.id, None)
+        return status(self._session.nodes, self.id)
 
-    def stop(self) -> None:
+    def stop(self) -> Stopped:
         """Stop the newest run, as `Run.stop` does; a job that never ran stays as it is."""
         with self._session.whole() as nodes:
             self._session.progress.say(f"stopping {self.id}")
-            stopped = stop(nodes, self.id)
-        if stopped.problem is not None:
-            raise stopped.problem
+            return control.stop(nodes, self.id).or_raise()
 
-    def rejoin(self) -> None:
+    def rejoin(self) -> Rejoining:
         """Let the nodes that the newest run is waiting for rejoin it; raise if one cannot, or if the run is over."""
-        done = rejoin(self._session.nodes, self.id)
-        if done.problem is not None:
-            raise done.problem
+        return control.rejoin(self._session.nodes, self.id).or_raise()
 
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of the newest run home, as `Run.collect` does."""
@@ -169,7 +164,7 @@ class Job:
 
 def jobs_on_nodes(session: ClusterSession) -> Sequence[JobOverview]:
     """Return the jobs on the nodes that answer, and report the other nodes to `progress`."""
-    known = known_jobs(session.nodes)
+    known = list_jobs(session.nodes)
     for error in known.errors:
         session.progress.say(f"{error}; its jobs are left out")
     return known.jobs

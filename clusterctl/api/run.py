@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.event_reader import event_of
-from clusterctl.api.events import Event
-from clusterctl.api.operations.collect import check_tag
-from clusterctl.api.operations.collect import collect as bring
-from clusterctl.api.operations.diff import diff, run_to_compare
-from clusterctl.api.operations.logs import check, parse_since, read, select
-from clusterctl.api.operations.report import place, report
-from clusterctl.api.operations.save import save
-from clusterctl.api.operations.start import wait_until_up
-from clusterctl.api.operations.status import document
-from clusterctl.api.operations.stop import stop
-from clusterctl.api.outcome import failure, outcome_of
-from clusterctl.api.results import Checkpoint, Comparison, Exported
+from clusterctl.api import collect as collecting
+from clusterctl.api import control, logs, report
+from clusterctl.api.collect import Collected
+from clusterctl.api.control import Checkpoint, Stopped
+from clusterctl.api.diff import Comparison, diff, run_to_compare
+from clusterctl.api.events import Event, event_of
+from clusterctl.api.logs import LogLine
+from clusterctl.api.outcome import Outcome, explain, failure
+from clusterctl.api.report import Exported
 from clusterctl.api.session import ClusterSession
-from clusterctl.api.views import Collected, LogLine, Outcome, Process, Status
-from clusterctl.cluster import Cluster as Nodes
+from clusterctl.api.start import wait_until_up
+from clusterctl.api.status import Status, status
 from clusterctl.cluster import combined
 from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.errors import ClusterctlError, WaitTimeoutError
-from clusterctl.export import export
 from clusterctl.inventory import select as select_nodes
 from clusterctl.observe.follow import Follower, News, is_passing
 from clusterctl.observe.record.live import LiveRecord
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.references import Reference, need_newest, run_number
-from clusterctl.observe.record.status import LIVE, UNKNOWN, find, status
-from clusterctl.observe.why.report import why
+from clusterctl.observe.record.status import LIVE, UNKNOWN, find
 
 if TYPE_CHECKING:
     from clusterctl.api.metrics import Metrics
 
 AFTER_END_S = 5.0  # for the other nodes, once the lead's has ended the run
+_OVER = object()
 
 
 class Run:
@@ -77,6 +77,10 @@ class Run:
         return run_number(self.number)
 
     @property
+    def _reference(self) -> Reference:
+        return Reference(self.job, self._name)
+
+    @property
     def _members(self) -> Members:
         if self._known is None:
             self._known = find(self._session.nodes, self.job, run=self._name)[1]
@@ -94,7 +98,7 @@ class Run:
 
     def status(self) -> Status:
         """Return the state of the run and of its processes. Nodes that do not answer are among its `errors`."""
-        return status_of(self._session.nodes, self.job, self._name)
+        return status(self._session.nodes, self.job, self._name)
 
     def events(self) -> Iterator[Event]:
         """Yield the events of all nodes, from the first one on, as they arrive; end with the run.
@@ -109,7 +113,21 @@ class Run:
         if errors:
             raise combined(errors, len(self._members.nodes), "following")
 
-    def _news(self, errors: list[ClusterctlError], wanted: FollowSelection) -> Iterator[News | None]:
+    async def events_async(self) -> AsyncIterator[Event]:
+        """Yield what `events` does, for asyncio: a thread of its own waits.
+
+        A cancellation, or the end of the iterator, ends that thread within a moment and leaves the run running.
+        """
+        errors: list[ClusterctlError] = []
+        news = self._news(errors, {"role": ""})
+        async with _thread(news.close) as call:
+            while (one := await call(next, news, _OVER)) is not _OVER:
+                for event in one.events if isinstance(one, News) else ():
+                    yield event_of(event)
+        if errors:
+            raise combined(errors, len(self._members.nodes), "following")
+
+    def _news(self, errors: list[ClusterctlError], wanted: FollowSelection) -> Generator[News | None, None, None]:
         nodes = self._session.nodes
         with Follower(nodes, self._members.nodes, self.job, self._name, wanted) as follower:
             for news in follower:
@@ -126,13 +144,30 @@ class Run:
         Raises JobFailedError unless it succeeded; with `check=False` it never does. Raises WaitTimeoutError after
         `timeout` seconds. The run continues then, as it does after a KeyboardInterrupt.
         """
+        return self._wait(timeout, check, threading.Event())
+
+    async def wait_async(self, timeout: float | None = None, *, check: bool = True) -> Outcome:
+        """Do what `wait` does, for asyncio: a thread of its own waits.
+
+        A cancellation ends that thread within a moment, or once nodes have answered, and leaves the run running.
+        """
+        left = threading.Event()
+        async with _thread(left.is_set) as call:
+            try:
+                outcome: Outcome = await call(self._wait, timeout, check, left)
+            finally:
+                left.set()
+        return outcome
+
+    def _wait(self, timeout: float | None, check: bool, left: threading.Event) -> Outcome:
+        """Do what `wait` does until nobody waits any more: the caller has `left`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._await_end(lambda: deadline is not None and time.monotonic() > deadline, timeout)
-        report = why(self._session.nodes, self.job, run=self._name)
-        error = failure(report) if check else None
+        self._await_end(lambda: left.is_set() or (deadline is not None and time.monotonic() > deadline), timeout)
+        outcome = self.outcome()
+        error = failure(outcome) if check else None
         if error is not None:
             raise error
-        return outcome_of(report)
+        return outcome
 
     def _await_end(self, is_late: Callable[[], bool], timeout: float | None) -> None:
         state = self.status().state
@@ -150,7 +185,8 @@ class Run:
         errors: list[ClusterctlError] = []
         for news in self._news(errors, {"role": "", "events": False}):
             if is_late():
-                raise WaitTimeoutError(f"{self.id} has not ended within {timeout:g} s; it continues")
+                limit = "" if timeout is None else f" within {timeout:g} s"
+                raise WaitTimeoutError(f"{self.id} has not ended{limit}; it continues")
             if news is not None and news.node.id == self._members.lead:
                 ended = time.monotonic() if news.ended is not None else None if news.back else ended
             if ended is not None and time.monotonic() - ended > AFTER_END_S:
@@ -170,16 +206,16 @@ class Run:
 
         if wait_until_up(nodes, self.job, self._name, members, LiveRecord(members), is_late):
             return
-        report = why(nodes, self.job, run=self._name)
-        error = failure(report)
-        if error is None or report.state in LIVE:
+        outcome = self.outcome()
+        error = failure(outcome)
+        if error is None or outcome.state in LIVE:
             limit = "so far" if timeout is None else f"within {timeout:g} s"
             raise WaitTimeoutError(f"{self.id}: not all processes were running {limit}; it continues")
         raise error
 
     def outcome(self) -> Outcome:
         """Return how the run ended and its first cause, as `clusterctl why` does; its state so far if it continues."""
-        return outcome_of(why(self._session.nodes, self.job, run=self._name))
+        return explain(self._session.nodes, self._reference)
 
     def metrics(self) -> Metrics:
         """Return all points of the curves of the run so far. Raises if a part is missing, as of a silent node."""
@@ -204,28 +240,25 @@ class Run:
         after the lines of the others.
         """
         start = since.timestamp() if isinstance(since, datetime.datetime) else since
-        start = parse_since(start) if isinstance(start, str) else start
+        start = logs.parse_since(start) if isinstance(start, str) else start
         wanted: LogSelection = {"role": role, "rank": rank, "since": start, "tail": tail, "grep": grep}
-        check(wanted)
+        logs.check(wanted)
         nodes = self._session.nodes
         some = nodes.nodes
         if node is not None:
             some = select_nodes(nodes.inventory, f"node{node}" if isinstance(node, int) else node)
-        lines = read(nodes, select(nodes, Reference(self.job, self._name), some, wanted))
+        lines = logs.read(nodes, logs.select(nodes, self._reference, some, wanted))
         return (LogLine(line.t, line.node.id, line.role, line.rank, line.text) for line in lines)
 
-    def stop(self) -> None:
+    def stop(self) -> Stopped:
         """Stop the run: TERM, wait, KILL. Return once nothing of it is left; raise if a node cannot prove that.
 
         A run that is over stays as it is. Raises UsageError if the job has a newer run.
         """
         with self._session.whole() as nodes:
-            job = need_newest(nodes, Reference(self.job, self._name))
-            assert job is not None
+            need_newest(nodes, self._reference)
             self._session.progress.say(f"stopping {self.id}")
-            stopped = stop(nodes, job)
-        if stopped.problem is not None:
-            raise stopped.problem
+            return control.stop(nodes, self.job).or_raise()
 
     def save(self, timeout: float = 300.0) -> Checkpoint:
         """Make a checkpoint now, and return it once it is complete. Raises if that takes longer than `timeout` seconds.
@@ -233,9 +266,7 @@ class Run:
         Raises RefusedError if the run is over, and UsageError if the job has a newer one.
         """
         with self._session.whole() as nodes:
-            job = need_newest(nodes, Reference(self.job, self._name))
-            saved = save(nodes, job, timeout_s=timeout)
-        return Checkpoint(saved["tag"], saved["step"])
+            return control.save(nodes, need_newest(nodes, self._reference), timeout_s=timeout)
 
     def report(self, output: str | Path) -> Path:
         """Write the report of the run so far to a file, or into a directory, and return its path; an older one goes.
@@ -243,9 +274,9 @@ class Run:
         It is one HTML file that needs no network. Nodes that do not answer are missing in it; `progress` is called
         with a line about each.
         """
-        file, directory = place(Path(output))
+        file, directory = report.place(Path(output))
         with self._session.whole() as nodes:
-            written = report(nodes, Reference(self.job, self._name), file, directory)
+            written = report.report(nodes, self._reference, file, directory)
         for error in written.errors:
             self._session.progress.say(f"{error}; it is missing in the report")
         return written.file
@@ -253,51 +284,45 @@ class Run:
     def export(self, directory: str | Path, to: str = "csv") -> Exported:
         """Write all points of the run into a directory: `to` "csv" or "tensorboard"; or its events as a "trace"."""
         with self._session.whole() as nodes:
-            return Exported.of(export(nodes, self.job, to, Path(directory), run=self._name))
+            return report.export(nodes, self._reference, to, Path(directory))
 
     def diff(self, other: str | Run) -> Comparison:
         """Compare this run, `a`, with another one, `b`: a `Run`, the name of one or JOB/RUN."""
         with self._session.whole() as nodes:
             named = run_to_compare(nodes, other.id if isinstance(other, Run) else other)
-            return Comparison.of(diff([(nodes, Reference(self.job, self._name)), (nodes, named)]))
+            return diff([(nodes, self._reference), (nodes, named)])
 
     def collect(self, directory: str | Path, *, tag: str | None = None, every: bool = False) -> Collected:
         """Bring the logs, the outputs and the model of this run into `directory`, checked by hash.
 
         `tag` chooses a model; by default it is the newest. With `every`, all complete models are brought.
         """
-        reference = Reference(self.job, self._name)
-        return collect(self._session, reference, directory, tag=tag, every=every)
+        return collect(self._session, self._reference, directory, tag=tag, every=every)
 
 
-def status_of(nodes: Nodes, job: str, run: str | None) -> Status:
-    known = status(nodes, job, run=run)
-    return Status(
-        job=known.job,
-        run=None if known.run is None else int(known.run),
-        name=known.members.name,
-        state=known.state,
-        processes=tuple(map(Process.of, known.processes)),
-        errors=tuple(known.errors),
-        document=document(nodes, known),
-    )
+@contextlib.asynccontextmanager
+async def _thread(leave: Callable[[], object]) -> AsyncIterator[Callable[..., asyncio.Future[Any]]]:
+    """Yield a function that calls another one in a thread of its own. In the end that thread calls `leave`.
+
+    It does so once its last call has returned, also if whoever awaited that was cancelled.
+    """
+    thread = ThreadPoolExecutor(1, "clusterctl")
+    call = partial(asyncio.get_running_loop().run_in_executor, thread)
+    try:
+        yield call
+    finally:
+        try:
+            await call(leave)
+        finally:
+            thread.shutdown(wait=False)
 
 
 def collect(
     session: ClusterSession, reference: Reference, directory: str | Path, *, tag: str | None, every: bool
 ) -> Collected:
-    check_tag(tag)
+    collecting.check_tag(tag)
     target = Path(directory)
     progress = session.progress.bytes("collecting")
-    found = bring(session.nodes, reference, target, progress.on, tag=tag, every=every)
-    if found.problem is not None:
-        raise found.problem
-    brought = found.collection
-    session.progress.say(f"collected {len(brought.files)} files of {found.job} into {target}")
-    return Collected(
-        directory=target,
-        model=brought.model,
-        tag=brought.tag if brought.model else None,
-        files=tuple(target / file.path for file in brought.files),
-        warnings=tuple(warning["message"] for warning in brought.warnings),
-    )
+    found = collecting.collect(session.nodes, reference, target, progress.on, tag=tag, every=every).or_raise()
+    session.progress.say(f"collected {len(found.files)} files of {found.job} into {target}")
+    return found

@@ -1,21 +1,25 @@
-"""A conf.py that a program has opened: its settings, its nodes, and the connections to them."""
+"""A conf.py that a program has opened: its settings, the connections to its nodes, and lines about their progress."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from clusterctl.api.operations.caches import private_cache
-from clusterctl.api.operations.chosen_settings import choose
-from clusterctl.api.operations.opening import ClusterOpener
-from clusterctl.api.progress import ProgressLines
+from clusterctl.api.opening import ClusterOpener
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.config import Settings, load
+from clusterctl.config.caches import private_cache
+from clusterctl.config.loader import choose
 from clusterctl.dispatch import Reservations
 from clusterctl.errors import UsageError
+from clusterctl.escape import clean
+from clusterctl.inventory import Node
+
+EVERY_S = 5.0
 
 
 class ClusterSession:
@@ -87,3 +91,48 @@ class ClusterSession:
 def texts(values: Mapping[str, object]) -> dict[str, str]:
     """Return settings as `--set` would take them: text as it is, other values as Python literals."""
     return choose((name, value if isinstance(value, str) else repr(value)) for name, value in values.items())
+
+
+class ProgressLines:
+    """Hands lines to `write`, one at a time; None discards them. Thread-safe. The lines have no control characters."""
+
+    def __init__(self, write: Callable[[str], object] | None) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        if self._write is not None:
+            with self._lock:
+                self._write(clean(text, keep_newlines=True))
+
+    def bytes(self, title: str) -> ByteProgress:
+        return ByteProgress(self, title)
+
+
+class ByteProgress:
+    """Counts the bytes of an operation, and says every few seconds how far it is. Thread-safe."""
+
+    def __init__(self, progress: ProgressLines, title: str) -> None:
+        self._progress = progress
+        self._title = title
+        self._lock = threading.Lock()
+        self._counts: dict[int | None, tuple[int, int]] = {}
+        self._said = time.monotonic()
+
+    def here(self, done: int, total: int) -> None:
+        """Take the bytes done so far and in total, on this machine."""
+        self._take(None, done, total)
+
+    def on(self, node: Node, done: int, total: int) -> None:
+        """Take the bytes done so far and in total, of one node."""
+        self._take(node.id, done, total)
+
+    def _take(self, key: int | None, done: int, total: int) -> None:
+        with self._lock:
+            self._counts[key] = (done, total)
+            now = time.monotonic()
+            if now - self._said < EVERY_S:
+                return
+            self._said = now
+            done, total = (sum(counts) for counts in zip(*self._counts.values(), strict=True))
+        self._progress.say(f"{self._title}: {done / max(total, 1):.0%}")

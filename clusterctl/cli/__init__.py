@@ -1,7 +1,7 @@
 """The command line. Only this package prints, uses rich and typer, or ends the process.
 
 May import every part that runs on the control machine, but not `agent` or `runtime`. What chains stages is in
-`api.operations`. Start reading at `app.py`.
+`api`. Start reading at `app.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from clusterctl.api.operations.chosen_settings import choose
+from clusterctl.config.loader import choose
 from clusterctl.config.settings import BY_SPELLING
 from clusterctl.errors import UsageError
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterctl.api.operations.caches import cache_directory
 from clusterctl.cli.seen import SeenFile, SeenNames
 from clusterctl.templates import TEMPLATES
 
@@ -51,7 +50,7 @@ def settings(incomplete: str) -> Values:
 
 
 def _choosable() -> list[Setting]:
-    from clusterctl.api.operations.chosen_settings import choosable
+    from clusterctl.config.loader import choosable
 
     return choosable()
 
@@ -104,6 +103,8 @@ def nodes(ctx: typer.Context, incomplete: str) -> Values:
 
 def _seen(ctx: typer.Context, otherwise: str = "") -> SeenNames:
     """Return the names of the conf.py that the command line means; of `otherwise` if that does not exist."""
+    from clusterctl.config.caches import cache_directory
+
     given = ctx.params.get("conf") or ctx.find_root().params.get("conf") or os.environ.get("CLUSTERCTL_CONF")
     conf = Path(given or "conf.py").expanduser()
     return SeenFile(cache_directory(os.environ), otherwise if otherwise and not conf.exists() else conf).read()

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from clusterctl.api.operations.caches import private_cache
-from clusterctl.api.operations.opening import ClusterOpener
-from clusterctl.api.operations.scheduled import job_of, need_nodes, run_of
+from clusterctl.api.opening import ClusterOpener
+from clusterctl.api.scheduled import job_of, need_nodes, run_of
 from clusterctl.cli import last_failed
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
@@ -19,9 +18,10 @@ from clusterctl.cli.progress import ProgressLine
 from clusterctl.cli.seen import SeenFile
 from clusterctl.cluster import Cluster
 from clusterctl.config import Conf, Settings, load, read
+from clusterctl.config.caches import private_cache
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.observe.record.references import Reference
-from clusterctl.schedulers import JobWatch
+from clusterctl.schedulers import JobWatch, ScheduledJob
 from clusterctl.transport import ask_terminal
 
 
@@ -94,6 +94,10 @@ class Invocation:
         """
         cluster, state_of = self._opening.nodes_of_all_jobs(self.settings())
         return (None if cluster is None else self._opened_now(cluster)), state_of
+
+    def waiting_jobs(self) -> list[ScheduledJob]:
+        """Return the jobs that were handed to a scheduler and wait for nodes."""
+        return self._opening.waiting(self.settings())
 
     @property
     def _opening(self) -> ClusterOpener:

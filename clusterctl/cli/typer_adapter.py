@@ -25,6 +25,7 @@ GLOBAL_HELP = (
 # click's UsageError; typer bundles its own copy of click and does not export this class
 ParserError = cast("type[Exception]", typer.BadParameter.__base__)
 AFTER_OURS = f"{__name__}.after_ours"  # in the `meta` of a context: the arguments are those of another program
+OTHERS = "Commands"  # the heading of commands without a panel
 STRAY_HINTS = {
     "start": "--job_workspace JOB starts a dispatched job; --job_dispatch_package WORKSPACE dispatches one first",
     "task": "put the arguments of the task after --",
@@ -43,6 +44,10 @@ class Command(TyperCommand):
             return params
         more = [param for param in ctx.find_root().command.params if not param.name.endswith("_completion")]
         return [] if ctx.meta.get(AFTER_OURS) else [*params, *more]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        return [self.options_metavar or "", *(piece for param in shown for piece in param.get_usage_pieces(ctx))]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return the options that fit; all of them for an empty word, which no argument is left to take."""
@@ -79,6 +84,20 @@ class CommandGroup(TyperGroup):
         except ParserError as exc:
             raise _usage_error(exc, ctx) from exc
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by their panels, in the order of the first of each; those without one come last."""
+        panels: dict[str, list[Any]] = {}
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            if not command.hidden:
+                panel = getattr(command, "rich_help_panel", None)
+                panels.setdefault(panel if isinstance(panel, str) else OTHERS, []).append((name, command))
+        width = max((len(name) for some in panels.values() for name, _ in some), default=0)
+        limit = formatter.width - 6 - width
+        for panel in sorted(panels, key=lambda one: one == OTHERS):
+            with formatter.section(panel):
+                formatter.write_dl([(f"{name:<{width}}", one.get_short_help_str(limit)) for name, one in panels[panel]])
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is None and not ctx.resilient_parsing:
@@ -87,13 +106,19 @@ class CommandGroup(TyperGroup):
         return command
 
 
-def command(group: typer.Typer, name: str, example: str, *, hidden: bool = False) -> Callable[[Function], Function]:
-    """Register a function as a command, with an example for its help. A hidden one is in no list of commands."""
+def command(
+    group: typer.Typer, name: str, example: str, *, panel: str | None = None, hidden: bool = False
+) -> Callable[[Function], Function]:
+    """Register a function as a command, with an example for its help. A hidden one is in no list of commands.
+
+    `panel` is the heading under which it is listed.
+    """
 
     def register(function: Function) -> Function:
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         epilog = f"\b\nExample: {example}\n\n{GLOBAL_HELP}"
-        return group.command(name, cls=Command, short_help=summary, epilog=epilog, hidden=hidden)(function)
+        options: Any = {"rich_help_panel": panel, "hidden": hidden}
+        return group.command(name, cls=Command, short_help=summary, epilog=epilog, **options)(function)
 
     return register
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -18,6 +18,7 @@ from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
 from clusterctl.config.settings import BY_SPELLING, QUANTIZED, RETIRED, TABLE, Settings
 from clusterctl.config.source import ConfFile
+from clusterctl.errors import UsageError
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _NONE_CHOSEN: Mapping[str, str] = MappingProxyType({})
@@ -281,3 +282,25 @@ def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) ->
         )
         for host in hosts
     )
+
+
+def choosable() -> list[Setting]:
+    """Return the settings that a run can change."""
+    return [setting for setting in TABLE if not setting.fixed]
+
+
+def choose(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the text of each setting, by the spelling given; the last one counts.
+
+    Raises UsageError for settings that a run cannot change.
+    """
+    chosen: dict[str, str] = {}
+    for name, text in pairs:
+        setting = BY_SPELLING.get(name)
+        if setting and setting.fixed:
+            hint = f"change {setting.name} in conf.py, then dispatch again"
+            raise UsageError(f"--set {name} is not possible: {setting.fixed}", hint=hint)
+        for spelling in setting.spellings if setting else ():
+            chosen.pop(spelling, None)
+        chosen[name] = text
+    return chosen

@@ -112,5 +112,9 @@ class MetricsDocument(TypedDict):
     url: str
 
 
+class HelpDocument(TypedDict):
+    help: str
+
+
 class DisconnectDocument(TypedDict):
     helpers: list[str]

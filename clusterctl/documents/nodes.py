@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from clusterctl.cluster import NodeOutcome
 from clusterctl.cluster.node_facts import ShownFacts
 from clusterctl.common.schema import Count, NotRequired, Record
 from clusterctl.errors import ClusterctlError, ErrorDocument
 from clusterctl.prune import OldJob, UnusedContent
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Printed(TypedDict):
@@ -40,6 +44,14 @@ def head(outcome: NodeOutcome[Any]) -> NodeHead:
 
 def failed(outcome: NodeOutcome[Any], error: ClusterctlError) -> FailedNode:
     return {"node": outcome.node.id, "host": outcome.node.where, "ok": False, "error": error.to_json()}
+
+
+def by_node(outcomes: Iterable[NodeOutcome[T]], row: Callable[[NodeHead, T], R]) -> list[R | FailedNode]:
+    """Return the row of each node, made of its head and its answer; that of one that failed has the error instead."""
+    return [
+        row(head(outcome), outcome.get()) if outcome.error is None else failed(outcome, outcome.error)
+        for outcome in outcomes
+    ]
 
 
 class HostKeyDocument(TypedDict):

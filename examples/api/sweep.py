@@ -1,4 +1,4 @@
-"""Train with three learning rates, one after the other, and say which one is best."""
+"""Train with three learning rates, and say which one is best."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ WORKSPACE = Path(__file__).with_name("workspace")
 
 
 def main() -> None:
-    losses: dict[float, float] = {}
+    losses: dict[object, float] = {}
     with clusterctl.Cluster.from_conf() as cluster:
-        job = cluster.dispatch(WORKSPACE)
-        for rate in (0.01, 0.05, 0.2):
-            run = job.start([f"--lr={rate}"], name=f"lr-{rate}")
-            run.wait(timeout=600)
-            losses[rate] = run.metrics().last("loss")
-            print(f"{run.id}: learning rate {rate}, loss {losses[rate]:.3g}")
+        for trial in cluster.map([{"lr": rate} for rate in (0.01, 0.05, 0.2)], workspace=WORKSPACE, timeout=600):
+            if trial.error is not None:
+                raise trial.error
+            losses[trial.settings["lr"]] = trial.values["loss"]
+            print(f"{trial.job.id}: learning rate {trial.settings['lr']}, loss {trial.values['loss']:.3g}")
     print(f"the best learning rate is {min(losses, key=losses.__getitem__)}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.api.operations.caches import private_cache
+from clusterctl.config.caches import private_cache
 
 
 @pytest.mark.parametrize("before", [None, 0o755, 0o777, 0o500])

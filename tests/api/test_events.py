@@ -9,8 +9,7 @@ from typing import Any, TypeGuard
 import pytest
 
 from api.events_recorded import PROCESS, RECORDED
-from clusterctl.api.event_reader import KINDS, event_of
-from clusterctl.api.events import Event, Log, Step
+from clusterctl.api.events import KINDS, Event, Log, Step, event_of
 from house.source import tree
 
 ABOUT = {"v": 1, "t": 12.5, "node": 2, "seq": 7}

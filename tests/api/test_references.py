@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.api.operations.references import run_of
 from clusterctl.cluster import Cluster
 from clusterctl.config import from_values
 from clusterctl.errors import UsageError
 from clusterctl.inventory import build
-from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.references import Reference, run_of
 
 JOB = "JOB20261121-081530"
 SETTINGS = from_values({"HOSTS": ["a"]})

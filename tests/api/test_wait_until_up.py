@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.api.operations.start import wait_until_up
+from clusterctl.api.start import wait_until_up
 from clusterctl.cluster import NodeOutcome
 from clusterctl.config import from_values
 from clusterctl.errors import NodeError

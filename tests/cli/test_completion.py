@@ -99,7 +99,7 @@ OLDEST = "JOB20261123-120000"
         ("exec --no", "--no-fold"),
         ("init --template ", "ngram ctr torch"),
         ("demo --backend ", "embedded ssh docker"),
-        ("export out --to ", "tensorboard trace csv"),
+        ("export out --to ", "tensorboard trace csv prometheus"),
         ("submit --to ", "slurm kubernetes"),
         ("completion ", "bash zsh fish powershell"),
         ("status --bogus --wat", "--watch"),

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.api.operations.logs import parse_since
-from clusterctl.api.operations.references import job_name, job_ref
+from clusterctl.api.logs import parse_since
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console, align, human_bytes, human_count, human_time, percent
 from clusterctl.cli.declarations import app
@@ -24,6 +23,7 @@ from clusterctl.config import Host, Settings, from_values
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
 from clusterctl.escape import clean
 from clusterctl.inventory import build
+from clusterctl.observe.record.references import job_name, job_ref
 
 
 @pytest.mark.parametrize("harm", ["\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\x00", "\x08\x08", "\r", "\x7f", "\x1bc"])
@@ -189,15 +189,15 @@ def settings(root: str = "~/clusterctl", **host: str) -> Settings:
 def test_a_job_directory_below_root_dir_becomes_its_id(root: str, ref: str | None, asked: str | None) -> None:
     home = str(Path.home())
     expected = asked and asked.format(home=home)
-    assert job_ref(settings(root), ref and ref.format(home=home)) == expected
+    assert job_ref(root, ref and ref.format(home=home)) == expected
 
 
 def test_a_job_is_named_in_a_form_that_is_valid_on_every_node() -> None:
     same = settings()
-    assert job_name(same, build(same), "JOB1") == "~/clusterctl/JOB1"
+    assert job_name(build(same), "JOB1") == "~/clusterctl/JOB1"
 
     mixed = from_values({"HOSTS": ["a", Host("b", root_dir="/data")]})
-    assert job_name(mixed, build(mixed), "JOB1") == "JOB1"
+    assert job_name(build(mixed), "JOB1") == "JOB1"
 
 
 # Points in time.
@@ -294,4 +294,4 @@ def test_hints_of_one_node_and_of_many_keep_the_conf_in_text_and_json(capsys: py
 
 def test_every_command_is_known_to_read_conf_or_not() -> None:
     declared = {info.name for info in [*app.registered_commands, *app.registered_groups]}
-    assert declared == {*READ_CONF, "init", "split", "demo", "fake", "completion", "disconnect"}
+    assert declared == {*READ_CONF, "init", "split", "demo", "fake", "completion", "help", "disconnect"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.api.operations.dispatch import may_go_on, partial_failure
+from clusterctl.api.dispatch import may_go_on, partial_failure
 from clusterctl.config import from_values
 from clusterctl.dispatch import Dispatched
 from clusterctl.errors import ClusterctlError, NodeError, UnreachableError

@@ -172,3 +172,54 @@ def test_a_missing_conf_py_is_exit_code_2_with_a_hint(tmp_path: Path, capsys: py
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["kind"] == "config"
     assert "init" in error["hint"]
+
+
+def test_the_help_lists_every_command_once_in_four_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish("--help") == 0
+    groups = capsys.readouterr().out.split("Show this message and exit.")[1].split("\n\n")
+    listed: dict[str, list[str]] = {}
+    for lines in (group.strip("\n").splitlines() for group in groups if ":\n" in group):
+        if not lines[0].startswith(" "):
+            listed[lines[0]] = [line.split()[0] for line in lines[1:] if line[2] != " "]
+    assert list(listed) == ["Prepare:", "Run:", "Look:", "More:"]
+    assert listed["Run:"] == ["start", "submit", "save", "stop"]
+    shown = [name for names in listed.values() for name in names]
+    assert sorted(shown) == sorted(name for name, command in GROUP.commands.items() if not command.hidden)
+    assert not {"metrics", "disconnect"} & set(shown)
+
+
+@pytest.mark.parametrize("words", [(), ("start",), ("fake", "up"), ("metrics",)], ids=str)
+def test_help_of_a_command_is_its_own_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish("help", *words) == 0
+    shown = capsys.readouterr().out
+    assert finish(*words, "--help") == 0
+    assert shown == capsys.readouterr().out
+
+
+def test_help_of_what_is_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish("help", "statsu") == 2
+    assert "did you mean status?" in capsys.readouterr().err
+
+
+def test_an_argument_of_older_versions_is_in_no_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish("export", "--help") == 0
+    assert "export [OPTIONS] [JOB]\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--to", "csv"], "export needs a directory: -o DIR"),
+        (["--to", "csv", "-o", "out", "one", "two"], "unexpected argument 'two'"),
+        (["--to", "csv", "-o", "out", "--listen", ":1"], "--listen is for --to prometheus only"),
+        (["--to", "prometheus", "-o", "out"], "writes no files"),
+    ],
+    ids=str,
+)
+def test_export_says_which_arguments_do_not_go_together(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conf = tmp_path / "conf.py"
+    conf.write_text('HOSTS = ["a"]\n')
+    assert finish("export", "--conf", str(conf), *words) == 2
+    assert message in capsys.readouterr().err

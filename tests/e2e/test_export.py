@@ -94,7 +94,7 @@ def test_all_points_of_a_run_are_exported_as_the_events_have_them(site: Site, jo
     """The clocks of these nodes are one: the times differ by what the measurement of the offset may be wrong."""
     expected = logged(site, job)
     assert {"loss", "gap"} <= {name for _, name, *_ in expected}
-    done = site.ok("export", "--to", "csv", "tables", job, "--json").json()
+    done = site.ok("export", "--to", "csv", "-o", "tables", job, "--json").json()
     with (site.directory / "tables" / "points.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert done["count"] == len(rows)
@@ -222,11 +222,14 @@ def test_points_that_a_roll_back_undid_are_kept_apart(site: Site) -> None:
     assert not [name for name in names if name.startswith("pserver") and "undone" in name]
 
 
+PROMETHEUS = ("export", "--to", "prometheus")
+
+
 class Served:
-    """`clusterctl metrics` on a free port."""
+    """`clusterctl export --to prometheus` on a free port."""
 
     def __init__(self, site: Site, *arguments: str, listen: str = "127.0.0.1:0") -> None:
-        self.process = site.popen("metrics", "--listen", listen, *arguments)
+        self.process = site.popen(*PROMETHEUS, "--listen", listen, *arguments)
         assert self.process.stdout is not None
         match = re.search(r"http://(\S+)/metrics", self.process.stdout.readline())
         assert match is not None, self.process.stderr and self.process.stderr.read()
@@ -265,8 +268,9 @@ def test_metrics_serves_the_state_of_the_run_until_ctrl_c(site: Site) -> None:
         assert wait_until(lambda: all(line in served.text() for line in wanted)), served.text()
         of_each = "clusterctl_process_resident_memory_bytes{"
         assert wait_until(lambda: served.text().count(of_each) == 4), served.text()
-        taken = site.run("metrics", "--listen", served.address)
-        assert (taken.code, "in use" in taken.err) == (4, True)
+        for command in (PROMETHEUS, ("metrics",)):  # its older name
+            taken = site.run(*command, "--listen", served.address)
+            assert (taken.code, "in use" in taken.err) == (4, True)
         site.ok("stop", job)
         assert wait_until(lambda: 'state="stopped"} 1.0' in served.text())
         code, out, err = served.interrupt()
@@ -277,7 +281,10 @@ def test_metrics_serves_the_state_of_the_run_until_ctrl_c(site: Site) -> None:
 
 def test_metrics_refuses_what_cannot_be_served_and_warns_of_what_others_can_see(site: Site) -> None:
     for wrong in (("--listen", "9464"), ("--listen", "127.0.0.1:0", "JOB-that-is-not")):
-        assert site.run("metrics", *wrong).code == 2
+        assert [site.run(*command, *wrong).code for command in (PROMETHEUS, ("metrics",))] == [2, 2]
+    for files in (("-o", "out"), ("--run", "1"), ("one", "two")):
+        assert site.run(*PROMETHEUS, *files).code == 2
+    assert not (site.directory / "out").exists()
     site.dispatch("")
     with Served(site, listen="0.0.0.0:0") as served:
         _, _, err = served.interrupt()

@@ -13,19 +13,21 @@ STAGES = (
     *("config", "schedulers", "transport", "cluster", "check", "dispatch", "launch", "setup", "observe", "report"),
     *("collect", "prune", "export", "fabric"),
 )
-# The modules of `cli` that call a stage themselves, each one only. All else goes through `api.operations`.
+# The modules of `cli` that call a stage themselves, each one only. All else goes through `api`.
 CALLS: Mapping[str, str] = {
-    "cli.adopted": "launch.adopt",
     "cli.call": "config",
     "cli.causes": "observe.why.report",
     "cli.chosen_settings": "config.settings",
     "cli.commands.diff": "report.formats",
     "cli.commands.export": "export",
+    "cli.commands.kubernetes": "schedulers.kubernetes.submit",
     "cli.commands.logs": "observe.folding",
-    "cli.commands.metrics": "export.scraped",
     "cli.commands.split": "dispatch.split",
+    "cli.commands.start": "launch.adopt",
     "cli.commands.status": "observe.record.status",
+    "cli.commands.submit": "schedulers.slurm.submit",
     "cli.commands.why": "observe.why.report",
+    "cli.completion": "config",
     "cli.invocation": "config",
     "cli.screen.gpu_lines": "check.gpus",
 }
@@ -40,6 +42,8 @@ VALUES = (
     "launch.Resume",
     "observe.follow.is_passing",
     "observe.record.references.Reference",
+    "observe.record.references.job_name",
+    "observe.record.references.run_title",
     "observe.record.secrets.HIDDEN",
     "schedulers.NoRunError",
     "transport.ask_terminal",

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from clusterctl.api.operations.references import job_name
-from clusterctl.api.operations.start import ask_how_it_ended, wait_until_up
+from clusterctl.api.start import ask_how_it_ended, wait_until_up
 from clusterctl.cli import style
 from clusterctl.cli.attached.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
 from clusterctl.cli.attached.term import on_term
@@ -24,6 +23,7 @@ from clusterctl.inventory import nodeset
 from clusterctl.launch import Adopted, Launch, Resume
 from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.live import LiveRecord
+from clusterctl.observe.record.references import job_name
 
 AFTER_END_S = 5.0
 
@@ -79,7 +79,7 @@ def until_running(adopted: Adopted | None, invocation: Invocation, cluster: Clus
         is_up = wait_until_up(cluster, run.job, run.run, run.nodes, view)
     if not is_up:
         _raise_failed(invocation, cluster, run, view)
-    name = job_name(cluster.settings, cluster.inventory, run.job)
+    name = job_name(cluster.inventory, run.job)
     document: DetachedStart = {**identity(run), "job_workspace": name, "state": "running"}
     if adopted is not None:
         document["adopted"] = adopted.to_json()

@@ -7,8 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 
-from clusterctl.api.operations.check import check as check_nodes
-from clusterctl.api.operations.check import document
+from clusterctl.api.nodes import check as check_nodes
 from clusterctl.check import Finding, Report
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, plural
@@ -24,11 +23,10 @@ GAP = 5
 def check(invocation: Invocation) -> None:
     with invocation.cluster() as cluster:
         with invocation.progress.operation("checking"):
-            report = check_nodes(cluster)
-        error = problem(report, len(cluster.nodes))
-        for line in lines(report):
+            checked = check_nodes(cluster)
+        for line in lines(checked.report):
             invocation.console.say(line)
-        invocation.console.finish(document(cluster, report).to_json(), error)
+        invocation.console.finish(checked.document, problem(checked.report, len(cluster.nodes)))
 
 
 def lines(report: Report) -> list[str]:

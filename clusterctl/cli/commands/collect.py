@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from clusterctl.api.operations.collect import check_tag
-from clusterctl.api.operations.collect import collect as collect_from
+from clusterctl.api.collect import check_tag
+from clusterctl.api.collect import collect as collect_from
 from clusterctl.cli import style
 from clusterctl.cli.causes import warning_lines
 from clusterctl.cli.commands.report import NAME, attempt_report
@@ -60,7 +61,7 @@ def collect_run(
     """Collect and print a summary; raise if a node failed."""
     with invocation.progress.operation("collecting") as operation:
         found = collect_from(cluster, named, output, operation.node_bytes, tag=tag, every=every)
-    job, collection, target = found.job, found.collection, found.target
+    job, collection, target = found.job, found.collection, found.directory
     count = f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes"
     size = human_bytes(sum(file.bytes for file in collection.files))
     invocation.console.say(
@@ -85,10 +86,9 @@ def collect_run(
     run = found.members.run
     run_report = attempt_report(invocation, cluster, job, run, target / NAME) if run else None
     if document:
-        invocation.console.finish(found.document(run_report).to_json(), found.problem)
-    elif found.problem is not None:
-        raise found.problem
-    return collection
+        shown: Mapping[str, Any] = {**found.document, "report": str(run_report) if run_report else None}
+        invocation.console.finish(shown, found.problem)
+    return found.or_raise().collection
 
 
 def _left_lines(collection: Collection) -> Iterator[str]:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import fake
-from clusterctl.api.operations.origin import OriginOptions, StartTarget
-from clusterctl.api.operations.start import prepared
+from clusterctl.api.start import OriginOptions, StartTarget, prepared
 from clusterctl.cli.attached.follow import follow_run
 from clusterctl.cli.chart import resample, svg_chart, terminal_chart
 from clusterctl.cli.commands.collect import collect_run
@@ -130,7 +129,7 @@ def _collect(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
 
 
 def _prove_stopped(invocation: Invocation, cluster: Cluster) -> None:
-    stop_job(invocation, cluster, None, document=False)
+    stop_job(invocation, cluster, None)
 
 
 def _show_results(invocation: Invocation, target: Path, workspace: Path, model: Path, view: LiveRecord) -> None:

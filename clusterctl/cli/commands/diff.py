@@ -7,8 +7,8 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
-from clusterctl.api.operations.diff import Differences, run_to_compare
-from clusterctl.api.operations.diff import diff as compare
+from clusterctl.api.diff import Comparison, run_to_compare
+from clusterctl.api.diff import diff as compare
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
@@ -43,12 +43,12 @@ def diff(invocation: Invocation, first: str, second: str) -> None:
     _show(invocation.console, found.compared)
     for line in _doubts(found):
         invocation.console.warn(line)
-    invocation.console.finish(found.to_json(), found.problem)
+    invocation.console.finish(found.document, found.problem)
 
 
-def _doubts(found: Differences) -> Iterator[str]:
-    for label, error in found.errors.items():
-        yield f"{label} is missing in it: {error.message}"
+def _doubts(found: Comparison) -> Iterator[str]:
+    for error in found.errors:
+        yield f"{error.node} is missing in it: {error.message}"
     for job, by_node in found.changed.items():
         if by_node:
             yield (

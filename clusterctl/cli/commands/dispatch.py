@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.operations.dispatch import document as document_of
-from clusterctl.api.operations.dispatch import may_go_on, need_scripts, partial_failure, plan, scan
-from clusterctl.api.operations.dispatch import send as send_workspace
+from clusterctl.api.dispatch import document as document_of
+from clusterctl.api.dispatch import may_go_on, need_scripts, partial_failure, plan, scan
+from clusterctl.api.dispatch import send as send_workspace
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation

@@ -10,23 +10,24 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from clusterctl.api.operations.exec import (
+from clusterctl.api.exec import (
     LINE_BYTES,
     NodeOutput,
+    exec_problem,
     in_directory_of,
-    problem,
+    output_of,
     remote_command,
-    run,
+    run_on_nodes,
     same_on_all,
 )
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, NodeOutcome
-from clusterctl.documents.nodes import ExecDocument, NodeOutputDocument
-from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
+from clusterctl.documents.nodes import ExecDocument
+from clusterctl.errors import InterruptedRun, UsageError
 from clusterctl.escape import clean
 from clusterctl.inventory import Node, nodeset
 from clusterctl.transport import RemoteCommand
@@ -56,8 +57,10 @@ def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | No
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the commands alone
             outcomes = _run(cluster, commands, screen)
     screen.close()
-    document = ExecDocument(job=job_id, nodes=tuple(node_output(one, screen, one.error) for one in outcomes))
-    invocation.console.finish(document.to_json(), problem(outcomes))
+    document = ExecDocument(
+        job=job_id, nodes=tuple(output_of(one, screen.outputs[one.node.id], one.error) for one in outcomes)
+    )
+    invocation.console.finish(document.to_json(), exec_problem(outcomes))
 
 
 def _refuse_job(job: str, words: Sequence[str]) -> NoReturn:
@@ -102,7 +105,7 @@ def _run(cluster: Cluster, commands: Callable[[Node], RemoteCommand], screen: Ou
         guarded(lambda: screen.end(node.id, code))
 
     try:
-        outcomes = run(cluster, commands, take, end)
+        outcomes = run_on_nodes(cluster, commands, take, end)
     except KeyboardInterrupt:
         screen.show_held()
         raise InterruptedRun(
@@ -226,20 +229,3 @@ class OutputDisplay:
         except BrokenPipeError:
             self.reader_is_gone = True
             raise
-
-
-def node_output(
-    outcome: NodeOutcome[Any], screen: OutputDisplay, failure: ClusterctlError | None
-) -> NodeOutputDocument:
-    """Return the part of a document about the output of one node."""
-    output = screen.outputs[outcome.node.id]
-    return NodeOutputDocument(
-        node=outcome.node.id,
-        host=outcome.node.where,
-        seconds=outcome.seconds,
-        exit_code=output.code,
-        error=None if failure is None else failure.to_json(),
-        stdout=output.text(False),
-        stderr=output.text(True),
-        dropped_bytes=output.dropped,
-    )

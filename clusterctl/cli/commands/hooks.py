@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.operations.task import load_tasks
+from clusterctl.api.exec import load_tasks
 from clusterctl.cli.attached.term import on_term
 from clusterctl.cli.commands.task import for_people
 from clusterctl.cli.invocation import Invocation

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import shlex
 from collections.abc import Callable, Mapping
 from itertools import starmap
 
-from clusterctl.api.operations.jobs import document, known_jobs, waiting_jobs
+from clusterctl.api.status import list_jobs
 from clusterctl.cli import style
 from clusterctl.cli.console import human_bytes, human_time
 from clusterctl.cli.invocation import Invocation
@@ -27,24 +28,20 @@ Cell = Callable[["JobOverview", int], str]
 
 def jobs(invocation: Invocation) -> None:
     cluster, state_of = invocation.cluster_of_all()
-    waiting = waiting_jobs(invocation.settings(), invocation.environ)
+    waiting = invocation.waiting_jobs()
     for job in waiting:
         invocation.console.say(job.sentence)
-    if cluster is None:
-        invocation.console.document(document([], waiting).to_json())
-        if not waiting:
-            invocation.console.say("no jobs; clusterctl submit hands one to Slurm")
-        return
-    with cluster:
-        known = known_jobs(cluster, state_of)
-        if not known.jobs and not waiting:
-            invocation.console.say("no jobs; clusterctl dispatch sends a workspace")
-        elif known.jobs and not invocation.console.json:
+    with cluster or contextlib.nullcontext():
+        known = list_jobs(cluster, state_of, waiting)
+        if cluster is not None and known.jobs and not invocation.console.json:
             columns = {name: [cell(job, len(cluster.nodes)) for job in known.jobs] for name, cell in COLUMNS.items()}
             shown = [name for name, cells in columns.items() if name in ALWAYS or any(cells)]
             rows = list(zip(*(columns[name] for name in shown), strict=True))
             invocation.console.table(shown, rows, NUMERIC, DROPPED_FIRST)
-        invocation.console.finish(document(known.jobs, waiting).to_json(), known.problem)
+        elif not known.jobs and not waiting:
+            first = "submit hands one to Slurm" if cluster is None else "dispatch sends a workspace"
+            invocation.console.say(f"no jobs; clusterctl {first}")
+        invocation.console.finish(known.document, known.problem)
 
 
 def _of_run(cell: Callable[[RunOverview], str]) -> Cell:

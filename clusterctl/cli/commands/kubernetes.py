@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.api.operations.kubernetes import find_made, hosts_of, in_namespace, pods_for
-from clusterctl.api.operations.origin import OriginOptions, StartTarget
-from clusterctl.api.operations.references import job_of
+from clusterctl.api.start import OriginOptions, StartTarget
 from clusterctl.cli.commands.start import start
 from clusterctl.cli.commands.stop import stop_job
 from clusterctl.cli.console import plural
@@ -15,7 +13,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.config.host_sources import KubernetesHosts
 from clusterctl.documents.local import DeletedDocument, ManifestDocument
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.schedulers.kubernetes.submit import CreatedObjects
+from clusterctl.schedulers.kubernetes.submit import CreatedObjects, find_made, hosts_of, in_namespace, pods_for
 
 
 def submit(
@@ -85,7 +83,7 @@ def _stop(invocation: Invocation, job: str | None) -> None:
     """Stop a job. One that cannot be stopped, or that is not there, ends with its pods."""
     try:
         with invocation.whole_cluster() as cluster:
-            stop_job(invocation, cluster, job_of(cluster, job), document=False)
+            stop_job(invocation, cluster, invocation.job_of(cluster, job))
     except ClusterctlError as exc:
         if job is not None and isinstance(exc, UsageError):
             raise

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from clusterctl.api.operations.logs import check, final_state, parse_since, read, select
-from clusterctl.api.operations.logs import follow as follow_lines
+from clusterctl.api.logs import check, final_state, parse_since, read, select
+from clusterctl.api.logs import follow as follow_lines
 from clusterctl.cli import style
 from clusterctl.cli.commands.scheduled import once_it_runs, tell_end
 from clusterctl.cli.console import Console

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from clusterctl.api.operations.logs import AGO, UNITS_S
-from clusterctl.api.operations.prune import look, remove
+from clusterctl.api.logs import AGO, UNITS_S
+from clusterctl.api.nodes import prune as prune_nodes
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import UsageError
@@ -19,14 +19,16 @@ WHY = {"runs": "running", "newest": "among the newest", "young": "recently used"
 
 def prune(invocation: Invocation, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
     older_than_s = parse_age(older_than)
+
+    def confirm(found: PrunePlan) -> bool:
+        _show(invocation, found)
+        return not found.is_empty and not plan and (yes or _ask(invocation, found))
+
     with invocation.cluster() as cluster:
-        found = look(cluster, keep=keep, older_than_s=older_than_s)
-        _show(invocation, found.plan)
-        confirmed = not found.is_empty and not plan and (yes or _ask(invocation, found.plan))
-        errors = remove(cluster, found) if confirmed else []
-        invocation.console.finish(found.document(removed=confirmed).to_json(), found.problem(errors))
-        if confirmed:
-            invocation.console.say(f"removed {_summary(found.plan)}")
+        pruned = prune_nodes(cluster, confirm, keep=keep, older_than_s=older_than_s)
+        invocation.console.finish(pruned.document, pruned.problem)
+        if pruned.removed:
+            invocation.console.say(f"removed {_summary(pruned.plan)}")
 
 
 def parse_age(text: str) -> float:

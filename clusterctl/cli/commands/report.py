@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.operations.report import place
-from clusterctl.api.operations.report import report as write
+from clusterctl.api.report import place
+from clusterctl.api.report import report as write
 from clusterctl.cli.console import human_bytes
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
@@ -27,7 +27,7 @@ def report(invocation: Invocation, job: str | None, output: Path | None, run: in
     invocation.console.say(f"{record.name}, {record.state}: {written.file} ({human_bytes(written.bytes)})")
     for error in written.errors:
         invocation.console.warn(f"{error.node} is missing in it: {error.message}")
-    invocation.console.finish(written.to_json(), written.problem)
+    invocation.console.finish(written.document, written.problem)
 
 
 def attempt_report(invocation: Invocation, cluster: Cluster, job: str, run: str, file: Path | None) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.api.operations.save import save as ask
+from clusterctl.api.control import save as ask
 from clusterctl.cli import style
 from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean
@@ -15,6 +15,6 @@ def save(invocation: Invocation, job: str | None, *, timeout_s: float) -> None:
         ref = invocation.job_of(cluster, job)
         with invocation.progress.operation("saving"):
             saved = ask(cluster, ref, timeout_s=timeout_s)
-    invocation.console.document(saved)
-    words = f" checkpoint {clean(saved['tag'])} of {saved['job']} run {int(saved['run'])} is complete"
+    invocation.console.document(saved.document)
+    words = f" checkpoint {clean(saved.tag)} of {saved.document['job']} run {int(saved.document['run'])} is complete"
     invocation.console.say(style.good("saved:") + words)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterctl.api.operations.scheduled import cancel, printed_last, status_json, stop_json, was_ended, why_json
+from clusterctl.api.scheduled import cancel, printed_last, status_json, stop_json, was_ended, why_json
 from clusterctl.cli import style
 from clusterctl.cli.invocation import Invocation
 from clusterctl.escape import clean

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clusterctl.api.operations.setup import requirements_of
-from clusterctl.api.operations.setup import setup as set_up
+from clusterctl.api.nodes import requirements_of
+from clusterctl.api.nodes import setup as set_up
 from clusterctl.cli import style
 from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.invocation import Invocation
@@ -33,7 +33,7 @@ def setup(
             options: Any = {"offline": offline, "upgrade": upgrade, "uv": uv, "on_step": operation.step}
             found = set_up(cluster, requirements, say=console.say, cache=invocation.cache_dir, **options)
     _summarise(console, found.done)
-    console.finish(found.to_json(), found.problem)
+    console.finish(found.document, found.problem)
     count = len(found.done.outcomes)
     console.say(style.good(f"{count}/{count} nodes ready") + f"     next: clusterctl dispatch {workspace}")
 

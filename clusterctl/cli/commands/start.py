@@ -1,4 +1,4 @@
-"""`clusterctl start`: dispatch if requested, start, and follow the run to its end."""
+"""`clusterctl start`: dispatch or adopt if requested, start, and follow the run to its end; or `--rejoin` one."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.api.operations.dispatch import failed_nodes
-from clusterctl.api.operations.origin import OriginOptions, StartTarget, check_target
-from clusterctl.api.operations.references import job_name
-from clusterctl.api.operations.start import PlannedStart, prepared
-from clusterctl.api.operations.start import start as launch_run
-from clusterctl.cli.adopted import adopt_directory, check_options
+from clusterctl.api.control import rejoin as ask_to_rejoin
+from clusterctl.api.dispatch import failed_nodes
+from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, check_target, prepared
+from clusterctl.api.start import start as launch_run
 from clusterctl.cli.attached.follow import follow_run, identity, until_running
-from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
+from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen, shown_option
 from clusterctl.cli.commands.check import finding_lines
 from clusterctl.cli.commands.dispatch import send
 from clusterctl.cli.commands.hooks import Hooks
-from clusterctl.cli.commands.rejoin import rejoin as rejoin_run
 from clusterctl.cli.commands.report import report_at_end
 from clusterctl.cli.commands.stop import stop_job, uninterrupted
-from clusterctl.cli.console import plural
+from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
-from clusterctl.cli.origin import tell_origin
 from clusterctl.cluster import Cluster, combined, fold_errors
+from clusterctl.common.errors import first_of
+from clusterctl.config import Settings
 from clusterctl.documents.jobs import StartDocument, StartPlan
-from clusterctl.errors import ClusterctlError, InterruptedRun
+from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 from clusterctl.escape import clean
-from clusterctl.launch import Launch, LaunchPlan, Origin, Resume
+from clusterctl.launch import Adopted, Launch, LaunchPlan, Origin, Resume
+from clusterctl.launch import adopt as adopt_there
+from clusterctl.observe.record.references import job_name
 
 T = TypeVar("T")
+SHOWN = 3  # paths of files that differ
+REJOINED = {
+    "joined": "has rejoined run {run}",
+    "told": "is already in run {run}; restarting any trainer that failed there",
+    "ended": "cannot rejoin: run {run} has ended ({state})",
+}
 
 
 def start_or_rejoin(
@@ -65,7 +71,7 @@ def start_or_rejoin(
             **{"--job_dispatch_package": package, "--engine": engine, "--set": chosen, "--name": name},
             "--": invocation.program_args,
         }
-        rejoin_run(invocation, target.job, [option for option, given in others.items() if given])
+        rejoin_nodes(invocation, target.job, [option for option, given in others.items() if given])
         return
     start(
         invocation,
@@ -95,7 +101,7 @@ def start(
     allow_partial: bool = False,
 ) -> None:
     if adopt:
-        check_options(target.job, resume=origin.resume, package=target.package)
+        check_adopt_options(target.job, resume=origin.resume, package=target.package)
     check_target(target, origin, name)
     given = parse_chosen(chosen, engine)
     settings = invocation.settings(given, ENGINE=engine)
@@ -195,14 +201,14 @@ def launch_and_follow(
         more["on_origin"] = lambda chosen: tell_origin(invocation, chosen, cluster.settings)
         with invocation.progress.operation("starting") as operation:
             run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
-        name = job_name(cluster.settings, cluster.inventory, run.job)
+        name = job_name(cluster.inventory, run.job)
         invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
         return follow(invocation, cluster, run)
     except KeyboardInterrupt:
         if not started:
             raise
         with uninterrupted(invocation):
-            stop_job(invocation, cluster, started[0].job, nodes=started[0].nodes, document=False)
+            stop_job(invocation, cluster, started[0].job, started[0].nodes)
         raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
 
 
@@ -226,3 +232,64 @@ def _report_left_out(invocation: Invocation, cluster: Cluster, run: Launch) -> N
 def _counts(run: Launch) -> tuple[int, int]:
     """Count the pservers and the trainers of the run."""
     return sum(len(node.pserver_ranks) for node in run.nodes), sum(len(node.trainer_ranks) for node in run.nodes)
+
+
+def rejoin_nodes(invocation: Invocation, job_workspace: str | None, others: Sequence[str]) -> None:
+    """Ask all nodes, or those of --only, to rejoin; raise if one cannot. `others` are options that do not apply."""
+    if others:
+        raise UsageError(
+            f"--rejoin cannot be combined with {others[0]}: the run continues with the options it was started with"
+        )
+    with invocation.cluster() as cluster:
+        done = ask_to_rejoin(cluster, job_workspace)
+        for outcome in done.outcomes:
+            if outcome.ok:
+                answer = outcome.get()
+                run = {"run": int(answer["run"]), "state": answer.get("state")}
+                invocation.console.say(f"{outcome.node.label} {REJOINED[answer['did']].format(**run)}")
+        invocation.console.finish(done.document, done.problem)
+
+
+def check_adopt_options(job_workspace: str | None, *, resume: bool, package: Path | None) -> None:
+    """Raise UsageError if --adopt has no directory, or is given with options that it excludes."""
+    others = [name for name, given in (("--resume", resume), ("--job_dispatch_package", package)) if given]
+    if job_workspace is None or others:
+        raise UsageError(
+            f"--adopt cannot be combined with {', '.join(others)}" if others else "--adopt needs a directory",
+            hint="to adopt one and start it: clusterctl start --job_workspace DIR --adopt",
+        )
+
+
+def adopt_directory(invocation: Invocation, cluster: Cluster, ref: str, allow_partial: bool) -> Adopted:
+    """Record a directory as a job, and print what it has."""
+    adopted = adopt_there(cluster, ref, allow_partial=allow_partial)
+    say, of = invocation.console.say, len(cluster.nodes)
+    size = human_bytes(adopted.bytes)
+    say(f"adopted {adopted.job} on {of - len(adopted.failed)}/{of} nodes: {plural(adopted.files, 'file')}, {size}")
+    if adopted.differ:
+        say(f"note: {plural(len(adopted.differ), 'file')} with other contents on other nodes: {_paths(adopted.differ)}")
+    if adopted.missing:
+        say(f"note: {plural(len(adopted.missing), 'file')} on some nodes only: {_paths(adopted.missing)}")
+    if adopted.unrecorded:
+        say(f"note: not recorded: sockets, pipes and devices ({adopted.unrecorded:,})")
+    return adopted
+
+
+def _paths(paths: Sequence[str]) -> str:
+    return clean(first_of(paths, SHOWN))
+
+
+def tell_origin(invocation: Invocation, origin: Origin, settings: Settings) -> None:
+    """Print the checkpoint or model that a run starts from, and the newer ones that are unusable."""
+    for line in origin.warnings:
+        invocation.console.warn(clean(line, keep_newlines=True))
+    words = _resuming(invocation, origin, settings) if isinstance(origin, Resume) else f"loading {origin}"
+    invocation.console.output(clean(words))
+
+
+def _resuming(invocation: Invocation, resume: Resume, settings: Settings) -> str:
+    kept = resume.arguments if invocation.program_args is None else None
+    arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
+    again = [shown_option(name, text) for name, text in resume.settings.items() if settings.chosen.get(name) == text]
+    options = f"{' and' if kept else ' with'} its settings: {' '.join(again)}" if again else ""
+    return f"resuming from {resume}{arguments}{options}"

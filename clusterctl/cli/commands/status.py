@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from clusterctl.api.operations.references import run_title
-from clusterctl.api.operations.status import document as document_of
+from clusterctl.api.scheduled import scheduled_part
+from clusterctl.api.status import Status
+from clusterctl.api.status import status as read
 from clusterctl.cli import style
 from clusterctl.cli.causes import first_cause_lines, warning_lines
 from clusterctl.cli.commands.scheduled import show_status, tell_end
@@ -21,13 +23,14 @@ from clusterctl.cli.screen.table import MOST_METRICS, figure_cells, metric_cells
 from clusterctl.cli.screen.watch import watch
 from clusterctl.cluster import Cluster, SeveralRunningError
 from clusterctl.cluster.answers import StatusFacts
+from clusterctl.common.schema import typed
 from clusterctl.documents.jobs import RunningJobs
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.inventory import nodeset
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.model import ProcessRecord
-from clusterctl.observe.record.status import LIVE, JobStatus, unheard
-from clusterctl.observe.record.status import status as read
+from clusterctl.observe.record.references import run_title
+from clusterctl.observe.record.status import LIVE, JobStatus
 from clusterctl.schedulers import NoRunError
 
 FIGURES = ("pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
@@ -50,30 +53,30 @@ def _status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
     with invocation.cluster_of(job) as cluster:
         try:
             named = invocation.run_of(cluster, job)
-            current = read(cluster, named.job, run=named.run, gpus=not watch)
+            current = read(cluster, named.job, named.run, gpus=not watch)
         except SeveralRunningError as several:
             if watch:
                 raise
             _show_all(invocation, cluster, several.jobs)
             return
         if watch and current.state in LIVE and invocation.console.live:
-            current = _watched(invocation, cluster, current, named.run)
+            current = _watched(invocation, cluster, current.known, named.run)
             if current.state in LIVE:
                 return
         while watch and current.state in LIVE:
-            invocation.console.record(document_of(cluster, current))
-            _show(invocation, cluster, current, clear=True)
+            invocation.console.record(current.document)
+            _show(invocation, cluster, current.known, clear=True)
             time.sleep(WATCH_S)
-            current = read(cluster, current.job, run=named.run)
-        _show(invocation, cluster, current, clear=False)
-        document = document_of(cluster, current, invocation.scheduled)
-        invocation.console.finish(document, _problem(current, len(cluster.nodes), watch))
+            current = read(cluster, current.job, named.run)
+        _show(invocation, cluster, current.known, clear=False)
+        document: Mapping[str, Any] = {**current.document, **scheduled_part(invocation.scheduled)}
+        invocation.console.finish(document, _problem(current, watch))
 
 
-def _watched(invocation: Invocation, cluster: Cluster, current: JobStatus, run: str | None) -> JobStatus:
+def _watched(invocation: Invocation, cluster: Cluster, current: JobStatus, run: str | None) -> Status:
     """Show the live screen; return the status after it. Say so if the user left a run that continues."""
     ended = watch(invocation.console, cluster, current, " · ".join(_title(current)[:-1]))
-    after = read(cluster, current.job, run=run)
+    after = read(cluster, current.job, run)
     if not ended and after.state in LIVE:
         invocation.console.say(f"{current.job} continues     clusterctl status --watch {current.job} shows it again")
     return after
@@ -83,16 +86,15 @@ def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> 
     """Show every job that is running; the JSON document has them under `jobs`."""
     found = [read(cluster, job, gpus=True) for job in jobs]
     for current in found:
-        _show(invocation, cluster, current, clear=False)
-    errors = [error for current in found for error in [_problem(current, len(cluster.nodes), False)] if error]
-    document: RunningJobs = {"jobs": [document_of(cluster, current) for current in found]}
-    invocation.console.finish(document, errors[0] if errors else None)
+        _show(invocation, cluster, current.known, clear=False)
+    document = typed(RunningJobs, {"jobs": [current.document for current in found]})
+    invocation.console.finish(document, next((one.problem for one in found if one.problem), None))
 
 
-def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
+def _problem(current: Status, watch: bool) -> ClusterctlError | None:
     if watch and not current.errors and current.state in ("failed", "lost"):
         return JobFailedError(f"{current.job} {'failed' if current.state == 'failed' else 'is lost'}")
-    return unheard(current.errors, of)
+    return current.problem
 
 
 def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear: bool) -> None:

@@ -8,8 +8,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 
-from clusterctl.api.operations.stop import Stopped, job_to_stop, processes
-from clusterctl.api.operations.stop import stop as stop_everything
+from clusterctl.api.control import Stopped, job_meant, processes
+from clusterctl.api.control import stop as stop_everything
 from clusterctl.cli import style
 from clusterctl.cli.commands.scheduled import stop_without_run
 from clusterctl.cli.console import human_time, plural
@@ -21,47 +21,50 @@ from clusterctl.schedulers import NoRunError
 
 
 def stop(invocation: Invocation, job: str | None) -> None:
-    is_done = False
-    while not is_done:
+    while True:
         try:
-            _stop(invocation, job)
-            is_done = True
+            with invocation.cluster_of(job, whole=True) as cluster:
+                invocation.need_nodes()
+                ref = job_meant(cluster, invocation.job_of(cluster, job))
+                with _stopping(invocation, ref, cluster.nodes):
+                    stopped = stop_everything(cluster, ref)
+                _report(invocation, stopped, document=True)
+                return
         except NoRunError as none:
-            job, is_done = none.job.id, stop_without_run(invocation, none.job)
+            if stop_without_run(invocation, none.job):
+                return
+            job = none.job.id
 
 
-def _stop(invocation: Invocation, job: str | None) -> None:
-    with invocation.cluster_of(job, whole=True) as cluster:
-        invocation.need_nodes()
-        stop_job(invocation, cluster, invocation.job_of(cluster, job))
-
-
-def stop_job(
-    invocation: Invocation,
-    cluster: Cluster,
-    ref: str | None,
-    *,
-    nodes: Sequence[Node] | None = None,
-    document: bool = True,
-) -> None:
-    """Stop a job on `nodes` (None: all) and report what is left; raise if anything is left.
+def stop_job(invocation: Invocation, cluster: Cluster, ref: str | None, nodes: Sequence[Node] | None = None) -> None:
+    """Stop a job on `nodes` (None: all) as a part of another command; raise if anything is left.
 
     A node that is not in the newest run need not answer.
     """
-    ref = job_to_stop(cluster, ref)
-    console = invocation.console
-    console.say(f"stopping {ref} on {plural(len(cluster.nodes if nodes is None else nodes), 'node')}")
-    with invocation.progress.operation("stopping"):
+    ref = job_meant(cluster, ref)
+    with _stopping(invocation, ref, cluster.nodes if nodes is None else nodes):
         stopped = stop_everything(cluster, ref, nodes)
+    _report(invocation, stopped, document=False)
+
+
+@contextlib.contextmanager
+def _stopping(invocation: Invocation, job: str, nodes: Sequence[Node]) -> Iterator[None]:
+    invocation.console.say(f"stopping {job} on {plural(len(nodes), 'node')}")
+    with invocation.progress.operation("stopping"):
+        yield
+
+
+def _report(invocation: Invocation, stopped: Stopped, *, document: bool) -> None:
+    """Say what was stopped, and raise if anything is left."""
+    console = invocation.console
     count, of = len(stopped.answers), len(stopped.outcomes)
     _report_kills(invocation, stopped.outcomes)
     if stopped.members.errors(stopped.outcomes) and count:
         summary = f" {count}/{of} nodes, {processes(stopped.survivors)} left"
         console.say(style.warning("stopped:") + f"{summary}; nothing is known about the others")
     if document:
-        console.finish(stopped.to_json(), stopped.problem)
-    elif stopped.problem is not None:
-        raise stopped.problem
+        console.finish(stopped.document, stopped.problem)
+    stopped.or_raise()
     ports = "" if stopped.taken else ", ports free"
     console.say(style.good("stopped:") + f" {count}/{count} nodes, 0 processes left{ports}")
     for message in stopped.taken:

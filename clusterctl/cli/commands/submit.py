@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.api.operations.slurm import Order, order
 from clusterctl.cli import style
 from clusterctl.cli.commands import kubernetes
 from clusterctl.cli.invocation import Invocation
 from clusterctl.documents.local import SubmissionDocument
 from clusterctl.errors import UsageError
+from clusterctl.schedulers.slurm.submit import Order, order
 
 
 def submit(

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.api.operations.task import load_tasks, problem
-from clusterctl.cli.commands.exec import OutputDisplay, node_output
+from clusterctl.api.exec import load_tasks, output_of, task_problem
+from clusterctl.cli.commands.exec import OutputDisplay
 from clusterctl.cli.console import Console
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.task_output import NodeStream, PerThread
@@ -45,13 +45,13 @@ def task(invocation: Invocation, name: str | None, *, listing: bool, fold: bool 
         with invocation.progress.operation("", plain=False):  # the output of a pipe is that of the tasks alone
             outcomes = _run(cluster, file, call, screen, invocation.console)
     screen.close()
-    error = problem(outcomes, name)
+    error = task_problem(outcomes, name)
     if error is None:
         try:
             _around(invocation.console, file, name, call.task.post)
         except ClusterctlError as exc:
             error = exc
-    nodes = tuple(node_output(one, screen, one.error or one.value) for one in outcomes)
+    nodes = tuple(output_of(one, screen.outputs[one.node.id], one.error or one.value) for one in outcomes)
     invocation.console.finish(TaskDocument(name, nodes).to_json(), error)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
-from clusterctl.api.operations.trust import PresentedKey, look, record
+from clusterctl.api.nodes import PresentedKey, record_host_keys, scan_host_keys
 from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import RefusedError, UsageError
@@ -14,7 +14,7 @@ from clusterctl.inventory import Node, fold
 
 def trust(invocation: Invocation, *, yes: bool) -> None:
     with invocation.cluster() as cluster:
-        keys = look(cluster)
+        keys = scan_host_keys(cluster)
         if keys.without:
             invocation.console.say(
                 f"{plural(keys.without, 'host')} without a host key: VIA reaches them by other means than SSH"
@@ -24,11 +24,11 @@ def trust(invocation: Invocation, *, yes: bool) -> None:
         recorded = bool(unknown) and (yes or _ask(invocation, len(unknown)))
         unaccepted = []
         if recorded:
-            record(cluster, unknown)
+            record_host_keys(cluster, unknown)
             invocation.console.say(f"recorded {plural(len(unknown), 'key')}")
         elif unknown:
             unaccepted.append(RefusedError(f"{plural(len(unknown), 'host key')} not accepted"))
-        invocation.console.finish(keys.to_json(recorded=recorded), keys.problem(*unaccepted))
+        invocation.console.finish(keys.document(recorded=recorded), keys.problem(*unaccepted))
 
 
 def _show(invocation: Invocation, known: int, unknown: list[PresentedKey]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from clusterctl.api.operations.references import run_title
-from clusterctl.api.operations.why import document as document_of
-from clusterctl.api.operations.why import explain, problem
+from clusterctl.api.outcome import explain
 from clusterctl.cli import style
 from clusterctl.cli.causes import FIRST_CAUSE, corrected_hint, headline, incident_line, warning_lines
 from clusterctl.cli.commands import scheduled
@@ -16,6 +14,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.screen.notes import note_lines
 from clusterctl.common.schema import END_OF_TIME
 from clusterctl.escape import clean
+from clusterctl.observe.record.references import run_title
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.report import WhyReport, advice
 from clusterctl.schedulers import NoRunError
@@ -39,11 +38,10 @@ def why(invocation: Invocation, job: str | None) -> None:
 
 def _why(invocation: Invocation, job: str | None) -> None:
     with invocation.cluster_of(job, whole=True) as cluster:
-        report = explain(cluster, invocation.run_of(cluster, job), invocation.scheduled)
+        outcome = explain(cluster, invocation.run_of(cluster, job), invocation.scheduled)
         if not invocation.console.json:
-            _show(invocation.console, report, outside=invocation.scheduled is not None)
-        document = document_of(report, invocation.scheduled)
-        invocation.console.finish(document, problem(report, len(cluster.nodes)))
+            _show(invocation.console, outcome.report, outside=invocation.scheduled is not None)
+        invocation.console.finish(outcome.document, outcome.problem)
 
 
 def _show(console: Console, report: WhyReport, *, outside: bool) -> None:

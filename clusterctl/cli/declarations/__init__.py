@@ -9,9 +9,10 @@ from clusterctl.cli.declarations.root import NAME, app
 
 #: The commands in the order of `clusterctl --help`.
 ORDER = (
-    *("init", "trust", "check", "setup", "dispatch", "start", "submit", "status", "jobs", "logs", "why"),
-    *("report", "diff", "export", "metrics", "save", "stop", "split", "collect", "exec", "task", "prune"),
-    *("disconnect", "demo", "completion"),
+    *("init", "trust", "check", "setup", "split", "dispatch"),
+    *("start", "submit", "save", "stop"),
+    *("status", "jobs", "logs", "why", "report", "diff", "export", "collect"),
+    *("exec", "task", "prune", "demo", "completion", "help", "metrics", "disconnect"),
 )
 app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))
 

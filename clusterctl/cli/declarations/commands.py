@@ -32,11 +32,11 @@ from clusterctl.cli.declarations.options import (
     StorageOption,
     TargetArgument,
 )
-from clusterctl.cli.declarations.root import app
+from clusterctl.cli.declarations.root import LOOK, MORE, PREPARE, RUN, app
 from clusterctl.cli.typer_adapter import command
 
 
-@command(app, "init", "clusterctl init mnist && cd mnist")
+@command(app, "init", "clusterctl init mnist && cd mnist", panel=PREPARE)
 def init(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing.")] = Path(),
@@ -56,7 +56,7 @@ def init(
     init(context.obj.console, directory, template)
 
 
-@command(app, "setup", "clusterctl setup workspace")
+@command(app, "setup", "clusterctl setup workspace", panel=PREPARE)
 def setup(
     context: typer.Context,
     workspace: Annotated[
@@ -73,7 +73,7 @@ def setup(
     setup(context.obj.invocation(), workspace, offline=offline, upgrade=upgrade, uv=uv, engine=engine)
 
 
-@command(app, "dispatch", "clusterctl dispatch workspace")
+@command(app, "dispatch", "clusterctl dispatch workspace", panel=PREPARE)
 def dispatch(
     context: typer.Context,
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
@@ -92,7 +92,7 @@ def dispatch(
     dispatch(context.obj.invocation(), workspace, rehash=rehash, plan=plan, allow_partial=allow_partial)
 
 
-@command(app, "start", "clusterctl start workspace --name first -- --num_passes=5")
+@command(app, "start", "clusterctl start workspace --name first -- --num_passes=5", panel=RUN)
 def start(
     context: typer.Context,
     workspace_or_job: TargetArgument = None,
@@ -141,7 +141,7 @@ def start(
     )
 
 
-@command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00")
+@command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00", panel=RUN)
 def submit(
     context: typer.Context,
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
@@ -186,7 +186,7 @@ def submit(
     )
 
 
-@command(app, "status", "clusterctl status --watch")
+@command(app, "status", "clusterctl status --watch", panel=LOOK)
 def status(
     context: typer.Context,
     job: RunArgument = None,
@@ -200,7 +200,7 @@ def status(
     status(context.obj.invocation(), job, watch=watch)
 
 
-@command(app, "jobs", "clusterctl jobs")
+@command(app, "jobs", "clusterctl jobs", panel=LOOK)
 def jobs(context: typer.Context) -> None:
     """List the jobs and runs on the nodes, newest first."""
     from clusterctl.cli.commands.jobs import jobs
@@ -208,7 +208,7 @@ def jobs(context: typer.Context) -> None:
     jobs(context.obj.invocation())
 
 
-@command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity")
+@command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity", panel=LOOK)
 def logs(
     context: typer.Context,
     job: RunArgument = None,
@@ -248,7 +248,7 @@ def logs(
     )
 
 
-@command(app, "why", "clusterctl why")
+@command(app, "why", "clusterctl why", panel=LOOK)
 def why(context: typer.Context, job: RunArgument = None) -> None:
     """Find the first cause of a failure across all nodes, and suggest what to do."""
     from clusterctl.cli.commands.why import why
@@ -256,7 +256,7 @@ def why(context: typer.Context, job: RunArgument = None) -> None:
     why(context.obj.invocation(), job)
 
 
-@command(app, "save", "clusterctl save")
+@command(app, "save", "clusterctl save", panel=RUN)
 def save(
     context: typer.Context,
     job: JobArgument = None,
@@ -270,7 +270,7 @@ def save(
     save(context.obj.invocation(), job, timeout_s=timeout)
 
 
-@command(app, "stop", "clusterctl stop")
+@command(app, "stop", "clusterctl stop", panel=RUN)
 def stop(
     context: typer.Context,
     job: JobArgument = None,
@@ -287,7 +287,7 @@ def stop(
     stop(context.obj.invocation(), job)
 
 
-@command(app, "split", "clusterctl split data/train.txt --count 16")
+@command(app, "split", "clusterctl split data/train.txt --count 16", panel=PREPARE)
 def split_file(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Data file of records; .gz is decompressed.")],
@@ -313,7 +313,7 @@ def split_file(
     split(context.obj.console, file, count, delimiter, output, has_a_header=header)
 
 
-@command(app, "collect", "clusterctl collect -o results")
+@command(app, "collect", "clusterctl collect -o results", panel=LOOK)
 def collect(
     context: typer.Context,
     job: RunArgument = None,
@@ -332,15 +332,17 @@ def collect(
     collect(context.obj.invocation(), job, output, run=run, tag=tag, of_pass=of_pass, every=every)
 
 
-@command(app, "demo", "clusterctl demo")
+@command(app, "demo", "clusterctl demo", panel=MORE)
 def demo(
     context: typer.Context,
     nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, metavar="N", help="Number of fake nodes.")] = 4,
     passes: Annotated[int, typer.Option("--passes", min=1, max=50, metavar="N", help="Passes over the data.")] = 4,
     backend: BackendOption = "embedded",
-    directory: Annotated[Path | None, typer.Option("--dir", metavar="PATH", help="Directory for the results.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", "--dir", metavar="DIR", help="Directory for the results.")
+    ] = None,
 ) -> None:
     """Train a real model on a fake cluster on this machine."""
     from clusterctl.cli.commands.demo import demo
 
-    demo(context.obj.invocation(), nodes, passes, backend, directory)
+    demo(context.obj.invocation(), nodes, passes, backend, output)

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.declarations.options import FoldOption, JobArgument
-from clusterctl.cli.declarations.root import app
+from clusterctl.cli.declarations.root import MORE, PREPARE, app
 from clusterctl.cli.typer_adapter import command
 from clusterctl.documents.local import DisconnectDocument
 
 
-@command(app, "trust", "clusterctl trust --yes")
+@command(app, "trust", "clusterctl trust --yes", panel=PREPARE)
 def trust(
     context: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
@@ -23,7 +23,7 @@ def trust(
     trust(context.obj.invocation(), yes=yes)
 
 
-@command(app, "check", "clusterctl check")
+@command(app, "check", "clusterctl check", panel=PREPARE)
 def check(context: typer.Context) -> None:
     """Check the nodes and the network between them for problems that would stop a run."""
     from clusterctl.cli.commands.check import check
@@ -31,7 +31,7 @@ def check(context: typer.Context) -> None:
     check(context.obj.invocation())
 
 
-@command(app, "exec", "clusterctl exec -- df -h .")
+@command(app, "exec", "clusterctl exec -- df -h .", panel=MORE)
 def exec_(
     context: typer.Context,
     job: JobArgument = None,
@@ -52,7 +52,7 @@ def exec_(
     exec_(context.obj.invocation(), job, in_job, fold)
 
 
-@command(app, "task", "clusterctl task deploy -- --branch=main")
+@command(app, "task", "clusterctl task deploy -- --branch=main", panel=MORE)
 def task(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Task of tasks.py or fabfile.py.")] = None,
@@ -68,7 +68,7 @@ def task(
     task(context.obj.invocation(), name, listing=listing, fold=fold)
 
 
-@command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")
+@command(app, "prune", "clusterctl prune --keep 5 --older-than 7d", panel=MORE)
 def prune(
     context: typer.Context,
     keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="Keep the N newest jobs.")] = 3,

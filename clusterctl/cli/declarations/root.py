@@ -12,6 +12,8 @@ from clusterctl.cli.declarations.fake import fake_app
 from clusterctl.cli.typer_adapter import CommandGroup
 
 NAME = "clusterctl"
+#: The headings of `clusterctl --help`.
+PREPARE, RUN, LOOK, MORE = "Prepare", "Run", "Look", "More"
 app = typer.Typer(
     name=NAME,
     cls=CommandGroup,
@@ -20,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich takes longer to import than most commands take
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.add_typer(fake_app, name="fake")
+app.add_typer(fake_app, name="fake", rich_help_panel=MORE)
 
 
 @app.callback()

@@ -9,11 +9,11 @@ import typer
 
 from clusterctl.cli import completion
 from clusterctl.cli.declarations.options import JobArgument, RunArgument, RunOption
-from clusterctl.cli.declarations.root import app
+from clusterctl.cli.declarations.root import LOOK, app
 from clusterctl.cli.typer_adapter import command
 
 
-@command(app, "report", "clusterctl report -o report.html")
+@command(app, "report", "clusterctl report -o report.html", panel=LOOK)
 def report(
     context: typer.Context,
     job: RunArgument = None,
@@ -28,7 +28,7 @@ def report(
     report(context.obj.invocation(), job, output, run)
 
 
-@command(app, "diff", "clusterctl diff JOB20261121-081530/1 JOB20261121-081530/2")
+@command(app, "diff", "clusterctl diff JOB20261121-081530/1 JOB20261121-081530/2", panel=LOOK)
 def diff(
     context: typer.Context,
     a: Annotated[
@@ -45,29 +45,40 @@ def diff(
     diff(context.obj.invocation(), a, b)
 
 
-@command(app, "export", "clusterctl export --to tensorboard logs/first")
+@command(app, "export", "clusterctl export --to tensorboard -o logs/first", panel=LOOK)
 def export(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, or that of an export to replace.")],
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="tensorboard, trace or csv.",
-            autocompletion=completion.one_of("tensorboard", "trace", "csv"),
+            help="tensorboard, trace or csv: files; prometheus: serve them until Ctrl-C.",
+            autocompletion=completion.one_of("tensorboard", "trace", "csv", "prometheus"),
         ),
     ],
     job: RunArgument = None,
+    old: Annotated[str | None, typer.Argument(hidden=True, metavar="", autocompletion=completion.runs)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="New directory, or that of an export to replace."),
+    ] = None,
     run: RunOption = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="prometheus: on this machine. Default: 127.0.0.1:9464."),
+    ] = None,
 ) -> None:
-    """Write the metrics and the timeline of a run to files for other programs."""
+    """Write the metrics and the timeline of a run to files for other programs, or serve its state to Prometheus.
+
+    The older order of arguments, DIR JOB without -o, works as before.
+    """
     from clusterctl.cli.commands.export import export
 
-    export(context.obj.invocation(), to, directory, job, run=run)
+    export(context.obj.invocation(), to, [word for word in (job, old) if word], output, run=run, listen=listen)
 
 
-@command(app, "metrics", "clusterctl metrics --listen 127.0.0.1:9464")
+@command(app, "metrics", "clusterctl metrics --listen 127.0.0.1:9464", hidden=True)
 def metrics(
     context: typer.Context,
     job: JobArgument = None,
@@ -75,7 +86,7 @@ def metrics(
         str, typer.Option("--listen", metavar="HOST:PORT", help="Address on this machine.")
     ] = "127.0.0.1:9464",
 ) -> None:
-    """Serve the state of the run to Prometheus until Ctrl-C."""
-    from clusterctl.cli.commands.metrics import metrics
+    """Do what export --to prometheus does, under an older name."""
+    from clusterctl.cli.commands.export import metrics
 
     metrics(context.obj.invocation(), listen, job)

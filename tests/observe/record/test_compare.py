@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.api.operations.diff import document_of
+from clusterctl.api.diff import document_of
 from clusterctl.observe.record.compare import RunDiff, compare, options, packages
 from clusterctl.observe.record.contents import Contents, File, Tree
 from clusterctl.observe.record.model import RunRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from clusterctl.api.operations.why import document
+from clusterctl.api.outcome import document_of
 from clusterctl.inventory import Inventory
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.status import JobStatus
@@ -33,7 +33,7 @@ def test_what_the_run_recorded_follows_from_it() -> None:
     assert headline(found, cause) == "Slurm job 12: it reached its limit"
     assert (cause.kind, cause.diagnosis.kind, advice(found)) == ("scheduler", "time_limit", "more time")
     assert (found.explanation.then, found.explanation.notes) == ((KILLED,), ())
-    assert document(found)["cause"]["t"] == 90.0
+    assert document_of(found)["cause"]["t"] == 90.0
 
 
 def test_an_order_to_stop_is_no_incident() -> None:

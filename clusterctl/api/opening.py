@@ -1,15 +1,53 @@
-"""From settings to the connections to their nodes."""
+"""What every operation takes and returns: the opened nodes of settings, and a result with its document."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node as InventoryNode
 from clusterctl.inventory import build, select
-from clusterctl.schedulers import JobWatch, resolve, resolve_all, resolve_job
+from clusterctl.schedulers import JobWatch, ScheduledJob, queued, resolve, resolve_all, resolve_job
 from clusterctl.transport import Ask
+
+R = TypeVar("R", bound="CallResult")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallResult:
+    """What a call returns. `document` is what the command of the same name prints with `--json`.
+
+    `problem` is the error of nodes that failed; a method of the API raises it, unless it returns their errors.
+    """
+
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    problem: ClusterctlError | None = field(default=None, repr=False, compare=False)
+
+    def or_raise(self: R) -> R:
+        """Return this result. Raises its problem, if there is one."""
+        if self.problem is not None:
+            raise self.problem
+        return self
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of conf.py: its id, `node0` as `label`, its `host`, tags, and the ranks that it has there."""
+
+    id: int
+    label: str
+    host: str
+    tags: tuple[str, ...]
+    pservers: tuple[int, ...]
+    trainers: tuple[int, ...]
+
+
+def public(node: InventoryNode) -> Node:
+    return Node(node.id, node.label, node.where, node.tags, node.pserver_ranks, node.trainer_ranks)
 
 
 @dataclass(frozen=True)
@@ -52,6 +90,10 @@ class ClusterOpener:
         if state_of is not None:
             cluster.is_over = lambda: True
         return cluster, state_of
+
+    def waiting(self, settings: Settings) -> list[ScheduledJob]:
+        """Return the jobs that were handed to a scheduler and wait for nodes."""
+        return queued(settings, self.environ)
 
     def _open(self, settings: Settings) -> Cluster:
         inventory = build(settings)

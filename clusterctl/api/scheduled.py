@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clusterctl import schedulers
-from clusterctl.api.operations import references
 from clusterctl.cluster import Cluster
 from clusterctl.config import Settings
 from clusterctl.documents.jobs import ScheduledPart, StatusDocument, StopDocument, WhyNoRun
 from clusterctl.errors import NodeError
+from clusterctl.observe.record import references
 from clusterctl.observe.record.references import Reference, need_newest
 from clusterctl.schedulers import JobWatch, NoRunError, ScheduledJob
 from clusterctl.schedulers.scheduled import ENDS

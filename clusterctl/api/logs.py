@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.api.operations.references import run_title
 from clusterctl.cluster import Cluster
 from clusterctl.common.requests import FollowSelection, LogSelection
 from clusterctl.common.schema import typed
@@ -18,12 +17,23 @@ from clusterctl.inventory import Node, fold, nodeset
 from clusterctl.observe.follow import OutputLine, read_logs
 from clusterctl.observe.in_order import OrderedFollower
 from clusterctl.observe.record.members import Members
-from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.references import Reference, run_title
 from clusterctl.observe.record.status import LIVE, JobStatus, status, worst
 from clusterctl.schedulers import JobWatch, NoRunError
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a process's output. `t` is the time by the clock of its node, in seconds since the epoch."""
+
+    t: float
+    node: int
+    role: str
+    rank: int
+    text: str
 
 
 @dataclass(frozen=True)

@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.api.operations.references import job_ref, run_of
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster
-from clusterctl.config import Settings
 from clusterctl.documents.jobs import ChangedFiles, DiffDocument, DiffRow, DiffSide, DiffValue
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.observe.record.compare import Pair, Range, RunDiff, compare
 from clusterctl.observe.record.contents import Contents, File, read_contents
 from clusterctl.observe.record.history import read_history
 from clusterctl.observe.record.model import RunRecord
-from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.references import Reference, job_ref, run_of
 from clusterctl.observe.record.status import unheard
 
 BUCKETS = 200
+NO_SECTIONS = ("a", "b", "changed_since")
 
 
 @dataclass(frozen=True)
-class Differences:
-    """The comparison of two runs, and what it was made from: their `records`, and the `contents` of their jobs.
+class Difference:
+    """A value that differs between two runs; None where it is missing. `section` is that of `clusterctl diff`."""
 
-    `problem` is the error to report if nodes did not answer.
+    section: str
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Comparison(CallResult):
+    """The `differences` of two runs. `errors` are those of nodes whose part is missing.
+
+    `changed` is how many files of a job were changed on a node since the dispatch; they are compared as dispatched.
     """
 
-    compared: RunDiff
-    records: tuple[RunRecord, RunRecord]
-    contents: tuple[Contents, Contents]
-    errors: dict[str | None, ClusterctlError]
-    problem: ClusterctlError | None
-
-    @property
-    def changed(self) -> dict[str, dict[int, int]]:
-        """By job and node, how many files were changed there since the dispatch; they are compared as dispatched."""
-        return {record.job: dict(one.changed) for record, one in zip(self.records, self.contents, strict=True)}
-
-    def to_json(self) -> DiffDocument:
-        """The document of `diff --json`."""
-        sides = zip(("a", "b"), self.contents, strict=True)
-        changed: list[ChangedFiles] = [
-            {"side": side, "node": node, "files": count} for side, one in sides for node, count in one.changed.items()
-        ]
-        document = document_of(self.compared)
-        if changed:
-            document["changed_since"] = changed
-        return document
+    differences: tuple[Difference, ...]
+    errors: tuple[ClusterctlError, ...]
+    compared: RunDiff = field(repr=False, compare=False)
+    changed: Mapping[str, Mapping[int, int]] = field(repr=False, compare=False)
 
 
 def document_of(found: RunDiff) -> DiffDocument:
@@ -86,32 +79,53 @@ def _value(value: Any) -> DiffValue:
     return found
 
 
-def diff(sides: Sequence[tuple[Cluster, Reference]]) -> Differences:
+def diff(sides: Sequence[tuple[Cluster, Reference]]) -> Comparison:
     """Compare two runs, each on its nodes, which may be those of the same cluster."""
     clusters = [cluster for cluster, _ in sides]
     a, b = (read_history(cluster, one.job, run=one.run, buckets=BUCKETS, tail=0) for cluster, one in sides)
     contents, trees = read_contents(list(zip(clusters, (a, b), strict=True)))
     errors = _errors((a, b), contents)
-    problem = unheard(list(errors.values()), max(len(cluster.nodes) for cluster in clusters))
-    return Differences(compare((a, b), contents, trees), (a, b), (contents[0], contents[1]), errors, problem)
+    compared = compare((a, b), contents, trees)
+    document = document_of(compared)
+    of_sides = list(zip(("a", "b"), (a, b), contents, strict=True))
+    changed: list[ChangedFiles] = [
+        {"side": side, "node": node, "files": count} for side, _, one in of_sides for node, count in one.changed.items()
+    ]
+    if changed:
+        document["changed_since"] = changed
+    return Comparison(
+        tuple(_differences(document)),
+        tuple(errors),
+        compared,
+        {record.job: dict(one.changed) for _, record, one in of_sides},
+        document=document,
+        problem=unheard(errors, max(len(cluster.nodes) for cluster in clusters)),
+    )
 
 
-def _errors(records: Sequence[RunRecord], contents: Sequence[Contents]) -> dict[str | None, ClusterctlError]:
-    """Return, by node, the reason why a part of the comparison is missing."""
+def _differences(document: Mapping[str, Any]) -> Iterator[Difference]:
+    for section, rows in document.items():
+        for row in rows if section not in NO_SECTIONS else ():
+            if not row["same"]:
+                yield Difference(section, row["name"], row["a"], row["b"])
+
+
+def _errors(records: Sequence[RunRecord], contents: Sequence[Contents]) -> list[ClusterctlError]:
+    """Return, for each node, the reason why a part of the comparison is missing."""
     silent = [NodeError(one.problem or "", node=one.node.label) for record in records for one in record.silent]
     errors = [*silent, *(error for one in contents for error in one.errors)]
-    return {error.node: error for error in reversed(errors)}
+    return list({error.node: error for error in reversed(errors)}.values())
 
 
 def run_to_compare(cluster: Cluster, text: str) -> Reference:
     """Return the run that a user named as `run_of` does, without asking the nodes where a text is clear."""
-    return Reference(*run_ref(cluster.settings, text)) if "/" in text else run_of(cluster, text)
+    return Reference(*run_ref(cluster.settings.root_dir, text)) if "/" in text else run_of(cluster, text)
 
 
-def run_ref(settings: Settings, text: str) -> tuple[str | None, str | None]:
+def run_ref(root_dir: str, text: str) -> tuple[str | None, str | None]:
     """Return the job and the run (None: the newest) of JOB or JOB/RUN. A directory in ROOT_DIR is a job, too."""
     job, _, number = text.rstrip("/").rpartition("/")
-    whole = job_ref(settings, text)
+    whole = job_ref(root_dir, text)
     if job and number.isascii() and number.isdigit() and len(number) < 10 and "/" in (whole or ""):
-        return job_ref(settings, job), f"{int(number):04d}"
+        return job_ref(root_dir, job), f"{int(number):04d}"
     return whole, None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster, combined, failures
 from clusterctl.collect import Collection, ModelSelection
 from clusterctl.collect import collect as run
 from clusterctl.common.manifest import is_tag
 from clusterctl.common.paths import is_job_id
 from clusterctl.documents.jobs import CollectDocument
-from clusterctl.errors import ClusterctlError, NodeError, UsageError
+from clusterctl.errors import NodeError, UsageError
 from clusterctl.inventory import Node
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.references import Reference
@@ -20,37 +22,24 @@ from clusterctl.observe.record.status import find
 
 
 @dataclass(frozen=True)
-class CollectResult:
-    """The files of a run that `target` has now. `problem` is the error to report if files of some nodes are missing, or
-    the newest model cannot be completed.
+class Collected(CallResult):
+    """The files of a run that `directory` has now. `model` is the file of the merged model of `tag`, if any.
+
+    There is a problem if files of some nodes are missing, or the newest model cannot be completed.
     """
 
-    job: str
-    members: Members
-    target: Path
-    collection: Collection
-    problem: ClusterctlError | None
-
-    def document(self, report: Path | None) -> CollectDocument:
-        """Return the document of `collect --json`, given the path of the report of the run."""
-        found, members = self.collection, self.members
-        return CollectDocument(
-            job=self.job,
-            run=members.run,
-            members=tuple(members.by_id),
-            left_out=members.left_out,
-            files=tuple(found.files),
-            left=tuple({"node": one.node, "path": one.path, "kind": one.kind} for one in found.left),
-            model=str(found.model) if found.model else None,
-            tag=found.tag,
-            more_models=found.more_models,
-            warnings=tuple(found.warnings),
-            skipped=tuple(found.skipped),
-            report=str(report) if report else None,
-        )
+    directory: Path
+    model: Path | None
+    tag: str | None
+    files: tuple[Path, ...]
+    warnings: tuple[str, ...]
+    job: str = field(repr=False, compare=False)
+    members: Members = field(repr=False, compare=False)
+    collection: Collection = field(repr=False, compare=False)
 
 
 def check_tag(tag: str | None) -> None:
+    """Raise UsageError if this cannot be the tag of a model."""
     if tag is not None and not is_tag(tag):
         raise UsageError(f"{tag!r} cannot be the tag of a model")
 
@@ -63,7 +52,7 @@ def collect(
     *,
     tag: str | None = None,
     every: bool = False,
-) -> CollectResult:
+) -> Collected:
     """Collect a run into `output` (None: the directory named like the job). `report(node, done, total)` counts bytes.
 
     With `every`, all complete models are brought, else `tag` or the newest one.
@@ -77,7 +66,35 @@ def collect(
         instead = f"{collection.tag} was collected instead" if collection.model else "neither can any before it"
         errors.append(NodeError(f"the newest model, {collection.skipped[0].tag}, cannot be completed; {instead}"))
     problem = combined(errors, len(collection.outcomes), "collect") if errors else None
-    return CollectResult(job, members, target, collection, problem)
+    return Collected(
+        target,
+        collection.model,
+        collection.tag if collection.model else None,
+        tuple(target / file.path for file in collection.files),
+        tuple(warning["message"] for warning in collection.warnings),
+        job,
+        members,
+        collection,
+        document=_document(job, members, collection),
+        problem=problem,
+    )
+
+
+def _document(job: str, members: Members, found: Collection) -> Mapping[str, Any]:
+    return CollectDocument(
+        job=job,
+        run=members.run,
+        members=tuple(members.by_id),
+        left_out=members.left_out,
+        files=tuple(found.files),
+        left=tuple({"node": one.node, "path": one.path, "kind": one.kind} for one in found.left),
+        model=str(found.model) if found.model else None,
+        tag=found.tag,
+        more_models=found.more_models,
+        warnings=tuple(found.warnings),
+        skipped=tuple(found.skipped),
+        report=None,
+    ).to_json()
 
 
 def _default_target(job: str, ref: str | None) -> Path:

@@ -1,15 +1,19 @@
-"""A run as one HTML file on this machine."""
+"""A run as files on this machine: its report as one HTML file, and exports for other programs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from clusterctl.api.opening import CallResult
 from clusterctl.cluster import Cluster
 from clusterctl.common.files import write_atomic
 from clusterctl.common.paths import is_job_id
 from clusterctl.documents.jobs import ReportDocument
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.export import Export
+from clusterctl.export import export as write_export
 from clusterctl.observe.record.history import read_history
 from clusterctl.observe.record.model import RunRecord
 from clusterctl.observe.record.references import Reference
@@ -20,34 +24,24 @@ MODE = 0o644
 
 
 @dataclass(frozen=True)
-class Reported:
-    """The report of a run in `file`, which has so many `bytes`."""
+class Reported(CallResult):
+    """The report of a run in `file`, which has so many `bytes`. `errors`: one for each node that is missing in it."""
 
     record: RunRecord
     file: Path
     bytes: int
+    errors: tuple[ClusterctlError, ...]
 
-    @property
-    def errors(self) -> list[ClusterctlError]:
-        """An error for each node that is missing in it."""
-        return [NodeError(known.problem or "", node=known.node.label) for known in self.record.silent]
 
-    @property
-    def problem(self) -> ClusterctlError | None:
-        """The error to report if nodes are missing in it."""
-        return unheard(self.errors, len(self.record.nodes))
+@dataclass(frozen=True)
+class Exported(CallResult):
+    """The `files` of an export, and the `count` of points or events in them. `errors` are those of nodes left out."""
 
-    def to_json(self) -> ReportDocument:
-        """The document of `report --json`."""
-        record = self.record
-        return {
-            "job": record.job,
-            "run": record.run,
-            "state": record.state,
-            "file": str(self.file),
-            "bytes": self.bytes,
-            **record.members.to_json(),
-        }
+    directory: Path
+    files: tuple[Path, ...]
+    count: int
+    errors: tuple[ClusterctlError, ...]
+    written: Export = field(repr=False, compare=False)
 
 
 def place(output: Path | None) -> tuple[Path | None, Path]:
@@ -68,7 +62,25 @@ def report(cluster: Cluster, named: Reference, file: Path | None, directory: Pat
     """
     record = read_history(cluster, named.job, run=named.run)
     target = file or directory / _name(record)
-    return Reported(record, target, _write(record, target))
+    size = _write(record, target)
+    errors = tuple(NodeError(known.problem or "", node=known.node.label) for known in record.silent)
+    document: ReportDocument = {
+        "job": record.job,
+        "run": record.run,
+        "state": record.state,
+        "file": str(target),
+        "bytes": size,
+        **record.members.to_json(),
+    }
+    return Reported(record, target, size, errors, document=document, problem=unheard(errors, len(record.nodes)))
+
+
+def export(cluster: Cluster, named: Reference, to: str, directory: Path) -> Exported:
+    """Write a run into a directory in the format `to`. See `clusterctl.export.export`."""
+    written = write_export(cluster, named.job, to, directory, run=named.run)
+    files = tuple(written.directory / name for name in written.files)
+    more: Any = {"document": written.to_json(), "problem": written.problem}
+    return Exported(written.directory, files, written.count, written.errors, written, **more)
 
 
 def _check_target(file: Path) -> None:

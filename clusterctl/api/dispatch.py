@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.api.operations.references import job_name
 from clusterctl.cluster import Cluster, NodeOutcome, combined, failures, fold_errors
 from clusterctl.config.scripts import scripts
 from clusterctl.dispatch import (
@@ -28,13 +27,16 @@ from clusterctl.documents.nodes import (
     DispatchPlan,
     FailedNode,
     IgnoredPath,
+    NodeHead,
     NodePlan,
+    by_node,
     failed,
     head,
 )
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.fake.layout import conf_is_ours
 from clusterctl.inventory import Node
+from clusterctl.observe.record.references import job_name
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,12 @@ def plan(
     ]
     errors = [outcome.error for outcome in outcomes if outcome.error]
     problem = combined(errors, len(outcomes), "plan") if errors else None
-    return {"nodes": [_planned(outcome) for outcome in outcomes], "ignored": ignored}, problem
+    return {"nodes": by_node(outcomes, _planned), "ignored": ignored}, problem
 
 
-def _planned(outcome: NodeOutcome[Planned]) -> NodePlan | FailedNode:
-    if outcome.error is not None:
-        return failed(outcome, outcome.error)
-    planned = outcome.get()
+def _planned(node: NodeHead, planned: Planned) -> NodePlan:
     return {
-        **head(outcome),
+        **node,
         "job": planned.job,
         "send": [{"path": entry.path, "bytes": entry.size} for entry in planned.send],
         "delete": planned.delete,
@@ -169,11 +168,11 @@ def failed_nodes(done: Dispatched, of: int, *, allow_partial: bool) -> dict[int,
 
 def document(cluster: Cluster, done: Dispatched) -> DispatchDocument:
     """Return the document of `dispatch --json`."""
-    name = job_name(cluster.settings, cluster.inventory, done.job)
-    return {"job": done.job, "job_workspace": name, "nodes": [_node(outcome) for outcome in done.outcomes]}
+    name = job_name(cluster.inventory, done.job)
+    return {"job": done.job, "job_workspace": name, "nodes": [_dispatched(outcome) for outcome in done.outcomes]}
 
 
-def _node(outcome: NodeOutcome[NodeDispatch]) -> DispatchedNode | FailedNode:
+def _dispatched(outcome: NodeOutcome[NodeDispatch]) -> DispatchedNode | FailedNode:
     if outcome.error is not None:
         return {**failed(outcome, outcome.error), "seconds": round(outcome.seconds, 3)}
     sent = outcome.get()
