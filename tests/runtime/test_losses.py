@@ -82,25 +82,6 @@ def test_a_trainer_that_died_after_its_goodbye_has_nothing_left_to_do(tmp_path: 
                 assert w.value[0] == -BATCHES
 
 
-def test_pservers_save_what_a_trainer_left_that_its_supervisor_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that ends without `with` does not know its exit code, so it cannot say goodbye itself."""
-    monkeypatch.delattr("sys.last_value", raising=False)  # set by a test that failed before
-    with thread_cluster(tmp_path, 2, 1, ports_num=2) as cluster:
-        ps = cluster.session(0)
-        w = ps.dense("w", shape=8, rule=SGD(1.0))
-        for batch in ps.steps(reader, passes=1):
-            if batch == 3:
-                break
-            ps.push({w: np.ones(8, np.float32)}, samples=4)
-        ps.leave_at_exit()
-        for pserver in cluster.pservers:
-            pserver.handle_command({"cmd": "left", "ranks": [0]})
-            pserver.handle_command({"cmd": "finish"})
-    assert sorted((receipt["pserver"], receipt["step"]) for receipt in cluster.receipts) == [(0, 3), (1, 3)]
-
-
 def test_a_pserver_fails_if_a_save_fails_for_which_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

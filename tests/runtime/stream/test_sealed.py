@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.stream import sealed as module
 from clusterctl.runtime.stream.client import open_stream
-from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tokens import SEALED, keys_from
 from tests.runtime.stream.test_framed import MESSAGES, arrived, pair, written
@@ -103,16 +102,6 @@ def test_both_directions_carry_messages_of_any_length() -> None:
                 sender.flush()
                 received += arrived(receiver)
             assert received == messages
-
-
-def test_several_records_that_came_at_once_are_delivered_without_another_read() -> None:
-    messages = [[b"one"], [b"two"], [b"three"]]
-    with lane_end() as (peer, lane):
-        peer.sendall(b"".join(records(*messages)))
-        received = [lane.receive()]
-        while lane.is_buffered:
-            received.append(lane.receive())
-    assert received == messages
 
 
 def test_an_eavesdropper_sees_neither_the_bytes_nor_the_same_ones_twice() -> None:
@@ -331,11 +320,3 @@ def test_nothing_unverified_leaves_a_stream(where: int) -> None:
         for _ in range(3):  # not even to one that asks again
             with pytest.raises(WireError):
                 lane.receive()
-
-
-def test_a_stream_of_another_kind_is_refused() -> None:
-    with lane_end() as (peer, lane):
-        for _ in range(2):
-            Stream(peer, 0).send([b"plain bytes, enough to be taken for a record"])
-        with pytest.raises(WireError):
-            lane.receive()
