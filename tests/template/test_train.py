@@ -60,6 +60,8 @@ def test_a_single_pass_beats_the_unigram_model_and_saves_a_model_that_neighbours
     own_workspace: Path, run: Run
 ) -> None:
     assert run(own_workspace, "prepare_data.py").returncode == 0
+    for path in own_workspace.glob("data/*.txt-*"):  # half of the text, so that it takes less time
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[::2]))
     done = run(own_workspace, "train.py", "--num_passes=1", "--use_gpu=0")
     assert done.returncode == 0, done.stderr
     match = re.search(r"pass 0: held-out perplexity ([\d.]+), unigram ([\d.]+)", done.stdout)
