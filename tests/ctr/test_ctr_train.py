@@ -60,18 +60,7 @@ def test_two_passes_alone_beat_the_constant_and_leave_a_model_of_both_kinds_of_t
         np.testing.assert_array_equal(model[table][0], np.unique(records[table]))
 
 
-def test_two_threads_learn_what_one_does(run: Run, workspace: Path, data: Path, tmp_path: Path) -> None:
-    found: list[list[float]] = []
-    for threads in ("1", "2"):
-        options = ("--data", str(data), "--num_passes=2", "--batch_size=64", "--learning_rate=0.05")
-        ended = run(str(workspace / "train.py"), *options, cwd=tmp_path, CLUSTERCTL_TRAINER_THREADS=threads)
-        line = LINE.search(ended.stdout)
-        assert line is not None, ended.stderr
-        found.append([float(number) for number in line.groups()])
-    assert found[1] == pytest.approx(found[0], abs=0.001)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_two_trainers_beat_the_constant(programs: SimpleNamespace, data: Path, tmp_path: Path, mode: str) -> None:
     """Each on its own half of the data."""
     options = SimpleNamespace(data=data, num_passes=2, batch_size=64, learning_rate=0.05)

@@ -19,7 +19,6 @@ def init(directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     ("argv", "program", "shards"),
     [
         ((), "neighbours.py", '["train.txt-*", "test.txt-*"]'),
-        (("--template", "ngram"), "neighbours.py", '["train.txt-*", "test.txt-*"]'),
         (("--template=ctr",), "model.py", '["train.npy-*", "test.npy-*"]'),
     ],
 )

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,6 @@ class ThreadCluster:
         self.trainers = trainers
         self.probe_every_s = 1.0
         self.kind: type[Session] = Session
-        self.ignore: Sequence[str] = ()  # of `connect`
         self.receipts: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.pservers: list[PServer] = []
@@ -179,7 +178,7 @@ class ThreadCluster:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
         link = RemoteLink(env, probe_every_s=self.probe_every_s)
         try:
-            return self.kind(env, link, SupervisorSocket(None), load or env.spec.saving.load, self.ignore)
+            return self.kind(env, link, SupervisorSocket(None), load or env.spec.saving.load)
         except BaseException:
             link.close()
             raise

@@ -15,7 +15,7 @@ from clusterctl.runtime.arrays import may_be_equal, sketch
 from clusterctl.runtime.errors import TableError
 from tests.runtime.cluster import thread_cluster
 
-COUNT = 300_000  # elements: both pservers have some
+COUNT = 70_000  # elements: both pservers have some
 RNG = np.random.default_rng(5)
 
 
@@ -33,9 +33,8 @@ def limited(ps: Any, w: Any) -> None:
     ps.assign(w, np.minimum(w.value, 0.7))
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
-def test_equal_values_are_those_of_the_next_step(tmp_path: Path, trainers: int) -> None:
-    with thread_cluster(tmp_path, 2, trainers) as cluster:
+def test_equal_values_are_those_of_the_next_step(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 3) as cluster:
         assert all((value == np.float32(0.7)).all() for value in cluster.train(lambda ps: train(ps, limited)))
 
 
@@ -57,7 +56,6 @@ def test_values_that_differ_by_rounding_are_equal_enough(tmp_path: Path) -> None
             "by trainer 0 before step 2, and another by trainer 1",
         ),
         (lambda ps, w: ps.rank == 0 and limited(ps, w), "by trainer 0 and not by trainer 1 before step 2"),
-        (lambda ps, w: ps.rank == 1 and limited(ps, w), "by trainer 1 and not by trainer 0 before step 2"),
     ],
 )
 def test_unequal_values_are_refused(tmp_path: Path, assigns: Any, what: str) -> None:

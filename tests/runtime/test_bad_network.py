@@ -20,17 +20,15 @@ IDS = np.array([3, 3, 8, -1])
 STEPS = 7
 
 
-@pytest.fixture(params=["", "unix", "sealed"], ids=["zmq", "unix", "sealed"])
-def streams(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(autouse=True, params=["tcp", "shared"])
-def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use shared memory even for small arrays: late copies of messages then refer to places that are in use again."""
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cut_small(monkeypatch)
+
+
+def share_from(least_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use shared memory even for small arrays: late copies of messages then refer to places that are in use again."""
     for home in ("shm.server", "trainer.shared_memory"):
-        monkeypatch.setattr(f"clusterctl.runtime.{home}.LEAST_BYTES", 8 if request.param == "shared" else 2**40)
+        monkeypatch.setattr(f"clusterctl.runtime.{home}.LEAST_BYTES", least_bytes)
 
 
 def value_dependent(ps: Session) -> Any:
@@ -52,20 +50,20 @@ def counted(ps: Session) -> tuple[Any, Any]:
     return w, e
 
 
-@pytest.mark.parametrize(("key_cache", "seed"), [(False, 3), (True, 4), (True, 5)])
+@pytest.mark.parametrize(("least_bytes", "key_cache", "seed"), [(8, True, 4), (2**40, False, 3)])
 def test_in_sync_the_bits_do_not_depend_on_the_network(
-    tmp_path: Path, key_cache: bool, seed: int, streams: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_bytes: int, key_cache: bool, seed: int
 ) -> None:
+    share_from(least_bytes, monkeypatch)
     with thread_cluster(tmp_path / "good", 1, 2) as cluster:
         expected, _ = cluster.train(value_dependent)
     with (
         thread_cluster(tmp_path / "bad", 2, 2, **LANES, key_cache=key_cache) as cluster,
-        Between(cluster, seed=seed, lose=0.08, repeat=0.12, delay=0.3, streams=streams) as between,
+        Between(cluster, seed=seed, lose=0.08, repeat=0.12, delay=0.3) as between,
     ):
         cluster.probe_every_s = 0.02
         results = cluster.train(value_dependent)
     assert min(between.fates[fate] for fate in ("lose", "repeat", "delay")) > 10
-    assert (between.carried > 100) is bool(streams)
     for result in results:
         for actual, reference in zip(result, expected, strict=True):
             np.testing.assert_array_equal(actual, reference)
@@ -74,11 +72,14 @@ def test_in_sync_the_bits_do_not_depend_on_the_network(
 @pytest.mark.parametrize(
     ("mode", "dense"), [("async", 2 * STEPS), ("half-async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)]
 )
-def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, dense: int, streams: str) -> None:
+def test_in_the_other_modes_each_push_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int
+) -> None:
     """All sums are of small integers or halves, which float32 represents exactly. Geo averages dense tables."""
+    share_from(8, monkeypatch)
     with (
         thread_cluster(tmp_path, 2, 2, mode=mode, **LANES) as cluster,
-        Between(cluster, seed=4, lose=0.08, repeat=0.12, delay=0.3, streams=streams) as between,
+        Between(cluster, seed=4, lose=0.08, repeat=0.12, delay=0.3) as between,
     ):
         cluster.probe_every_s = 0.02
         cluster.train(counted)
@@ -86,6 +87,5 @@ def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, den
         values = np.concatenate([t.current for t in tables if t.spec.name == "w"])
         rows = {int(i): t.pull(np.array([i]), None)[0, 0] for t in tables if t.spec.name == "e" for i in t.ids}
     assert between.fates["lose"] > 10
-    assert (between.carried > 100) is bool(streams)
     np.testing.assert_array_equal(values, np.full(ELEMENTS, dense))
     assert rows == {3: 4 * STEPS, 8: 2 * STEPS, -1: 2 * STEPS}

@@ -26,8 +26,7 @@ from tests.runtime.cluster import thread_cluster
 
 REQUESTS = itertools.count(1)
 ONE = np.ones(2, np.float32)
-LAYOUTS = [{}, {"ports_num": 2, "ports_num_for_sparse": 2}]
-OTHERS = ["async", "half-async", "ssp(2)", "geo(3)"]
+OWN_LANES = {"ports_num": 2, "ports_num_for_sparse": 2}
 CHECKPOINTS = {"checkpoints": True, "save_every": {"unit": "step", "n": 4}}
 
 Make = Callable[[Session], dict[Any, Any]]
@@ -68,22 +67,23 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["shared lanes", "own lanes"])
 @pytest.mark.parametrize(("make", "message"), WRONG)
 def test_in_sync_the_first_step_of_trainers_with_different_tables_fails(
-    tmp_path: Path, make: Make, message: str, layout: dict[str, Any]
+    tmp_path: Path, make: Make, message: str
 ) -> None:
     with (
-        thread_cluster(tmp_path, 2, 2, **layout) as cluster,
+        thread_cluster(tmp_path, 2, 2, **OWN_LANES) as cluster,
         pytest.raises(TableError, match=f"{message} before the end of step 1.*; declare the same tables"),
     ):
         cluster.train(lambda ps: train(ps, make))
     assert cluster.cores[0].step == 0
 
 
-@pytest.mark.parametrize(("make", "message"), [WRONG[1], WRONG[2]])
-@pytest.mark.parametrize("mode", OTHERS)
-@pytest.mark.parametrize("saves", [CHECKPOINTS, {}], ids=["at a cut", "without cuts"])
+@pytest.mark.parametrize(
+    ("make", "message", "mode", "saves"),
+    [(*WRONG[1], "async", CHECKPOINTS), (*WRONG[2], "geo(3)", {})],
+    ids=["at a cut", "without cuts"],
+)
 def test_outside_sync_they_fail_at_the_first_cut_or_at_the_end_of_a_pass(
     tmp_path: Path, make: Make, message: str, mode: str, saves: dict[str, Any]
 ) -> None:
@@ -95,21 +95,7 @@ def test_outside_sync_they_fail_at_the_first_cut_or_at_the_end_of_a_pass(
     assert not list((tmp_path / "output").glob("pass-*/manifest.json"))
 
 
-@pytest.mark.parametrize("mode", OTHERS)
-def test_outside_sync_they_fail_at_the_latest_when_the_last_one_leaves(tmp_path: Path, mode: str) -> None:
-    def program(ps: Session) -> None:
-        gradients = one_more(ps)
-        for batch in ps.steps(lambda pass_, rng: range(30), passes=1):
-            ps.push(gradients, samples=1)
-            if batch == 5:
-                break
-
-    with thread_cluster(tmp_path, 1, 2, mode=mode) as cluster, pytest.raises(TableError, match="table 'more' was"):
-        cluster.train(program)
-
-
-@pytest.mark.parametrize("mode", ["sync", *OTHERS])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["shared lanes", "own lanes"])
+@pytest.mark.parametrize(("mode", "layout"), [("sync", OWN_LANES), ("async", {})])
 def test_pushes_that_lack_tables_or_rows_or_samples_and_trainers_without_data_are_no_difference(
     tmp_path: Path, mode: str, layout: dict[str, Any]
 ) -> None:
@@ -127,7 +113,7 @@ def test_pushes_that_lack_tables_or_rows_or_samples_and_trainers_without_data_ar
         cluster.train(program)
 
 
-@pytest.mark.parametrize("mode", ["sync", *OTHERS])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_tables_that_are_declared_in_another_order_and_during_training_are_no_difference(
     tmp_path: Path, mode: str
 ) -> None:
@@ -247,9 +233,9 @@ def declare(ps: Session, name: str, kind: str) -> None:
         ps.dense(name, 3, SGD(1.0)).pull()
 
 
-@pytest.mark.parametrize(("first", "second", "tensor"), COLLIDING)
-@pytest.mark.parametrize("trainers", [1, 2], ids=["one trainer", "two trainers"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["shared lanes", "own lanes"])
+@pytest.mark.parametrize(
+    ("first", "second", "tensor", "trainers", "layout"), [(*COLLIDING[0], 2, OWN_LANES), (*COLLIDING[1], 1, {})]
+)
 def test_tables_with_the_same_tensor_in_a_merged_model_are_refused_where_they_are_declared(
     tmp_path: Path, first: Any, second: Any, tensor: str, trainers: int, layout: dict[str, Any]
 ) -> None:
@@ -332,15 +318,6 @@ def test_values_may_be_read_first_in_another_thread_and_not_in_a_forked_process(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         with ThreadPoolExecutor(4) as pool:
             assert [value[0] for value in pool.map(lambda _: w.value, range(8))] == [3.0] * 8
-
-
-def test_an_array_for_initial_values_may_be_changed_after_the_declaration(tmp_path: Path) -> None:
-    with thread_cluster(tmp_path, 1, 1) as cluster, cluster.session(0) as ps:
-        for size in (4, 400_000):
-            given = np.ones(size, np.float32)
-            table = ps.dense(f"w{size}", size, SGD(1.0), from_rank0(given))
-            given[:] = 5
-            assert table.value.max() == 1
 
 
 def test_trainers_and_pservers_that_know_no_rounds_are_understood(tmp_path: Path) -> None:

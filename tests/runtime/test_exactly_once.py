@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from clusterctl.common.modes import Mode
-from clusterctl.runtime import SGD, Adagrad, uniform
+from clusterctl.runtime import SGD
 from clusterctl.runtime.errors import RefusedError, UnreachableError
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
@@ -27,7 +27,6 @@ from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.trainer.zmq_link import RemoteLink
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.between import Between
 from tests.runtime.cluster import DEADLINE_S, ask, environment, free_port, make_job, thread_cluster
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
@@ -62,14 +61,6 @@ def replies(outputs: Sequence[Output]) -> list[wire.Message]:
 def value(core: ServerCore) -> float:
     [reply] = replies(core.handle(0, pull(0, wire.NEWEST)))
     return float(reply.parts[0].array[0])
-
-
-def test_a_repeated_push_is_answered_and_not_applied() -> None:
-    core = made_core(1)
-    first, again = replies(core.handle(0, push(0, 0))), replies(core.handle(0, push(0, 0)))
-    assert (first[0].flags, again[0].flags) == (0, wire.REPEATED)
-    np.testing.assert_array_equal(first[0].parts[0].array, again[0].parts[0].array)
-    assert (core.step, value(core)) == (1, 1.0)
 
 
 def test_a_push_repeated_while_its_step_waits_counts_once_and_the_newest_is_answered() -> None:
@@ -107,17 +98,6 @@ def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
         assert value(core) == pytest.approx(20.0 if mode == "sync" else 60.0)
 
 
-def test_a_successor_gets_the_values_that_its_step_started_from() -> None:
-    """Trainer 0 died after this pserver applied step 1. Another pserver has not applied it, so it is computed again."""
-    core = made_core(1)
-    core.handle(0, push(0, 0))
-    core.handle(0, push(0, 1))
-    before, after = (replies(core.handle(0, pull(0, version)))[0].parts[0].array[0] for version in (1, 2))
-    assert (before, after) == (1.0, 2.0)
-    [old] = replies(core.handle(0, pull(0, 0)))
-    assert old.kind == wire.ERROR
-
-
 def test_a_pull_for_a_later_step_waits_for_the_update() -> None:
     core = made_core(2)
     core.handle(0, push(0, 0))
@@ -150,29 +130,6 @@ def test_a_successor_receives_the_cursor_of_the_last_applied_push() -> None:
     core.handle(0, push(0, 0, pass_=0, batch=7))
     facts = replies(core.handle(0, hello(0, 1, attempt=2)))[0].json()
     assert (facts["step"], facts["pass"], facts["batch"]) == (1, 0, 8)
-
-
-def counted(ps: Session) -> float:
-    w = ps.dense("w", 4, SGD(1.0))
-    for _ in ps.steps(lambda pass_, rng: range(8), passes=1):
-        ps.push({w: -np.ones(4)}, samples=1)
-    w.pull()
-    return float(w.value[0])
-
-
-@pytest.mark.parametrize("streams", ["", "unix", "sealed"])
-@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
-def test_losing_a_quarter_of_all_messages_changes_nothing(tmp_path: Path, mode: str, streams: str) -> None:
-    """Two trainers and two pservers lose both requests and replies."""
-    with (
-        thread_cluster(tmp_path, 2, 2, mode=mode) as cluster,
-        Between(cluster, seed=9, lose=0.25, streams=streams) as between,
-    ):
-        cluster.probe_every_s = 0.02
-        results = cluster.train(counted)
-        assert [core.step for core in cluster.cores] == [8 if mode == "sync" else 16] * 2
-    assert between.fates["lose"] > 10
-    assert max(results) == (8.0 if mode == "sync" else 16.0)
 
 
 def test_a_broken_connection_is_reestablished(tmp_path: Path) -> None:
@@ -275,65 +232,6 @@ def test_a_trainer_with_a_different_trainer_count_is_refused(tmp_path: Path) -> 
                 ask(link, hello(0, 3))
         finally:
             link.close()
-
-
-def value_dependent(ps: Session, die_at: int | None = None) -> Any:
-    """Train with every step depending on the previous one; with `die_at`, only pserver 0 gets that step's push."""
-    w = ps.dense("w", 200_000, Adagrad(0.1), uniform(0.5))
-    e = ps.embedding("e", 3, Adagrad(0.1))
-    if die_at is not None:
-        die_in_push(ps._client._link, die_at)
-    for batch in ps.steps(lambda pass_, rng: (rng.integers(-9, 9, size=5) for _ in range(4 - ps.rank)), passes=2):
-        rows = e.pull(batch)
-        ps.push({w: w.value * rows.sum(), e: (batch, rows + w.value[:3])}, samples=1 + ps.rank)
-    return w.value.copy(), e.pull(np.arange(-9, 9))
-
-
-def die_in_push(link: Any, step: int) -> None:
-    """Let the trainer die when pserver 0 has the whole push of `step` and pserver 1 has none of it."""
-    post, wait = link.post, link.wait
-
-    def post_to_one(lane: int, message: wire.Message, *rest: Any) -> None:
-        if message.kind != wire.PUSH or message.step != step or lane == 0:
-            post(lane, message, *rest)
-
-    def die_waiting(done: Any, reply_bytes: int = 0) -> None:
-        asked = list(link._connections[0].requests.values())
-        if not any(request.message.kind == wire.PUSH and request.message.step == step for request in asked):
-            return wait(done, reply_bytes)
-        last = asked[-1].message
-        answered: list[wire.Message] = []
-        post(0, wire.Message(wire.PROBE, last.rank, 2**40, last.epoch, last.attempt), answered.append)
-        wait(lambda: bool(answered))  # a lane handles messages in order: the push has arrived
-        raise InterruptedError("killed between push and reply")
-
-    link.post, link.wait = post_to_one, die_waiting
-
-
-@pytest.mark.parametrize("die_at", [0, 2, 3, 4, 6, 7])
-def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(tmp_path: Path, die_at: int) -> None:
-    with thread_cluster(tmp_path / "undisturbed", 2, 2) as cluster:
-        expected = cluster.train(value_dependent)
-
-    with thread_cluster(tmp_path / "disturbed", 2, 2) as cluster:
-        results: list[Any] = [None, None]
-
-        def other() -> None:
-            with cluster.session(0) as ps:
-                results[0] = value_dependent(ps)
-
-        thread = threading.Thread(target=other, daemon=True)
-        thread.start()
-        with pytest.raises(InterruptedError), cluster.session(1) as ps:
-            value_dependent(ps, die_at)
-        with cluster.session(1, attempt=2) as ps:
-            assert ps.step == die_at
-            results[1] = value_dependent(ps)
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    for reference, actual in zip(expected, results, strict=True):
-        for a, b in zip(reference, actual, strict=True):
-            np.testing.assert_array_equal(a, b)
 
 
 def pull_and_die(session: Session) -> None:

@@ -133,18 +133,3 @@ def test_what_a_trainer_logs_has_the_exchanges_that_checkpoints_count(
     logged = [event for event in sent if event["event"] == "log"]
     assert [event["step"] for event in logged] == [1, 2, 3, 4, 5, 6]
     assert [event.get("pushes") for event in logged] == pushes
-
-
-def test_geo_with_one_trainer_and_an_exchange_at_each_step_is_plain_training(tmp_path: Path) -> None:
-    def program(ps: Session) -> Any:
-        w = ps.dense("w", 50, Adagrad(0.1), constant(0.5))
-        for _ in ps.steps(lambda pass_, rng: range(6), passes=2):
-            ps.push({w: np.sin(w.value)}, samples=1)
-        return w.value.copy()
-
-    results = []
-    for mode in ("geo(1)", "geo(4)", "sync"):
-        with thread_cluster(tmp_path / mode, 2, 1, mode=mode) as cluster:
-            results += cluster.train(program)
-    for geo in results[:2]:
-        np.testing.assert_allclose(geo, results[2], rtol=0, atol=1e-6)

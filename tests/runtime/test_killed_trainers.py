@@ -83,7 +83,7 @@ def train_with_a_death(cluster: ThreadCluster, program: Any, messages: int) -> l
     return results
 
 
-@pytest.mark.parametrize("messages", [0, 1, 8, 20, 61])
+@pytest.mark.parametrize("messages", [1, 8, 20])
 def test_in_sync_a_death_does_not_change_the_bits(tmp_path: Path, messages: int) -> None:
     with thread_cluster(tmp_path / "undisturbed", 1, 2) as cluster:
         expected, _ = cluster.train(value_dependent)
@@ -94,10 +94,7 @@ def test_in_sync_a_death_does_not_change_the_bits(tmp_path: Path, messages: int)
             np.testing.assert_array_equal(actual, reference)
 
 
-@pytest.mark.parametrize(
-    ("mode", "dense"), [("async", 2 * STEPS), ("half-async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)]
-)
-@pytest.mark.parametrize("messages", [5, 13])
+@pytest.mark.parametrize(("mode", "dense", "messages"), [("async", 2 * STEPS, 5), ("geo(3)", STEPS, 13)])
 def test_in_the_other_modes_no_push_is_lost_or_counted_twice(
     tmp_path: Path, mode: str, dense: int, messages: int
 ) -> None:
@@ -110,7 +107,7 @@ def test_in_the_other_modes_no_push_is_lost_or_counted_twice(
     assert rows == {3: 4 * STEPS, 8: 2 * STEPS, -1: 2 * STEPS}
 
 
-@pytest.mark.parametrize("step", [2, 5, 6, 8, 9, 10])
+@pytest.mark.parametrize("step", [5, 6, 9])
 def test_a_trainer_that_dies_in_a_second_loop_repeats_no_pass_of_it(tmp_path: Path, step: int) -> None:
     def program(ps: Session, dies_at: int = -1) -> Any:
         w, passes = ps.dense("w", 3, SGD(1.0)), []

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD
-from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.process import PServer
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.session import Session
@@ -26,16 +25,11 @@ def give_up(cluster: ThreadCluster, *ranks: int) -> None:
         pserver.handle_command({"cmd": "lost", "ranks": list(ranks)})
 
 
-def pull_for_ever(table: Any) -> None:
-    while True:
-        table.pull()
-
-
 def reader(pass_: int, rng: np.random.Generator) -> Any:
     return range(100 * pass_, 100 * pass_ + BATCHES)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_two_passes_later_the_others_take_over_every_batch_of_a_lost_trainer(tmp_path: Path, mode: str) -> None:
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     gone = threading.Event()
@@ -88,25 +82,6 @@ def test_a_trainer_that_died_after_its_goodbye_has_nothing_left_to_do(tmp_path: 
                 assert w.value[0] == -BATCHES
 
 
-def test_pservers_save_what_a_trainer_left_that_its_supervisor_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that ends without `with` does not know its exit code, so it cannot say goodbye itself."""
-    monkeypatch.delattr("sys.last_value", raising=False)  # set by a test that failed before
-    with thread_cluster(tmp_path, 2, 1, ports_num=2) as cluster:
-        ps = cluster.session(0)
-        w = ps.dense("w", shape=8, rule=SGD(1.0))
-        for batch in ps.steps(reader, passes=1):
-            if batch == 3:
-                break
-            ps.push({w: np.ones(8, np.float32)}, samples=4)
-        ps.leave_at_exit()
-        for pserver in cluster.pservers:
-            pserver.handle_command({"cmd": "left", "ranks": [0]})
-            pserver.handle_command({"cmd": "finish"})
-    assert sorted((receipt["pserver"], receipt["step"]) for receipt in cluster.receipts) == [(0, 3), (1, 3)]
-
-
 def test_a_pserver_fails_if_a_save_fails_for_which_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,15 +107,3 @@ def test_a_pserver_fails_if_a_save_fails_for_which_nobody_waits(
         with pytest.raises(OSError, match="no space"):
             running.result(180)
     pserver.close()
-
-
-def test_in_a_new_epoch_messages_of_the_previous_one_are_refused(tmp_path: Path) -> None:
-    with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
-        with cluster.session(0) as ps:
-            w = ps.dense("w", shape=8, rule=SGD(1.0))
-            cluster.pservers[0].handle_command({"cmd": "epoch", "epoch": 1})
-            with pytest.raises(RefusedError, match="sent a message of epoch 0, the job is in epoch 1"):
-                pull_for_ever(w)
-            ps._client.epoch = 1  # so that it can say goodbye
-        with cluster.session(0, attempt=2) as ps:
-            assert ps.dense("w", shape=8, rule=SGD(1.0)).value.tolist() == [0] * 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import struct
 import threading
@@ -24,7 +23,7 @@ from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.cluster import DEADLINE_S, ThreadCluster, process_cluster, thread_cluster
+from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 from tests.runtime.small import PART, cut_small
 from tests.support.processes import wait_until
 
@@ -115,9 +114,6 @@ def say_nothing(stream: Stream, frames: Any) -> None:
     stream.send = lambda frames: True  # type: ignore[method-assign]
 
 
-BREAKS = [cut_the_cable, send_half, send_garbage, say_nothing]
-
-
 class Saboteur:
     """Breaks each stream on one side when it has sent so many messages of the program."""
 
@@ -145,9 +141,11 @@ class Saboteur:
 
 
 SABOTAGES = [
-    *itertools.product(["unix"], ["trainer", "pserver"], [cut_the_cable]),
-    *itertools.product(["sealed"], ["trainer", "pserver"], BREAKS[:3]),
-    *itertools.product(["tcp"], ["trainer", "pserver"], BREAKS),
+    ("unix", "trainer", cut_the_cable),
+    ("sealed", "pserver", send_half),
+    ("sealed", "trainer", send_garbage),
+    ("tcp", "trainer", send_half),
+    pytest.param("tcp", "pserver", say_nothing, marks=pytest.mark.slow),
 ]
 
 
@@ -168,19 +166,6 @@ def test_losing_every_stream_in_the_middle_of_a_push_changes_no_bit(
     assert_same(results, undisturbed)
     assert saboteur.broken > 8
     assert sum(result[2]["zmq"] for result in results) > 4, "the others broke with the last message"
-
-
-def test_a_trainer_does_not_wait_for_a_stream_that_a_firewall_swallows(
-    tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The port takes connections, and nobody answers."""
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(thread_cluster(tmp_path, 2, 2, **LANES, **CARRIERS["tcp"]))
-        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
-        offer_instead(cluster, monkeypatch, {"port": silent.getsockname()[1], "token": "00" * 32})
-        results = cluster.train(value_dependent)
-    assert_same(results, undisturbed)
-    assert [result[2] for result in results] == [Counter({"zmq": 6})] * 2
 
 
 def test_a_stream_that_is_never_accepted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,20 +193,6 @@ def test_a_stream_that_is_never_accepted_is_given_up(tmp_path: Path, monkeypatch
         assert cluster.train(program)[0] == 0
 
 
-@pytest.mark.parametrize(
-    "offer", [{"port": 1, "token": "00" * 32}, {"name": "nobody", "token": "00" * 32}, None, 7, {}]
-)
-def test_an_offer_that_leads_nowhere_does_no_harm(
-    tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch, offer: Any
-) -> None:
-    """So it is with network namespaces, address translation and ports that are not forwarded."""
-    with thread_cluster(tmp_path, 2, 2, **LANES) as cluster:
-        offer_instead(cluster, monkeypatch, offer)
-        results = cluster.train(value_dependent)
-    assert_same(results, undisturbed)
-    assert [result[2] for result in results] == [Counter({"zmq": 6})] * 2
-
-
 def offer_instead(cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch, offer: Any) -> None:
     for lane in cluster.lanes:
         monkeypatch.setattr(lane.core, "offer_stream", lambda rank: offer)
@@ -233,33 +204,6 @@ def test_a_lane_forgets_the_streams_of_trainers_that_left(tmp_path: Path) -> Non
         [lane] = cluster.lanes
         streams: Any = lane._streams
         assert wait_until(lambda: not streams._streams and not streams._by_rank)
-
-
-PROGRAM = """
-import hashlib
-import numpy as np
-from clusterctl.runtime import Adagrad, connect, uniform
-
-with connect() as ps:
-    w = ps.dense("w", 600_000, Adagrad(0.1), uniform(0.5))
-    for n in ps.steps(lambda pass_, rng: range(4), passes=1):
-        ps.push({w: np.sin(w.value * (n + 1 + ps.rank))}, samples=1 + ps.rank)
-    print("=" + hashlib.sha256(w.pull().tobytes()).hexdigest())
-"""
-
-
-def test_processes_give_the_same_bits_over_each_carrier(tmp_path: Path) -> None:
-    digests = set()
-    for carrier, spec in CARRIERS.items():
-        with process_cluster(tmp_path / carrier, 1, 2, PROGRAM, **spec, ports_num=2) as (servers, trainers):
-            for trainer in trainers:
-                status, out, err = trainer.wait()
-                assert status == 0, (out, err)
-                digests.update(line for line in out.splitlines() if line.startswith("="))
-            for server in servers:
-                server.send("finish")
-                assert server.wait()[0] == 0
-    assert len(digests) == 1
 
 
 def test_streams_to_other_hosts_are_sealed_in_a_run_with_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +231,7 @@ def offers_of(lane: Lane) -> dict[str, Any]:
     return dict(lane._streams.offer(0) or {})
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("carrier", ["unix", "sealed"])
 def test_no_message_overtakes_the_ones_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrier: str) -> None:
     """A lane ignores what comes too early; it would be sent again a second later."""
     monkeypatch.undo()  # pieces of their full length
@@ -305,7 +249,7 @@ def test_no_message_overtakes_the_ones_before_it(tmp_path: Path, monkeypatch: py
     assert heard[True] == 0
 
 
-PUSHES = 40
+PUSHES = 16
 
 
 def long_and_short_by_turns(ps: Session) -> None:

@@ -81,13 +81,11 @@ def run(directory: Path, program: str, method: str) -> subprocess.CompletedProce
     ("program", "method"),
     [
         (POOL, "spawn"),
-        pytest.param(POOL, "forkserver", marks=pytest.mark.slow),
-        pytest.param(FUTURES, "spawn", marks=pytest.mark.slow),
         pytest.param(FUTURES, "forkserver", marks=pytest.mark.slow),
         pytest.param(PROCESS, "spawn", marks=pytest.mark.slow),
         pytest.param(PERSISTENT, "spawn", marks=pytest.mark.slow),
     ],
-    ids=["pool", "pool-forkserver", "futures", "futures-forkserver", "process", "persistent"],
+    ids=["pool", "futures-forkserver", "process", "persistent"],
 )
 def test_a_program_that_its_own_processes_import_ends_with_an_error_that_shows_the_guard(
     tmp_path: Path, program: str, method: str
@@ -98,6 +96,7 @@ def test_a_program_that_its_own_processes_import_ends_with_an_error_that_shows_t
     assert 'if __name__ == "__main__":' in done.stderr
 
 
+@pytest.mark.slow
 def test_one_that_connects_in_another_thread_is_killed_with_the_same_words(tmp_path: Path) -> None:
     done = run(tmp_path, THREAD, "spawn")
     assert done.returncode == -signal.SIGKILL

@@ -12,34 +12,31 @@ import pytest
 
 from clusterctl.common.manifest import checkpoint_tag
 from clusterctl.runtime import SGD, connect, constant, save_model
-from clusterctl.runtime.checkpoint.origin import SOON
+from clusterctl.runtime.checkpoint.origin import SOON, Origin
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.trainer.session import Session
 from runtime.cluster import thread_cluster
 
 
-def trains(*names: str, passes: int = 1, late: str | None = None) -> Any:
+def trains(*names: str, passes: int = 1) -> Any:
     def run(ps: Session) -> float:
         tables = [ps.dense(name, 2, SGD(1.0), init=constant(0.0)) for name in names]
-        for batch in ps.steps(lambda pass_, rng: range(3), passes=passes):
-            if batch == 2 and late is not None and len(tables) == len(names):
-                tables.append(ps.dense(late, 2, SGD(1.0)))
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=passes):
             ps.push({table: np.ones(2, np.float32) for table in tables}, samples=1)
         return float(tables[0].value[0]) if tables else 0.0
 
     return run
 
 
-def resumed(root: Path, program: Any, *before: str, trainers: int = 1, ignore: Sequence[str] = ()) -> list[Any]:
+def resumed(root: Path, program: Any, *before: str) -> list[Any]:
     """Train with the tables `before` and save a checkpoint, and run `program` from there."""
     every = {"checkpoints": True, "save_every": {"unit": "step", "n": 3}}
-    with thread_cluster(root, 2, trainers, **every) as cluster:
+    with thread_cluster(root, 2, 1, **every) as cluster:
         cluster.train(trains(*before, passes=2))
     step = max(receipt["step"] for receipt in cluster.receipts if receipt.get("checkpoint"))
     tag = checkpoint_tag(step)
     resume = {"run": "0001", "tag": tag, "step": step, "pass": 1, "dir": "."}
-    with thread_cluster(root, 2, trainers, **every, resume=resume) as cluster:
-        cluster.ignore = ignore
+    with thread_cluster(root, 2, 1, **every, resume=resume) as cluster:
         return cluster.train(program)
 
 
@@ -55,54 +52,65 @@ def warned(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [re.sub(r" step-\d+", "", line) for line in lines if line.startswith("warning: the ")]
 
 
-def test_a_table_under_another_name_is_reported_on_both_sides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert resumed(tmp_path, trains("same", "new", passes=3), "same", "old", trainers=2) == [-9.0, -9.0]
-    of = "warning: the checkpoint of run 1"
-    assert warned(capsys) == [
-        f"{of} lacks table new, declared by the program: it starts from initial values",
-        f"{of} has table old, not declared so far: later saves lack it; connect(ignore=('old',)) if that is meant",
-    ]
+class Reports:
+    """What a run that starts from `saved` reports as its program declares tables and pushes."""
+
+    def __init__(self, *saved: str, ignored: Sequence[str] = ()) -> None:
+        self.tables: set[str] = set()
+        self.warnings: list[str] = []
+        self.origin = Origin(
+            "it", saved, lambda: set(self.tables), ignored, "load another", lambda kind, message: self.note(message)
+        )
+
+    def note(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def push(self, *tables: str) -> list[str]:
+        """Declare these tables too and push; return the warnings so far."""
+        self.tables |= {*tables}
+        self.origin.before_push()
+        return self.warnings
+
+    def end_pass(self) -> list[str]:
+        self.origin.report()
+        return self.warnings
 
 
-def test_a_table_that_is_declared_later_is_reported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resumed(tmp_path, trains("same", passes=3, late="late"), "same")
-    lacks = "lacks table late, declared by the program: it starts from initial values"
-    assert warned(capsys) == [f"warning: the checkpoint of run 1 {lacks}"]
+def test_a_table_that_is_declared_later_is_reported_too() -> None:
+    run = Reports("same")
+    assert run.push("same") == []
+    run.push("late")
+    assert run.end_pass() == ["it lacks table late, declared by the program: it starts from initial values"]
 
 
-def test_many_tables_are_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resumed(tmp_path, trains("same", passes=3), "same", *(f"old{n}" for n in range(9)))
-    (line,) = warned(capsys)
+def test_a_table_that_is_declared_in_the_first_pass_is_not_reported() -> None:
+    run = Reports("same", "old")
+    run.push("same")
+    assert run.push("old") == run.end_pass() == []
+
+
+def test_many_tables_are_one_warning() -> None:
+    run = Reports("same", *(f"old{number}" for number in range(9)))
+    run.push("same")
+    (line,) = run.end_pass()
     assert "has tables old0, old1, old2, old3, old4 and 4 more, not declared so far" in line
 
 
-def test_ignored_tables_are_not_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resumed(
-        tmp_path, trains("same", "new", passes=3), "same", "old", "head.1", "head.2", ignore=("old", "new", "head.*")
-    )
-    assert warned(capsys) == []
+def test_in_a_long_pass_undeclared_tables_are_reported_once_after_some_pushes() -> None:
+    run = Reports("same", "old")
+    for _ in range(SOON):
+        assert run.push("same") == []
+    once = [
+        "it has table old, not declared so far: later saves lack it; connect(ignore=('old',)) if that is meant",
+    ]
+    assert run.push() == run.push() == run.end_pass() == once
 
 
-def test_a_table_that_is_declared_in_the_first_pass_is_not_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    resumed(tmp_path, trains("same", passes=3, late="old"), "same", "old")
-    assert warned(capsys) == []
-
-
-def test_in_a_long_pass_undeclared_tables_are_reported_after_some_pushes(
-    saved_here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with connect(load="saved") as ps:
-        a = ps.dense("a", 2, SGD(1.0))
-        for batch in ps.steps(lambda pass_, rng: range(SOON + 1), passes=1):
-            assert len(warned(capsys)) == 0
-            ps.push({a: np.ones(2, np.float32)}, samples=1)
-            if batch == SOON:
-                assert len(warned(capsys)) == 1
-    assert warned(capsys) == []
+def test_ignored_tables_are_not_reported() -> None:
+    run = Reports("same", "old", "head.1", "head.2", ignored=("old", "new", "head.*"))
+    assert run.push("same", "new") == run.end_pass() == []
+    every = Reports("a", "b", ignored=("*",))
+    assert every.push("c") == every.end_pass() == []
 
 
 def test_a_checkpoint_of_another_program_is_refused_before_the_first_push(tmp_path: Path) -> None:
@@ -120,20 +128,6 @@ def test_a_checkpoint_of_another_program_is_refused_before_the_first_push(tmp_pa
 def test_a_program_that_only_reads_is_refused_when_it_leaves(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="none of the declared tables"):
         resumed(tmp_path, lambda ps: ps.dense("c", 2, SGD(1.0)).pull(), "a")
-
-
-def test_all_tables_may_be_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert resumed(tmp_path, trains("c", passes=3), "a", "b", ignore=("*",)) == [-3.0]
-    assert warned(capsys) == []
-
-
-def test_a_model_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_model(tmp_path / "vectors", {"word": (np.arange(2), np.ones((2, 2))), "old": np.ones(3)})
-    with thread_cluster(tmp_path, 2, 2) as cluster:
-        cluster.train(lambda ps: ps.embedding("word", 2, SGD(1.0)), load="vectors")
-    assert len(warned(capsys)) == 1
-    with thread_cluster(tmp_path, 2, 2) as cluster, pytest.raises(ModelError, match="the model vectors has none of"):
-        cluster.train(trains("c"), load="vectors")
 
 
 def test_local_mode_compares_too(saved_here: None, capsys: pytest.CaptureFixture[str]) -> None:

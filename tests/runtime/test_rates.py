@@ -19,8 +19,11 @@ from tests.runtime.cluster import thread_cluster
 from tests.runtime.small import cut_small
 from tests.runtime.test_exactly_once import SPEC, made_core, push, replies, value
 
-MODES = ["sync", "async", "half-async", "ssp(1)"]
-LAYOUTS = [(1, {}), (2, {"ports_num": 2, "ports_num_for_sparse": 2}), (2, {"ports_num": 1, "ports_num_for_sparse": 1})]
+CASES: list[tuple[str, int, dict[str, int]]] = [
+    ("sync", 2, {"ports_num": 2, "ports_num_for_sparse": 2}),
+    ("async", 1, {}),
+    ("half-async", 2, {"ports_num": 1, "ports_num_for_sparse": 1}),
+]
 SHAPES: dict[str, tuple[int, ...]] = {"small": (7,), "large": (50, 90), "rows": (6, 3)}
 #: By step, the rate of each table; a table without one uses that of its rule.
 RATES: list[dict[str, float]] = [
@@ -68,13 +71,12 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(one[name], other[name], name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "pservers", "lanes"), CASES)
 def test_a_push_is_applied_with_its_rates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, layout: tuple[int, dict[str, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, pservers: int, lanes: dict[str, int]
 ) -> None:
     cut_small(monkeypatch)
-    with thread_cluster(tmp_path, layout[0], 1, mode=mode, **layout[1]) as cluster:
+    with thread_cluster(tmp_path, pservers, 1, mode=mode, **lanes) as cluster:
         assert_same(cluster.train(train)[0], expected())
 
 
@@ -89,8 +91,7 @@ def test_rates_work_in_local_mode(alone: Session) -> None:
     assert_same(train(alone), expected())
 
 
-@pytest.mark.parametrize("pservers", [1, 2])
-def test_in_sync_mode_the_rates_of_the_lowest_rank_with_samples_count(tmp_path: Path, pservers: int) -> None:
+def test_in_sync_mode_the_rates_of_the_lowest_rank_with_samples_count(tmp_path: Path) -> None:
     """A table without a rate there uses that of its rule, even if others have one for it."""
 
     def program(ps: Session) -> tuple[float, float, float]:
@@ -102,7 +103,7 @@ def test_in_sync_mode_the_rates_of_the_lowest_rank_with_samples_count(tmp_path: 
             ps.push({w: -np.ones(1), v: -np.ones(1), **only_last}, samples=ps.rank, rates=rates)
         return float(w.value[0]), float(v.value[0]), float(e.pull([3])[0, 0])
 
-    with thread_cluster(tmp_path, pservers, 3, ports_num_for_sparse=1) as cluster:
+    with thread_cluster(tmp_path, 2, 3, ports_num_for_sparse=1) as cluster:
         for w, v, e in cluster.train(program):
             assert (w, v) == (2.0, 0.5)
             assert e == pytest.approx(4.0 * 2 / 3), "rank 1 has the rate, rank 2 the gradient"

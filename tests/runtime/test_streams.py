@@ -19,8 +19,6 @@ from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 
-MODES = ["sync", "async", "half-async", "ssp(9)", "geo(2)"]
-
 
 class Program:
     """Reads the numbers up to `end` from where its cursor says, in a stream, and adds 1 to the row of each.
@@ -68,9 +66,15 @@ def counts(cluster: ThreadCluster) -> dict[int, float]:
     return dict(zip(ids.tolist(), values.ravel().tolist(), strict=True))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("end", [10, 12])
-@pytest.mark.parametrize("options", [{}, {"shard": True}, {"prefetch": 3}, {"accumulate": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "end", "options"),
+    [
+        ("sync", 12, {}),
+        ("async", 10, {"shard": True}),
+        ("geo(2)", 10, {"prefetch": 3}),
+        ("sync", 10, {"accumulate": 3}),
+    ],
+)
 def test_a_pass_ends_after_its_batches_while_the_reader_goes_on(
     tmp_path: Path, mode: str, end: int, options: dict[str, Any]
 ) -> None:
@@ -85,22 +89,12 @@ def test_a_pass_ends_after_its_batches_while_the_reader_goes_on(
         assert counts(cluster) == dict.fromkeys(range(total), 1.0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_number_of_passes_of_a_stream_may_be_given(tmp_path: Path, mode: str) -> None:
+def test_the_number_of_passes_of_a_stream_may_be_given(tmp_path: Path) -> None:
     program = Program(99, passes=2)
-    with thread_cluster(tmp_path, 1, 2, mode=mode) as cluster:
+    with thread_cluster(tmp_path, 1, 2) as cluster:
         cluster.train(program)
     assert program.passes == {0: [0, 1], 1: [0, 1]}
     assert counts(cluster) == dict.fromkeys(range(16), 1.0)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_without_a_length_of_passes_a_stream_is_one_pass(tmp_path: Path, mode: str) -> None:
-    program = Program(9, pass_batches=None)
-    with thread_cluster(tmp_path, 1, 2, mode=mode) as cluster:
-        cluster.train(program)
-    assert program.passes == {0: [0], 1: [0]}
-    assert counts(cluster) == dict.fromkeys(range(18), 1.0)
 
 
 def test_a_batch_of_a_stream_does_not_wait_for_the_next_one(tmp_path: Path) -> None:
@@ -122,26 +116,19 @@ def test_a_batch_of_a_stream_does_not_wait_for_the_next_one(tmp_path: Path) -> N
     assert len(pushed) == 9
 
 
-def test_trainers_whose_streams_end_at_different_passes(tmp_path: Path) -> None:
-    def program(ps: Session) -> None:
-        e = ps.embedding("e", 1, SGD(1.0), zeros())
-        own = range(5) if ps.rank == 0 else range(100, 119)
-        for number in ps.steps(lambda pass_, rng: own, passes=None, pass_batches=4):
-            ps.push({e: (np.array([number]), -np.ones((1, 1)))}, samples=1)
-
-    with thread_cluster(tmp_path, 2, 2, mode="async") as cluster:
-        cluster.train(program)
-    assert counts(cluster) == dict.fromkeys([*range(5), *range(100, 119)], 1.0)
-
-
 # Cursors.
 
-TAKEN_UP = [{}, {"shard": True}, {"pass_batches": None}, {"passes": 2, "pass_batches": None}, {"cursor": False}]
+TAKEN_UP: list[tuple[str, dict[str, Any], int]] = [
+    ("sync", {}, 3),
+    ("async", {"shard": True}, 4),
+    ("geo(2)", {"pass_batches": None}, 5),
+    ("ssp(9)", {"passes": 2, "pass_batches": None}, 4),
+    ("sync", {"cursor": False}, 5),
+    ("half-async", {"cursor": False}, 4),
+]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("options", TAKEN_UP, ids=str)
-@pytest.mark.parametrize("stop_after", [3, 4, 5])
+@pytest.mark.parametrize(("mode", "options", "stop_after"), TAKEN_UP)
 def test_a_run_that_resumes_goes_on_from_the_cursors_of_its_checkpoint(
     tmp_path: Path, mode: str, options: dict[str, Any], stop_after: int
 ) -> None:
@@ -187,8 +174,8 @@ def kill_all(cluster: ThreadCluster, program: Program) -> None:
     cluster.lead.wait_for_cut()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_with_other_trainers_there_are_the_cursors_of_all_until_each_has_its_own(tmp_path: Path, mode: str) -> None:
+def test_with_other_trainers_there_are_the_cursors_of_all_until_each_has_its_own(tmp_path: Path) -> None:
+    mode = "async"
     every = {"checkpoints": True, "save_every": {"unit": "step", "n": 2}}
     with thread_cluster(tmp_path, 2, 2, mode=mode, **every) as cluster:
         kill_all(cluster, Program(11, stop_after=4))
@@ -209,9 +196,9 @@ def test_with_other_trainers_there_are_the_cursors_of_all_until_each_has_its_own
     assert all(seen[2, rank] == (cursor, []) for rank, cursor in enumerate(seen[3, 0][1]))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_with_other_trainers_nothing_is_skipped(tmp_path: Path, mode: str) -> None:
+def test_with_other_trainers_nothing_is_skipped(tmp_path: Path) -> None:
     """They stopped in a later pass of the stream; the reader continues from the cursors of all."""
+    mode = "sync"
     every = {"checkpoints": True, "save_every": {"unit": "step", "n": 2}}
     with thread_cluster(tmp_path, 2, 2, mode=mode, **every) as cluster:
         kill_all(cluster, Program(20, stop_after=10))
@@ -337,8 +324,8 @@ def test_a_stream_that_resumes_with_shorter_passes_ends_its_open_pass(tmp_path: 
     assert counts(cluster) == dict.fromkeys(range(22), 1.0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_stream_that_all_read_needs_cursors_to_go_on_with_other_trainers(tmp_path: Path, mode: str) -> None:
+def test_a_stream_that_all_read_needs_cursors_to_go_on_with_other_trainers(tmp_path: Path) -> None:
+    mode = "sync"
     every = {"checkpoints": True, "save_every": {"unit": "step", "n": 1}}
     with thread_cluster(tmp_path, 1, 2, mode=mode, **every) as cluster:
         kill_all(cluster, Program(40, stop_after=6, shard=True, cursor=False))

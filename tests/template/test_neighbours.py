@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, connect, merge_model, zeros
+from clusterctl.runtime import SGD, connect, zeros
 
 VECTORS = {
     "<unk>": (1.0, 0.0),
@@ -52,12 +52,3 @@ def test_words_unknown_to_the_model_are_left_out(programs: SimpleNamespace, save
     result = programs.neighbours.neighbours(model, words, ["unseen", "nowhere", "south"])
     assert list(result) == ["south"]
     assert len(result["south"]) == 4
-
-
-def test_a_merged_model_has_the_same_neighbours(programs: SimpleNamespace, saved: Path) -> None:
-    pieces, words = saved / "output" / "pass-00000", saved / "words.txt"
-    merged = saved / "model.safetensors"
-    merge_model([pieces], merged)
-    queries = [word for word, vector in VECTORS.items() if vector]
-    by_pieces = programs.neighbours.neighbours(pieces, words, queries)
-    assert programs.neighbours.neighbours(merged, words, queries) == by_pieces

@@ -34,10 +34,6 @@ def test_trainers_on_the_same_node_share_its_shards_by_rank(programs: SimpleName
     assert [numbers_read(programs, tmp_path, rank, 3) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_a_single_trainer_reads_every_shard(programs: SimpleNamespace, tmp_path: Path) -> None:
-    assert numbers_read(programs, shards(tmp_path, 0, 1, 2, 3), 0, 1) == [0, 1, 2, 3]
-
-
 def test_a_trainer_reads_all_shards_on_its_node_when_none_is_assigned_to_its_rank(
     programs: SimpleNamespace, tmp_path: Path
 ) -> None:
@@ -64,6 +60,8 @@ def test_a_single_pass_beats_the_unigram_model_and_saves_a_model_that_neighbours
     own_workspace: Path, run: Run
 ) -> None:
     assert run(own_workspace, "prepare_data.py").returncode == 0
+    for path in own_workspace.glob("data/*.txt-*"):  # half of the text, so that it takes less time
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[::2]))
     done = run(own_workspace, "train.py", "--num_passes=1", "--use_gpu=0")
     assert done.returncode == 0, done.stderr
     match = re.search(r"pass 0: held-out perplexity ([\d.]+), unigram ([\d.]+)", done.stdout)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 
 import clusterctl.torch as ct
-from clusterctl.runtime import load_model
-from torch_api.programs import DATASET, PASSES, SIZE, X, cluster_of, fit, furthest, mlp, plain_batches, values
+from torch_api.programs import DATASET, PASSES, SIZE, X, cluster_of, fit, furthest, mlp, plain_batches
 
 pytestmark = pytest.mark.engines
 
@@ -47,8 +45,7 @@ def trainable(model: Any) -> list[Any]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-@pytest.mark.parametrize("pservers", [1, 2])
-def test_shared_unused_and_frozen_parameters(tmp_path: Path, pservers: int) -> None:
+def test_shared_unused_and_frozen_parameters(tmp_path: Path) -> None:
     def program(ps: Any) -> Any:
         model = Shared()
         optimizer = optim.Adam(trainable(model), lr=0.01, weight_decay=0.1)
@@ -60,76 +57,15 @@ def test_shared_unused_and_frozen_parameters(tmp_path: Path, pservers: int) -> N
 
     own = Shared()
     fit(own, optim.Adam(trainable(own), lr=0.01, weight_decay=0.1), plain_batches())
-    with cluster_of(tmp_path, pservers, 1) as cluster:
+    with cluster_of(tmp_path, 2, 1) as cluster:
         [model] = cluster.train(program)
     assert furthest(model, own) < 1e-5
     assert torch.equal(model.unused, Shared().unused)
     assert model.second.weight is model.first.weight
 
 
-def test_without_a_cluster_the_program_is_the_same(tmp_path: Path) -> None:
-    own, model = mlp(), mlp()
-    fit(own, optim.AdamW(own.parameters(), lr=0.01), plain_batches())
-    with ct.connect() as ps:
-        ps.distribute(model, optimizer := optim.AdamW(model.parameters(), lr=0.01))
-        fit(model, optimizer, ps.loader(DATASET, SIZE, PASSES))
-        ps.save("final")
-    assert furthest(model, own) < 1e-5
-    saved = load_model("output/final")
-    assert sorted(saved) == ["0.bias", "0.weight", "2.bias", "2.weight"]
-    assert all(np.array_equal(saved[name], value.numpy()) for name, value in values(model).items())
-    other = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    with ct.connect(load="output/final") as ps:
-        ps.distribute(other, optim.SGD(other.parameters(), lr=0.1))
-    assert furthest(other, model) == 0
-
-
 def loss_of(model: Any, x: Any, y: Any) -> Any:
     return ((model(x) - y) ** 2).mean()
-
-
-@pytest.mark.parametrize("with_rest", [True, False])
-def test_several_backwards_are_one_step(with_rest: bool) -> None:
-    """Two batches a step; with a rest, the 5 batches of a pass leave one for the next pass's first step."""
-    size = 64 if with_rest else 32
-
-    def train(model: Any, optimizer: Any, batches: Any) -> None:
-        for number, (x, y) in enumerate(batches, 1):
-            (loss_of(model, x, y) / 2).backward()
-            if number % 2 == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                optimizer.step()
-                optimizer.zero_grad()
-
-    own, model = mlp(), mlp()
-    train(own, optim.SGD(own.parameters(), lr=0.1), plain_batches(size))
-    pushed: list[int] = []
-    with ct.connect() as ps:
-        push = ps.push
-        ps.push = lambda gradients, samples, *rest: (pushed.append(samples), push(gradients, samples, *rest))
-        ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
-        train(model, optimizer, ps.loader(DATASET, size, PASSES))
-    assert furthest(model, own) < 1e-5
-    assert pushed == [2 * size] * (PASSES * len(X) // size // 2)
-
-
-def test_gradients_that_are_not_finite_are_skipped_by_a_scaler_as_without_servers() -> None:
-    def train(model: Any, optimizer: Any, batches: Any) -> float:
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
-        for number, (x, y) in enumerate(batches):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, x, y) * (float("inf") if number == 7 else 1.0)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return float(scaler.get_scale())
-
-    own, model = mlp(), mlp()
-    scale = train(own, optim.Adam(own.parameters(), lr=0.01, fused=True), plain_batches())
-    with ct.connect() as ps:
-        ps.distribute(model, optimizer := optim.Adam(model.parameters(), lr=0.01, fused=True))
-        assert train(model, optimizer, ps.loader(DATASET, SIZE, PASSES)) == scale
-        assert ps.step == PASSES * len(X) // SIZE - 1
-    assert furthest(model, own) < 1e-5
 
 
 def test_hooks_of_the_optimizer_are_called() -> None:
@@ -169,44 +105,6 @@ def test_a_loop_over_ps_steps_passes_its_samples() -> None:
             loss_of(model, x, y).backward()
             optimizer.step(samples=len(x))
     assert furthest(model, own) < 1e-5
-
-
-def test_a_resumed_run_starts_from_the_servers_values(tmp_path: Path) -> None:
-    saves = {"checkpoints": True, "save_every": {"unit": "step", "n": 4}}
-
-    def program(ps: Any) -> dict[str, Any]:
-        model = mlp()
-        if ps.step:
-            nn.init.zeros_(model[0].weight)  # what the program starts from does not count
-        ps.distribute(model, optimizer := optim.Adam(model.parameters(), lr=0.01))
-        for x, y in ps.loader(DATASET, SIZE, 1):
-            optimizer.zero_grad()
-            loss_of(model, x, y).backward()
-            optimizer.step()
-        return values(model)
-
-    def killed(ps: Any) -> None:
-        push = ps.push
-
-        def fails(*given: Any) -> None:
-            push(*given)
-            if ps.step == 6:
-                raise InterruptedError
-
-        ps.push = fails
-        program(ps)
-
-    with cluster_of(tmp_path / "whole", 2, 1) as cluster:
-        [whole] = cluster.train(program)
-    with cluster_of(tmp_path / "killed", 2, 1, **saves) as cluster:
-        with pytest.raises(InterruptedError):
-            cluster.train(killed)
-        written = {(receipt["tag"], receipt["step"]) for receipt in cluster.receipts if receipt.get("checkpoint")}
-    [(tag, step)] = written
-    assert step == 4
-    with cluster_of(tmp_path / "killed", 2, 1, **saves, recover={"tag": tag, "step": step}) as cluster:
-        [resumed] = cluster.train(program)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_a_parameter_that_the_servers_changed_is_seen_by_autograd() -> None:

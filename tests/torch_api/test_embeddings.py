@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import clusterctl.torch as ct
 from clusterctl.runtime import SGD, load_model, zeros
-from clusterctl.runtime.trainer.parameters import Parameters
 from torch_api.programs import PASSES, SAMPLES, SIZE, Y, cluster_of
 
 pytestmark = pytest.mark.engines
@@ -131,10 +130,9 @@ def trained(make: Callable[..., Any] = words, optimizer: Make = OPTIMIZERS["sgd"
     return fit(model, optimizer(model.parameters()), plain_batches() if batches is None else batches)
 
 
-@pytest.mark.parametrize("pservers", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_the_rows_equal_those_of_torch(tmp_path: Path, make: Any, optimizer: Make, pservers: int) -> None:
+def test_the_rows_equal_those_of_torch(tmp_path: Path, make: Any, optimizer: Make) -> None:
     def program(ps: Any) -> float:
         model = make()
         if make is MODELS["largest"]:
@@ -146,7 +144,7 @@ def test_the_rows_equal_those_of_torch(tmp_path: Path, make: Any, optimizer: Mak
 
     own = trained(make, optimizer)
     assert furthest(own, make()) > 0.05
-    with cluster_of(tmp_path, pservers, 1) as cluster:
+    with cluster_of(tmp_path, 2, 1) as cluster:
         assert cluster.train(program)[0] < 1e-5
 
 
@@ -189,40 +187,6 @@ def test_each_group_has_its_own_rate_and_schedule() -> None:
     own = train(words())
     with ct.connect() as ps:
         assert furthest(train(words(), ps), own) < 1e-5
-
-
-def test_rows_of_the_next_batch_are_requested_with_the_push_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefetch, steps = Parameters.prefetch, list[int]()
-
-    def note(parameters: Parameters, *what: Any) -> None:
-        steps.append(parameters.step)
-        prefetch(parameters, *what)
-
-    def program(ps: Any) -> None:
-        model = words()
-        ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
-        fit(model, optimizer, ps.loader(DATASET, SIZE))
-
-    monkeypatch.setattr(Parameters, "prefetch", note)
-    with cluster_of(tmp_path, 1, 1) as cluster:
-        cluster.train(program)
-    assert len(steps) == -(-SAMPLES // SIZE) - 1
-
-
-@pytest.mark.parametrize("pservers", [1, 2])
-def test_two_trainers_equal_one_with_the_batches_of_both(tmp_path: Path, pservers: int) -> None:
-    def program(ps: Any) -> float:
-        model = words(padding_idx=0)
-        if ps.rank:
-            nn.init.zeros_(model.emb.weight)  # the rows of rank 0 count
-        ps.distribute(model, optimizer := optim.Adagrad(model.parameters(), lr=0.1))
-        return furthest(fit(model, optimizer, ps.loader(DATASET, SIZE // 2, PASSES)), own)
-
-    own = trained(lambda: words(padding_idx=0), lambda p: optim.Adagrad(p, lr=0.1))
-    with cluster_of(tmp_path, pservers, 2) as cluster:
-        assert max(cluster.train(program)) < 1e-5
 
 
 def test_rows_alone_can_be_trained() -> None:
@@ -301,30 +265,3 @@ def test_a_rule_of_its_own_needs_no_group() -> None:
         fit(model, optimizer, ps.loader(DATASET, SIZE, PASSES))
         assert torch.allclose(model.user(torch.arange(ROWS)), weight, atol=1e-5)
         assert torch.allclose(model.bias, bias, atol=1e-5)
-
-
-def test_a_resumed_run_has_the_rows_of_the_servers(tmp_path: Path) -> None:
-    saves = {"checkpoints": True, "save_every": {"unit": "step", "n": 4}}
-
-    def program(ps: Any, stop: int | None = None) -> Any:
-        model = words()
-        if ps.step:
-            nn.init.zeros_(model.emb.weight)  # what the program starts from does not count
-        ps.distribute(model, optimizer := optim.Adagrad(model.parameters(), lr=0.1))
-        for ids, y in ps.loader(DATASET, SIZE, 1):
-            optimizer.zero_grad()
-            loss_of(model, ids, y).backward()
-            optimizer.step()
-            if ps.step == stop:
-                raise InterruptedError
-        return rows_of(model.emb)
-
-    with cluster_of(tmp_path / "whole", 2, 1) as cluster:
-        [whole] = cluster.train(program)
-    with cluster_of(tmp_path / "killed", 2, 1, **saves) as cluster:
-        with pytest.raises(InterruptedError):
-            cluster.train(lambda ps: program(ps, stop=6))
-        [(tag, step)] = {(one["tag"], one["step"]) for one in cluster.receipts if one.get("checkpoint")}
-    with cluster_of(tmp_path / "killed", 2, 1, **saves, recover={"tag": tag, "step": step}) as cluster:
-        [resumed] = cluster.train(program)
-    assert torch.equal(whole, resumed)

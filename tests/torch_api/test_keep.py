@@ -123,7 +123,7 @@ def test_values_come_back_with_their_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_tensors_of_every_type_come_back_bit_for_bit(tmp_path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
     count = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
     bits = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8)
@@ -209,31 +209,6 @@ def test_a_file_of_state_names_its_things(tmp_path: Path) -> None:
     tree = json.loads(newest.metadata["tree"])
     assert [*tree] == ["_buffers", "scheduler", "noise", "_rates"]
     assert (tree["scheduler"]["last_epoch"], tree["_rates"][0]["initial_lr"]) == (10, 0.1)
-
-
-def test_a_saved_state_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
-    class Strict(Holder):
-        def load_state_dict(self, value: Any) -> None:
-            raise KeyError("missing")
-
-    def program(ps: Any) -> None:
-        model = mlp()
-        ps.distribute(model, optimizer := optim.SGD(model.parameters(), lr=0.1))
-        ps.keep("thing", Strict({}))
-        for number, (x, _) in enumerate(ps.loader(DATASET, SIZE, 1)):
-            if number == 3:
-                raise InterruptedError
-            model(x).sum().backward()
-            optimizer.step()
-
-    with cluster_of(tmp_path, 1, 1) as cluster:
-        with pytest.raises(InterruptedError):
-            cluster.train(program)
-        with (
-            pytest.raises(UseError, match="the state of 'thing' that was saved does not fit: 'missing'"),
-            cluster.session(0, attempt=2) as ps,
-        ):
-            program(ps)
 
 
 def with_scheduler(ps: Any, *, keeps: bool, make: Any) -> None:

@@ -16,20 +16,14 @@ pytestmark = pytest.mark.engines
 #: Steps of a pass: trainer 0 has one batch more than trainer 1.
 STEPS = -(-BATCHES // TRAINERS)
 POINTS = [
-    ("forward", 1),
     ("forward", 7),
     ("answered", 1),
-    ("answered", 7),
     ("taken", 7),
-    ("write", 1),
     ("write", 5),
-    ("on_pass", 0),
     ("on_pass", PASSES - 1),
     ("answered", STEPS),
-    ("taken", STEPS),
     ("end", 0),
     ("ended", 1),
-    ("answered", STEPS * PASSES),
 ]
 CASES = [(Kill(rank, *at), (1, 2, 4)[(number + rank) % 3]) for number, at in enumerate(POINTS) for rank in range(2)]
 
@@ -60,8 +54,7 @@ def test_a_killed_trainer_does_not_change_the_bits(
         assert_same(job.results(), expected[1])
 
 
-@pytest.mark.parametrize(("point", "number"), [("on_pass", 0), ("taken", 3), ("answered", 4), ("end", 1)])
-@pytest.mark.parametrize("rank", range(TRAINERS))
+@pytest.mark.parametrize(("point", "number", "rank"), [("on_pass", 0, 0), ("taken", 3, 1), ("answered", 4, 0)])
 def test_gradients_that_a_pass_leaves_for_the_next_push_survive(
     tmp_path: Path, context: Any, expected: Any, point: str, number: int, rank: int
 ) -> None:
@@ -80,7 +73,7 @@ def test_a_trainer_that_is_killed_twice_in_a_row(tmp_path: Path, context: Any, e
         assert_same(job.results(), expected[1])
 
 
-@pytest.mark.parametrize(("step", "pservers"), [(4, 1), (5, 2), (8, 4), (10, 2)])
+@pytest.mark.parametrize(("step", "pservers"), [(5, 1), (8, 4)])
 def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(
     tmp_path: Path, context: Any, expected: Any, step: int, pservers: int
 ) -> None:

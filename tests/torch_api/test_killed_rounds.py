@@ -18,9 +18,9 @@ OPTIONS = {"rounds": 3, "workers": 0}
 #: In inner steps; before a push is answered, after it, and when its state is written; in files of the states 0 to 2,
 #: and of the checkpoint at 2; around the end of a pass.
 POINTS = [
-    *((point, step) for point in ("sent", "answered", "taken") for step in (1, 2, 3)),
-    *(("forward", number) for number in (2, 5, 12)),
-    *(("write", number) for number in (1, 2, 3, 4)),
+    *((point, step) for point in ("sent", "answered", "taken") for step in (1, 3)),
+    ("forward", 5),
+    *(("write", number) for number in (2, 3)),
     ("on_pass", 0),
     ("end", 0),
     ("ended", 1),
@@ -61,7 +61,7 @@ def test_a_trainer_killed_in_a_round_does_not_change_the_bits(
         assert_same(job.results(), expected[wire])
 
 
-@pytest.mark.parametrize(("wire", "pservers"), [("float32", 4), ("int8", 2), ("int4", 1)])
+@pytest.mark.parametrize(("wire", "pservers"), [("float32", 4), ("int4", 1)])
 def test_a_run_that_goes_on_from_a_checkpoint_between_rounds(
     tmp_path: Path, context: Any, expected: Any, wire: str, pservers: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -12,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn, optim
-from torch.optim import lr_scheduler
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,7 +25,6 @@ from torch.utils.data import (
 import clusterctl.torch as ct
 from clusterctl.torch.loading import Loading
 from clusterctl.torch.sources import length_of, source_of
-from torch_api.programs import DATASET, cluster_of, fit, mlp, values
 
 pytestmark = pytest.mark.engines
 
@@ -291,73 +287,3 @@ def test_on_pass_is_seeded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     assert numbers(0) == numbers(5)
     assert len({*numbers(0)}) == 2
-
-
-# In a run.
-
-
-def dropping_out() -> Any:
-    return nn.Sequential(mlp(), nn.Dropout(0.5), nn.Linear(1, 1))
-
-
-class Augmented(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        super().__getitem__(index)
-        x, y = DATASET[index]
-        return x + torch.randn(x.shape) * 0.01, y
-
-
-@pytest.mark.parametrize("pservers", [1, 2])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, pservers: int) -> None:
-    """With a dropout, a schedule, a shuffled and augmented dataset, and a checkpoint in the second pass."""
-    saves = {"checkpoints": True, "save_every": {"unit": "step", "n": 12}}
-    dataset = Augmented(len(DATASET))
-
-    def program(ps: Any, dies_at: int = -1) -> dict[str, Any]:
-        torch.manual_seed(3)
-        model = dropping_out()
-        ps.distribute(model, optimizer := optim.Adam(model.parameters(), lr=0.01))
-        begun = ps.step
-        scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: 0.9 ** (n + begun))
-        wanted = ps.loader(dataset, 32, 2, shuffle=True)
-        fit(model, optimizer, itertools.takewhile(lambda _: alive(ps.step != dies_at), wanted), scheduler)
-        return values(model)
-
-    def alive(is_so: bool) -> bool:
-        if not is_so:
-            raise InterruptedError
-        return True
-
-    with cluster_of(tmp_path / "whole", pservers, 1) as cluster:
-        [whole] = cluster.train(program)
-    with cluster_of(tmp_path / "dies", pservers, 1, **saves) as cluster:
-        with pytest.raises(InterruptedError):
-            cluster.train(functools.partial(program, dies_at=15))
-        [(tag, step)] = {(receipt["tag"], receipt["step"]) for receipt in cluster.receipts if receipt.get("checkpoint")}
-    assert step == 12
-    dataset.read = [0] * len(DATASET)
-    with cluster_of(tmp_path / "dies", pservers, 1, **saves, recover={"tag": tag, "step": step}) as cluster:
-        [resumed] = cluster.train(program)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert sum(dataset.read) == 8 * 32  # the second pass has 10 batches, 2 of which count
-
-
-def test_a_trainer_that_is_started_again_does_not_read_what_it_pushed(tmp_path: Path) -> None:
-    dataset = Augmented(len(DATASET))
-
-    def program(ps: Any) -> tuple[int, list[int]]:
-        ps.distribute(model := mlp(), optimizer := optim.SGD(model.parameters(), lr=0.01))
-        before = sum(dataset.read)
-        for x, y in ps.loader(dataset, 32, 1):
-            if ps.step == 6 and before == 0:
-                raise InterruptedError
-            fit(model, optimizer, [(x, y)])
-        return ps.step, dataset.read
-
-    with cluster_of(tmp_path, 1, 1) as cluster:
-        with pytest.raises(InterruptedError), cluster.session(0) as ps:
-            program(ps)
-        with cluster.session(0, attempt=2) as ps:
-            step, read = program(ps)
-    assert step == 10
-    assert read == [1] * 192 + [2] * 32 + [1] * 96  # the batch in which it died was read twice

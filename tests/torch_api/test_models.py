@@ -130,15 +130,6 @@ def test_the_last_model_has_the_last_buffers_after_a_break(tmp_path: Path, every
     assert_same(loaded.state_dict(), model.state_dict(), TABLES | BUFFERS)
 
 
-def test_models_that_the_program_saves_have_buffers_alone_too() -> None:
-    with ct.connect() as ps:
-        model = train(ps)
-        ps.save("mine")
-    loaded = Model()
-    ct.load_model("output/mine", loaded)
-    assert_same(loaded.state_dict(), model.state_dict(), TABLES | BUFFERS)
-
-
 def test_a_frozen_layer_and_a_layer_that_was_not_saved_are_left(tmp_path: Path) -> None:
     save_model(tmp_path, {"first.weight": np.ones((8, 8), np.float32)})
     model = Model()

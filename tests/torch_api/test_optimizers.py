@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
-from torch.nn.functional import cross_entropy
+from torch import optim
 from torch.optim import lr_scheduler
-from torch.utils.data import TensorDataset
 
 from torch_api.programs import DATASET, PASSES, SIZE, STEPS, cluster_of, fit, furthest, mlp, plain_batches, values
 
@@ -55,49 +53,6 @@ def test_fifty_steps_give_the_parameters_of_torch(tmp_path: Path, make: Make) ->
     assert furthest(own, mlp()) > 0.01
 
 
-def test_a_transformer_has_the_losses_of_torch(tmp_path: Path) -> None:
-    """Within 1% at each step; the fused and the plain Adam of torch itself drift 0.4% apart."""
-    text = torch.randint(0, 50, (32, 9), generator=torch.Generator().manual_seed(6)).repeat(10, 1)
-
-    def losses(distribute: Callable[[Any, Any], Any], batches: Any) -> list[float]:
-        torch.manual_seed(7)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
-        model = nn.Sequential(nn.Embedding(50, 16), layer, nn.LayerNorm(16), nn.Linear(16, 50))
-        optimizer = optim.AdamW(model.parameters(), lr=0.01)
-        distribute(model, optimizer)
-        found = []
-        for (batch,) in batches:
-            optimizer.zero_grad()
-            loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-            found.append(float(loss.detach()))
-        return found
-
-    expected = losses(lambda model, optimizer: None, [(part,) for _ in range(6) for part in text.split(32)])
-    with cluster_of(tmp_path, 2, 1) as cluster:
-        [found] = cluster.train(lambda ps: losses(ps.distribute, ps.loader(TensorDataset(text), 32, passes=6)))
-    assert found == pytest.approx(expected, rel=0.01)
-    assert expected[-1] < 0.5 * expected[0]
-
-
-def test_each_group_has_its_own_numbers(tmp_path: Path) -> None:
-    def make(model: Any) -> Any:
-        groups = [{"params": model[0].parameters(), "lr": 0.1, "momentum": 0.5}, {"params": model[2].parameters()}]
-        return optim.SGD(groups, lr=0.02, weight_decay=0.1)
-
-    own = mlp()
-    fit(own, make(own), plain_batches())
-    with cluster_of(tmp_path, 1, 1) as cluster:
-        [model] = cluster.train(lambda ps: fit(*_distributed(ps, make), ps.loader(DATASET, SIZE, PASSES)))
-    assert furthest(model, own) < 1e-5
-
-
-def _distributed(ps: Any, make: Callable[[Any], Any]) -> Any:
-    model = mlp()
-    return ps.distribute(model, make(model))
-
-
 SCHEDULERS: dict[str, Make] = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=7, gamma=0.6),
     "LambdaLR from zero": lambda o: lr_scheduler.LambdaLR(o, lambda n: min(1.0, n / 20)),
@@ -128,8 +83,7 @@ def test_a_scheduler_sets_the_rate_of_each_step(tmp_path: Path, schedule: Make, 
     assert furthest(model, own) < 1e-5
 
 
-@pytest.mark.parametrize("pservers", [1, 2])
-def test_two_trainers_with_a_batch_each_equal_one_with_twice_the_batch(tmp_path: Path, pservers: int) -> None:
+def test_two_trainers_with_a_batch_each_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     """In which the trainers have other values at first, and other rates: those of rank 0 count."""
 
     def program(ps: Any) -> Any:
@@ -142,7 +96,7 @@ def test_two_trainers_with_a_batch_each_equal_one_with_twice_the_batch(tmp_path:
 
     own = mlp()
     fit(own, optim.SGD(own.parameters(), lr=0.05, momentum=0.9), plain_batches())
-    with cluster_of(tmp_path, pservers, 2) as cluster:
+    with cluster_of(tmp_path, 2, 2) as cluster:
         first, second = cluster.train(program)
     assert furthest(first, own) < 1e-5
     assert furthest(first, second) == 0
@@ -167,7 +121,7 @@ def test_trainers_without_a_last_batch_have_the_last_values_too(tmp_path: Path) 
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(2)"])
+@pytest.mark.parametrize("mode", ["async", "ssp(2)"])
 def test_other_modes_train_too(tmp_path: Path, mode: str) -> None:
     def program(ps: Any) -> float:
         model = mlp()

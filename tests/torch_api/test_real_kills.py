@@ -98,7 +98,7 @@ def expected(site: Site) -> list[dict[str, set[str]]]:
 
 @pytest.mark.parametrize(
     ("counts", "victim", "epoch"),
-    [("epochs", "pserver1", 3), ("range", "pserver1", 5), ("epochs", "trainer1", 5), ("range", "trainer1", 3)],
+    [("epochs", "pserver1", 3), ("range", "trainer1", 3)],
 )
 def test_a_killed_process_changes_no_rate_and_no_weight(
     site: Site, expected: list[dict[str, set[str]]], counts: str, victim: str, epoch: int

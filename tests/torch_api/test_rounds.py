@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn, optim
+from torch import nn
 
 import clusterctl.torch as ct
 from clusterctl.runtime import load_model
@@ -114,21 +114,6 @@ def test_a_save_in_the_loop_has_the_values_of_the_last_round() -> None:
     assert all(np.array_equal(load_model("output/mine")[name], value.numpy()) for name, value in values(mlp()).items())
 
 
-def test_break_ends_a_round_and_a_pass_before_the_next_loop() -> None:
-    def again(ps: Any, model: Any) -> int:
-        for _ in ps.loader(DATASET, SIZE, 1):
-            assert same(model, reference.value)
-            break
-        return ps.step  # type: ignore[no-any-return]
-
-    reference = Reference(1)
-    for work in rounds_of(plain_batches(passes=1)[:5], 3):
-        reference.round([work])
-    step, model = break_after(5, 3, again)
-    assert step == 2
-    assert same(model, reference.value)
-
-
 def test_a_trainer_that_breaks_does_not_hold_up_the_others(tmp_path: Path) -> None:
     reference, every = Reference(2), 2
     shares = [plain_batches(32, 1)[rank::2] for rank in range(2)]
@@ -186,15 +171,3 @@ def test_a_saved_model_has_buffers_as_they_are_after_the_round_that_break_ended(
     saved = nn.Sequential(nn.BatchNorm1d(8), mlp())
     ct.load_model(str(tmp_path / "output/mine"), saved)
     assert [name for name, value in saved.state_dict().items() if not torch.equal(value, first[name])] == []
-
-
-def test_a_scheduler_that_is_not_kept_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    model = mlp()
-    with ct.connect() as ps:
-        outer = ps.outer(model, optimizer := adam(model), every=5)
-        scheduler = optim.lr_scheduler.StepLR(optimizer, 4)
-        for batch in ps.loader(DATASET, SIZE, 1):
-            inner_step(model, optimizer, batch)
-            scheduler.step()
-            outer.step()
-    assert capsys.readouterr().out.count("StepLR is not kept, and starts anew after a restart; call ps.keep") == 1

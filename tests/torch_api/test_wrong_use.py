@@ -311,7 +311,7 @@ def test_rounds_of_unequal_length(tmp_path: Path) -> None:
         cluster.train(program)
 
 
-@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(2)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["async", "geo(2)"])
 def test_the_outer_mode_is_for_sync(tmp_path: Path, mode: str) -> None:
     def program(ps: Any) -> None:
         model = mlp()

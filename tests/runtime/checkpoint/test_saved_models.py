@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +126,7 @@ def test_the_safetensors_library_reads_pieces(saved: tuple[Path, dict[str, Any]]
     np.testing.assert_array_equal(blocks["net/wide/block/1"], seen["net/wide"][1])
 
 
-@pytest.mark.parametrize("pservers", [1, 2, 5])
-@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize(("pservers", "merged"), [(2, True), (5, False)])
 def test_a_saved_model_loads_onto_any_number_of_pservers_bit_for_bit(
     saved: tuple[Path, dict[str, Any]], tmp_path: Path, pservers: int, merged: bool
 ) -> None:
@@ -144,17 +141,6 @@ def test_a_saved_model_loads_onto_any_number_of_pservers_bit_for_bit(
         [loaded] = cluster.train(lambda ps: values(*tables(ps)), load=load)
     for name, array in seen.items():
         np.testing.assert_array_equal(loaded[name], array)
-
-
-def test_saving_a_loaded_model_gives_the_same_model(
-    saved: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, seen = saved
-    monkeypatch.chdir(tmp_path)
-    with connect(load=str(root / "output" / "pass-00000")) as ps:
-        tables(ps)
-        ps.save("copy")
-    assert_same(load_model(tmp_path / "output" / "copy"), seen)
 
 
 def test_a_table_that_the_model_lacks_starts_fresh_and_this_is_reported(
@@ -199,17 +185,6 @@ def test_a_flipped_byte_is_found_by_the_manifest(saved: tuple[Path, dict[str, An
         merge_model(nodes, tmp_path / "m")
 
 
-def test_a_truncated_piece_is_found_without_a_manifest(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    nodes = copied(saved, tmp_path)
-    (nodes[0] / "manifest.json").unlink()
-    for keep in (0, 4, 100, 20_000):
-        path = nodes[0] / piece_name(0)
-        path.write_bytes(path.read_bytes()[:keep])
-        with pytest.raises(ModelError):
-            merge_model(nodes, tmp_path / "m")
-        shutil.copy(saved[0] / "node-0" / piece_name(0), path)
-
-
 def test_pieces_of_different_moments_are_not_mixed(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     nodes = copied(saved, tmp_path)
     (nodes[0] / "manifest.json").unlink()
@@ -249,11 +224,6 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"v": 1, "files": [{"file": "../../etc/passwd"}]}))
     with pytest.raises(ValueError, match="not a piece"):
         read_manifest(tmp_path)
-
-
-def test_the_manifest_module_needs_no_numpy() -> None:
-    code = "import sys; sys.modules['numpy'] = sys.modules['zmq'] = None; import clusterctl.common.manifest"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

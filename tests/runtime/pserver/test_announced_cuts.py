@@ -32,8 +32,10 @@ def announced(cluster: ThreadCluster) -> list[tuple[int, dict[str, Any]]]:
     return reports
 
 
-@pytest.mark.parametrize("every", [None, {"unit": "step", "n": 5}, {"unit": "pass", "n": 1}, {"unit": "s", "n": 1e9}])
-@pytest.mark.parametrize("models", [None, {"unit": "step", "n": 3}], ids=["by pass", "by step"])
+@pytest.mark.parametrize(
+    ("every", "models"),
+    [(None, None), ({"unit": "step", "n": 5}, {"unit": "step", "n": 3}), ({"unit": "pass", "n": 1}, None)],
+)
 def test_the_checkpoint_is_made_at_the_step_that_is_reported(
     tmp_path: Path, every: dict[str, Any] | None, models: dict[str, Any] | None
 ) -> None:

@@ -104,7 +104,7 @@ def assert_same(mine: Values, theirs: Values) -> None:
         np.testing.assert_array_equal(array.view(np.uint32), theirs[name].view(np.uint32), err_msg=name)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_pieces_in_any_order_and_repeated_give_the_same_bits(seed: int) -> None:
     chance, core = random.Random(seed), made_core()
     for step in range(3):
@@ -179,17 +179,7 @@ def test_a_successors_push_replaces_one_that_is_still_waiting() -> None:
     assert_same(pulled(expected, 0), pulled(core, 0))
 
 
-def test_a_late_piece_of_a_trainer_that_was_succeeded_is_refused() -> None:
-    core = made_core()
-    values = pulled(core, 0)
-    send(core, push(1, 0, values)[:1])
-    join(core, 1, attempt=2)
-    [reply] = send(core, push(1, 0, values)[1:2])
-    assert reply.kind == wire.ERROR
-    assert "was replaced by attempt 2" in reply.json()["message"]
-
-
-@pytest.mark.parametrize("mode", ["async", "half-async", "ssp(2)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["async", "geo(2)"])
 @pytest.mark.parametrize("sent", range(1, 2 + PIECES))
 def test_outside_sync_a_push_of_a_killed_trainer_is_not_applied_again(mode: str, sent: int) -> None:
     core = made_core(1, mode)
@@ -206,10 +196,9 @@ def test_outside_sync_a_push_of_a_killed_trainer_is_not_applied_again(mode: str,
     assert core.step == step + 1
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp(2)"])
-def test_outside_sync_a_successor_may_push_less_than_was_announced(mode: str) -> None:
+def test_outside_sync_a_successor_may_push_less_than_was_announced() -> None:
     """Its reader may return different batches; the step must not wait for pieces that will never be sent."""
-    core = made_core(1, mode)
+    core = made_core(1, "async")
     values = pulled(core, 0)
     send(core, push(0, 0, values)[:2])
     join(core, 0, attempt=2)
@@ -218,7 +207,7 @@ def test_outside_sync_a_successor_may_push_less_than_was_announced(mode: str) ->
     assert core.step == 1
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "half-async", "ssp(2)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["sync", "async", "geo(2)"])
 def test_a_repeated_push_gets_exactly_its_original_answer(mode: str) -> None:
     """A long table is returned once, not with each of its pieces."""
     core = made_core(1, mode)

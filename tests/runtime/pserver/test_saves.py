@@ -13,7 +13,7 @@ from clusterctl.runtime.wire import messages as wire
 TAG = "pass-00000"
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "half-async", "ssp(1)", "geo(2)"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("written_after", [0, 1, 2])
 def test_a_lane_without_tables_releases_trainers_whenever_the_others_have_written(
     mode: str, written_after: int

@@ -229,7 +229,7 @@ def damaged(frame: bytes, at: int, how: int) -> bytes:
 
 
 @given(ACTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_lane_does_the_same_the_short_way_in_sync(acts: list[Act]) -> None:
     run = Run("sync")
     for act in acts:
@@ -237,7 +237,7 @@ def test_a_lane_does_the_same_the_short_way_in_sync(acts: list[Act]) -> None:
 
 
 @given(ACTS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_lane_does_the_same_the_short_way_in_async(acts: list[Act]) -> None:
     run = Run("async")
     for act in acts:

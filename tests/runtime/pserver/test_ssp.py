@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +21,8 @@ from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
-from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.runtime.cluster import DEADLINE_S, thread_cluster
+from tests.runtime.cluster import thread_cluster
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
 PULLED = [wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)]
@@ -126,34 +124,6 @@ def test_a_probe_reports_what_is_held_and_for_which_trainer() -> None:
     assert (state.json()["held"], state.json()["waiting"]) == ([101, 900], [2])
 
 
-@pytest.mark.parametrize("bound", [0, 2])
-def test_a_fast_trainer_gets_exactly_bound_pushes_ahead_of_a_slow_one(tmp_path: Path, bound: int) -> None:
-    """The slow one pushes only when the other is as far ahead as allowed, and never sees it farther ahead."""
-    steps, turn = 8, threading.Condition()
-    fast = [0]
-
-    def wait_for_fast(n: int) -> None:
-        with turn:
-            assert turn.wait_for(lambda: fast[0] >= n, DEADLINE_S)
-            assert fast[0] == n
-
-    def program(ps: Session) -> None:
-        w, e = ps.dense("w", 3, SGD(1.0)), ps.embedding("e", 2, SGD(1.0))
-        for n in ps.steps(lambda pass_, rng: range(steps), passes=1):
-            if ps.rank == 1:
-                wait_for_fast(min(n + bound, steps))
-            e.pull([n])
-            ps.push({w: np.ones(3), e: ([n], np.ones((1, 2)))}, samples=1)
-            if ps.rank == 0:
-                with turn:
-                    fast[0] = ps.step
-                    turn.notify()
-
-    with thread_cluster(tmp_path, 2, 2, mode=f"ssp({bound})", ports_num_for_sparse=1) as cluster:
-        cluster.train(program)
-        assert {core.step for core in cluster.cores} == {2 * steps}
-
-
 def test_the_staleness_of_every_push_is_counted(tmp_path: Path) -> None:
     """Check the number of others' pushes applied between a trainer's last answer and its push, in a random order."""
     chance = random.Random(2)
@@ -194,25 +164,3 @@ def test_a_mode_is_printed_as_it_is_written(text: str, mode: Mode) -> None:
 def test_unknown_modes_are_refused_with_a_list_of_the_valid_ones(text: str) -> None:
     with pytest.raises(UseError, match=r'is unknown; use "sync", "async", "half-async", "ssp\(4\)" or "geo\(25\)"'):
         parse_mode(text)
-
-
-@pytest.mark.parametrize("bound", [0, 1])
-def test_checkpoints_neither_stop_a_job_nor_let_a_trainer_get_further_ahead(tmp_path: Path, bound: int) -> None:
-    def program(ps: Session) -> list[float]:
-        w = ps.dense("w", 4, SGD(1.0))
-        e = ps.embedding("e", 2, SGD(1.0), rows=9)
-        seen = []
-        for _ in ps.steps(lambda pass_, rng: range(12), passes=2):
-            rows = e.pull(np.arange(9))
-            seen.append(float(w.value[0]))
-            ps.push({w: np.ones(4, np.float32), e: (np.arange(9), np.zeros_like(rows))}, samples=1)
-        return seen
-
-    facts: dict[str, Any] = {"checkpoints": True, "save_every": {"unit": "step", "n": 1}}
-    with thread_cluster(tmp_path, 2, 3, mode=f"ssp({bound})", ports_num_for_sparse=1, **facts) as cluster:
-        histories = cluster.train(program)
-    for seen in histories:  # before its own push number n, the others have made n - bound - 1 at the least
-        for number, value in enumerate(seen):
-            assert -value >= number + 2 * max(0, number - bound - 1)
-    tags = {receipt["tag"] for receipt in cluster.receipts if receipt["tag"].startswith("step-")}
-    assert len(tags) > 3

@@ -78,9 +78,8 @@ def whole(ps: Session) -> bool:
     return bool((w.value * 2**10 == np.round(w.value * 2**10)).all())
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp(1)"])
-def test_in_other_modes_each_number_is_whole_and_all_pushes_count(tmp_path: Path, mode: str) -> None:
-    with thread_cluster(tmp_path, 1, 2, shm="auto", mode=mode) as cluster:
+def test_in_async_each_number_is_whole_and_all_pushes_count(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 2, shm="auto", mode="async") as cluster:
         assert cluster.train(whole) == [True, True]
         [table] = cluster.cores[0].tables.values()
         assert (table.current == -16 * np.float32(2.0**-10)).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RMSProp, uniform
+from clusterctl.runtime import SGD, Adam, Momentum, uniform
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.store.dense import CHUNK_ELEMENTS, DenseTable, filled
 from clusterctl.runtime.table.rules import Rule
@@ -13,7 +13,7 @@ from clusterctl.runtime.table.sharding import PART_ELEMENTS
 from clusterctl.runtime.table.spec import TableSpec
 
 LENGTHS = (1, 7, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 3 * CHUNK_ELEMENTS + 5, PART_ELEMENTS + 3)
-RULES = (SGD(0.1, l1=0.01), Momentum(0.1), Adagrad(0.1), RMSProp(0.1), Adam(0.1, l2=0.1), AdamW(0.1), Ftrl(0.1, l1=0.1))
+RULES = (SGD(0.1, l1=0.01), Momentum(0.1), Adam(0.1, l2=0.1))
 WEIGHTS = ((1,), (8,), (3,), (4, 4), (4, 2), (1, 5, 3))
 
 

@@ -83,16 +83,16 @@ def test_unmixed_ids_have_the_given_hashes() -> None:
 
 def test_the_hash_index_grows_through_chunks_and_forgets_removed_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "_CHUNK", 100)
-    book = Book(HashIndex(), 6_000)
+    book = Book(HashIndex(), 3_000)
     rng = np.random.default_rng(0)
-    ids = np.unique(rng.integers(-(2**62), 2**62, 60_000))
+    ids = np.unique(rng.integers(-(2**62), 2**62, 14_000))
     rng.shuffle(ids)
-    for at in range(0, 50_000, 1_000):  # a window of 5,000 ids moves forward
-        book.add(ids[at : at + 1_000])
-        if at >= 5_000:
-            book.remove(ids[at - 5_000 : at - 4_000])
-        book.check(ids[max(0, at - 7_000) : at + 2_000])
-    assert book.index.bytes <= 4 * 5_000 / 0.2  # 4 bytes a cell, of which at least a fifth is in use
+    for at in range(0, 12_500, 500):  # a window of 2,500 ids moves forward
+        book.add(ids[at : at + 500])
+        if at >= 2_500:
+            book.remove(ids[at - 2_500 : at - 2_000])
+        book.check(ids[max(0, at - 3_500) : at + 1_000])
+    assert book.index.bytes <= 4 * 2_500 / 0.2  # 4 bytes a cell, of which at least a fifth is in use
 
 
 def test_cells_are_direct_while_that_wastes_no_pages() -> None:
@@ -102,7 +102,7 @@ def test_cells_are_direct_while_that_wastes_no_pages() -> None:
     assert isinstance(make_index(None, 0, 1), HashIndex)
 
 
-@pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (1023, 3), (1025, 1024), (10_000, 7)])
+@pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (1023, 3), (10_000, 7)])
 def test_every_id_of_every_lane_has_its_own_cell(rows: int, lanes: int) -> None:
     every = np.arange(rows)
     for lane in range(lanes):

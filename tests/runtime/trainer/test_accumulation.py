@@ -38,7 +38,7 @@ def expected(batches: list[dict[str, Any]], samples: list[int]) -> tuple[dict[st
 
 
 @given(st.lists(st.sampled_from([0, 1, 3, 32, 1000]), min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_result_is_the_mean_weighted_by_samples(samples: list[int], seed: int, at_the_end: bool) -> None:
     rng, accumulator = np.random.default_rng(seed), Accumulator[str]()
     batches = [batch(rng) for _ in samples]

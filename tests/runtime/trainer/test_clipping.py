@@ -89,7 +89,7 @@ def test_numbers_that_are_not_finite_are_kept_so_that_they_are_detected(clip: Cl
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), max_size=40), st.floats(1e-3, 1e3), st.integers(0, 40))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_nothing_exceeds_the_limit_and_cutting_an_array_does_not_change_the_result(
     numbers: list[float], limit: float, cut: int
 ) -> None:

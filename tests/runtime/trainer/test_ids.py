@@ -35,7 +35,7 @@ def test_groups_of_many_ids_in_one_cell_equal_those_of_sorting() -> None:
 
 
 @pytest.mark.parametrize("lowest", [-(2**63), -3, 0])
-@pytest.mark.parametrize("span", [3_000, 2**16 + 1, 2**24, 2**40, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("span", [2**16 + 1, 2**40, 2**64 - 1])
 def test_groups_of_thousands_of_distinct_ids_equal_those_of_sorting(lowest: int, span: int) -> None:
     """With this many ids the order is found digit by digit; the highest and the lowest id are included."""
     most = min(lowest + span, 2**63 - 1)
@@ -48,7 +48,7 @@ def test_groups_of_thousands_of_distinct_ids_equal_those_of_sorting(lowest: int,
     np.testing.assert_array_equal(groups.inverse, inverse)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 5, 8, 96, 193])
+@pytest.mark.parametrize("dim", [1, 2, 5])
 def test_sums_of_zipf_ids_add_in_order_of_occurrence(dim: int) -> None:
     rng = np.random.default_rng(3)
     ids = rng.zipf(1.2, 4_000) % 500 - 250
@@ -68,8 +68,7 @@ def test_without_ids_there_are_no_sums() -> None:
     assert (distinct.shape, sums.shape) == ((0,), (0, 4))
 
 
-@pytest.mark.parametrize("rows", [None, 10_000])
-@pytest.mark.parametrize("lanes", [1, 3, SLOTS])
+@pytest.mark.parametrize(("rows", "lanes"), [(None, 3), (10_000, 1), (10_000, SLOTS)])
 def test_every_id_goes_to_its_owner_and_order_is_kept(rows: int | None, lanes: int) -> None:
     ids = np.unique(np.random.default_rng(1).integers(0, 10_000, 900))
     shares = share_out(ids, rows, lanes)

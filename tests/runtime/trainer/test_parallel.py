@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, connect, uniform, zeros
+from clusterctl.runtime import SGD, connect, uniform
 from clusterctl.runtime.errors import ProcessError, UseError
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
@@ -97,23 +97,6 @@ def test_anything_else_is_cut_by_the_function_given(alone: Setup) -> None:
     assert seen == [["a", "c", "e"], ["b", "d"]]
 
 
-def test_tensors_are_cut_like_arrays(alone: Setup) -> None:
-    torch = pytest.importorskip("torch")
-    ps = alone(2)
-    w = ps.dense("w", 3, SGD(1.0))
-
-    def f(part: Any) -> Any:
-        x, y = part
-        weights = w.tensor().requires_grad_()
-        loss = ((x @ weights - y) ** 2).mean()
-        loss.backward()
-        return {w: weights.grad}, len(x), loss.item()
-
-    gradients, samples, _ = ps.parallel(f, (torch.eye(6, 3), torch.ones(6)), parts=2)
-    assert samples == 6
-    np.testing.assert_allclose(gradients[w], np.full(3, -2 / 6, np.float32), rtol=1e-6)
-
-
 # The merge
 
 
@@ -188,27 +171,6 @@ def test_a_part_without_samples_changes_nothing_and_without_any_samples_there_is
 
 def test_one_loss_of_none_makes_the_loss_none(alone: Setup) -> None:
     assert alone(1).parallel(lambda x: ({}, 1, None if x[0] else 2.0), np.arange(2), parts=2) == ({}, 2, None)
-
-
-def test_training_with_parts_gives_the_values_of_training_without(alone: Setup) -> None:
-    ps = alone(2)
-    models = [(ps.dense(f"w{i}", 3, SGD(0.1)), ps.embedding(f"e{i}", 2, SGD(0.1), zeros())) for i in range(2)]
-
-    def work(part: Any, w: Any, e: Any) -> Any:
-        x, ids = part
-        slopes = (x @ w.value - ids).astype(np.float32) / len(x)
-        return {w: x.T @ slopes, e: (ids, np.repeat(slopes[:, None], 2, axis=1))}, len(x), float((slopes**2).sum())
-
-    for x in ps.steps(lambda pass_, rng: (rng.normal(size=(11, 3)) for _ in range(8)), passes=1):
-        batch = x, (x[:, 0] * 4).astype(np.int64)
-        merged, samples, _ = ps.parallel(lambda part: work(part, *models[0]), batch, parts=3)
-        whole, all_samples, _ = work(batch, *models[1])
-        assert samples == all_samples
-        ps.push({**merged, **whole}, samples=samples)
-    values, rows = zip(*((w.value, e.pull(np.arange(-9, 9))) for w, e in models), strict=True)
-    assert np.abs(values[0]).max() > 0.01
-    np.testing.assert_allclose(values[0], values[1], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(rows[0], rows[1], rtol=0, atol=1e-6)
 
 
 # Bits
@@ -376,22 +338,6 @@ def test_a_batch_that_cannot_be_cut_is_an_error(
 def test_a_wrong_result_of_a_part_is_an_error(alone: Setup, returned: Any, message: str) -> None:
     with pytest.raises(UseError, match=message):
         alone(2).parallel(lambda part: returned if part[0] else ({}, 1, None), np.arange(2))
-
-
-@pytest.mark.parametrize(
-    ("gradient", "message"),
-    [
-        (lambda w, e: {w: np.ones(2)}, r"gradient of table 'w' from trainer 0 has shape \(2,\), expected \(1,\)"),
-        (lambda w, e: {e: np.ones(2)}, r"is not a pair; push \{embedding: \(ids, gradients\)\}"),
-        (lambda w, e: {e: ([1.5], np.ones((1, 1)))}, r"ids for table 'e' have dtype float64"),
-        (lambda w, e: {e: ([1], np.ones((2, 1)))}, r"has shape \(2, 1\), expected \(1, 1\)"),
-    ],
-)
-def test_a_gradient_of_a_wrong_shape_is_an_error_before_the_push(alone: Setup, gradient: Any, message: str) -> None:
-    ps = alone(1)
-    w, e = ps.dense("w", 1, SGD(1.0)), ps.embedding("e", 1, SGD(1.0))
-    with pytest.raises(UseError, match=message):
-        ps.parallel(lambda part: (gradient(w, e), 1, None), np.arange(1))
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "two"])

@@ -37,8 +37,7 @@ def test_rows_prefetched_before_a_break_are_not_used_in_the_next_loop(tmp_path: 
             assert rows.tolist() == [9.0] * 3
 
 
-@pytest.mark.parametrize("ahead", [1, 3])
-@pytest.mark.parametrize("mode", ["sync", "async", "half-async"])
+@pytest.mark.parametrize(("mode", "ahead"), [("sync", 1), ("async", 3)])
 def test_prefetched_rows_that_are_never_used_do_not_pile_up(tmp_path: Path, mode: str, ahead: int) -> None:
     """The batch function returns different ids than the program pulls."""
 
@@ -57,9 +56,9 @@ def test_prefetched_rows_that_are_never_used_do_not_pile_up(tmp_path: Path, mode
     assert alive <= 2 * ahead + 1
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_in_async_rows_are_as_old_as_their_request(tmp_path: Path, ahead: int) -> None:
+def test_in_async_rows_are_as_old_as_their_request(tmp_path: Path) -> None:
     """With one trainer whose pushes are settled before each pull, a batch's rows lack the pushes since it was read."""
+    ahead = 2
 
     def program(ps: Session) -> list[float]:
         e = ps.embedding("e", 1, SGD(1.0), zeros(), rows=1)
@@ -77,7 +76,7 @@ def test_in_async_rows_are_as_old_as_their_request(tmp_path: Path, ahead: int) -
         assert value == max(1, batch - ahead + 1), seen
 
 
-@pytest.mark.parametrize("at", [0, 1, 5_000, 9_999])
+@pytest.mark.parametrize("at", [0, 9_999])
 def test_ids_that_were_changed_after_they_were_pulled_are_pushed_as_they_are_now(tmp_path: Path, at: int) -> None:
     def program(ps: Session) -> Any:
         e = ps.embedding("e", 1, SGD(1.0), zeros())
@@ -94,8 +93,7 @@ def test_ids_that_were_changed_after_they_were_pulled_are_pushed_as_they_are_now
     assert rows.tolist() == [0.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("pservers", [1, 2])
-def test_pulled_distinct_ids_are_pushed_as_they_are(tmp_path: Path, pservers: int) -> None:
+def test_pulled_distinct_ids_are_pushed_as_they_are(tmp_path: Path) -> None:
     """A gradient of the very array from `pull_distinct` gives the values of one that is grouped again."""
 
     def program(ps: Any) -> Any:
@@ -109,5 +107,5 @@ def test_pulled_distinct_ids_are_pushed_as_they_are(tmp_path: Path, pservers: in
             assert np.array_equal(e.pull(groups.distinct), rows - rows / 2)
         return None
 
-    with thread_cluster(tmp_path, pservers, 1) as cluster:
+    with thread_cluster(tmp_path, 2, 1) as cluster:
         cluster.train(program)
