@@ -66,6 +66,11 @@ def test_all_messages_arrive_once_and_in_order_wherever_connections_break(
 # Connection: one TLS connection.
 
 
+def test_each_side_learns_the_others_node_from_its_certificate(loop: EventLoop, ends: Ends) -> None:
+    run_until(loop, lambda: len(ends.opened) == 2)
+    assert ends.opened == {"server": 1, "client": 0}
+
+
 def test_frames_sent_before_the_handshake_arrive_after_it(loop: EventLoop, ends: Ends) -> None:
     for n in range(5):
         ends.connections["client"].send({"a": 0, "n": n})
