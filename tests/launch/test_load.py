@@ -91,16 +91,6 @@ def test_the_spec_names_the_model_and_the_nodes_that_have_its_pieces(nodes: Node
     assert nodes.choose().word(plan(nodes.settings, nodes.inventory), nodes.nodes[0]) == {}
 
 
-def test_a_node_without_the_job_holds_nothing_and_without_any_there_is_no_such_job(nodes: Nodes) -> None:
-    shutil.rmtree(nodes.job(2).dir)
-    assert nodes.choose().to_json()["tag"] == "best"
-    with pytest.raises(UsageError, match="there is no job JOB2025"):
-        nodes.choose("JOB2025")
-    shutil.rmtree(nodes.job(1).dir)
-    with pytest.raises(RefusedError, match=r"model best of run 2: pserver-00001\.safetensors is missing .*by node1"):
-        nodes.choose()
-
-
 def test_an_unknown_model_is_an_error_that_lists_those_there_are(nodes: Nodes) -> None:
     with pytest.raises(UsageError, match=f"{JOB} has no model pass-00007 in run 2") as raised:
         nodes.choose(run=2, tag="pass-00007")

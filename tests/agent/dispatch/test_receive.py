@@ -170,24 +170,6 @@ def test_a_stream_that_breaks_off_in_the_first_file_leaves_nothing(tmp_path: Pat
     assert traces(tmp_path / "home") == []
 
 
-def test_files_that_arrived_before_a_kill_are_not_sent_again(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    first = b"first" * 1000
-    entries = [Entry("a", FILE, 0o600, 10**18, len(first), hashlib.sha256(first).hexdigest()), *TREE]
-    with asking(home, entries) as (call, answer):
-        assert answer["missing"] == [[0, 1], [2, 3]]
-        go(call)
-        call.write(stream(first, entries[0].digest)[: -HEADER.size] + stream()[: len(DATA) // 2])
-        assert wait_until(lambda: any(name.endswith("tree/train.py") for name in traces(home)))
-        call._process.popen.send_signal(signal.SIGKILL)  # type: ignore[attr-defined]
-        call._process.popen.wait()  # type: ignore[attr-defined]
-    with asking(home, entries) as (call, answer):
-        assert answer["missing"] == [[2, 3]]
-        send(call)
-    assert (home / "root" / JOB / "a").read_bytes() == first
-    assert sorted(name.split("/")[0] for name in traces(home) if "/" not in name) == [JOB]
-
-
 @pytest.mark.parametrize("tampered", [False, True])
 def test_a_large_file_resumes_where_it_broke_off_after_the_agent_was_killed(tmp_path: Path, tampered: bool) -> None:
     home = tmp_path / "home"

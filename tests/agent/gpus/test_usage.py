@@ -181,8 +181,3 @@ def test_a_run_that_is_over_or_has_no_gpus_does_not_ask(path: Path, tmp_path: Pa
     hidden = describe(tmp_path, gpus={"limit": 0, "devices": []})
     assert ([process["gpus"] for process in hidden["processes"]], "gpus" in hidden) == ([[], []], False)
     assert recorded.calls(path) == []
-
-
-def test_devices_that_env_names_are_shown(path: Path, tmp_path: Path) -> None:
-    answer = describe(tmp_path, live=False, env={VISIBLE: "3"})
-    assert [process["gpus"] for process in answer["processes"]] == [["3"], ["3"]]

@@ -85,15 +85,6 @@ def test_a_full_disk_that_keeps_a_node_from_writing_its_last_state_is_not_taken_
     assert_cause(history.explain(), f"trainer{node}", "no_space", node=node)
 
 
-def test_a_disk_with_too_many_files_is_reported() -> None:
-    history = History()
-    history.answers[2].update(free_bytes=10**11, free_inodes=0)
-    exited = history.exit(3.0, "trainer2", 1, traceback("OSError: [Errno 28] No space left on device: 'out/part-7'"))
-    explanation = history.fail(3.01, exited).explain()
-    assert_cause(explanation, "trainer2", "no_space", node=2)
-    assert "node2 has no inodes left on the disk of ROOT_DIR: there are too many files on it" in explanation.notes
-
-
 def test_a_start_that_failed_is_not_a_stop_by_the_user() -> None:
     history = History()
     message = "the start failed: node2: the agent exited with code 137"
@@ -137,21 +128,6 @@ def test_a_kill_by_the_kernel_for_lack_of_memory_is_reported() -> None:
     assert_cause(history.fail(9.01, history.exit(9.0, "trainer1", -9, oom=True)).explain(), "trainer1", "out_of_memory")
 
 
-OUT_OF_GPU_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB "
-    "of which 9.00 MiB is free. Process 91144 has 22.57 GiB memory in use. Of the allocated memory 15.80 GiB is "
-    "allocated by PyTorch, and 318.52 MiB is reserved by PyTorch but unallocated."
-)
-
-
-def test_a_trainer_that_lost_its_peer_is_not_blamed_for_lack_of_memory_on_a_gpu() -> None:
-    history = History()
-    history.step(9.0, 40)
-    history.exit(10.0, "trainer1", 1, traceback(OUT_OF_GPU_MEMORY))
-    reset = history.exit(10.2, "trainer2", 1, traceback("ConnectionResetError: [Errno 104] Connection reset by peer"))
-    assert_cause(history.fail(10.3, reset).explain(), "trainer1", "out_of_memory")
-
-
 def test_non_finite_numbers_are_the_cause_of_the_failure_they_lead_to() -> None:
     history = History()
     history.step(5.0, 40)
@@ -164,13 +140,6 @@ def test_non_finite_numbers_are_the_cause_of_the_failure_they_lead_to() -> None:
     assert explanation.cause.kind == "nan"
     assert "step 41" in explanation.cause.message
     assert explanation.cause.lines, "the output of the process about it is shown"
-
-
-def test_a_non_finite_warning_in_one_trainer_is_not_blamed_for_the_crash_of_another() -> None:
-    history = History()
-    history.note(4.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
-    explanation = history.fail(6.2, history.exit(6.1, "trainer3", 1, traceback("KeyError: 'x'"))).explain()
-    assert_cause(explanation, "trainer3", "exception")
 
 
 @pytest.mark.parametrize(
@@ -368,14 +337,6 @@ def test_a_lead_that_all_others_lost_was_cut_off_itself() -> None:
     assert_cause(history.fail(40.0, causes[0]).explain(), None, "partition", node=0)
 
 
-def test_a_lead_that_slept_is_blamed_even_if_it_lost_only_one_of_the_nodes_that_lost_it() -> None:
-    history = History()
-    for node in (1, 2, 3):
-        history.lost_lead(40.2, node)
-    cause = history.lost(50.0, 3, "it had taken the lead for lost")
-    assert_cause(history.fail(50.0, cause).explain(), None, "node_silent", node=0)
-
-
 def test_a_silent_node_that_was_alive_is_reported() -> None:
     history = History()
     history.note(13.0, 0, "suspect", silent_s=3.0)["node"] = 3
@@ -482,14 +443,6 @@ def test_a_trainer_that_finished_has_not_left_early(why_not: str) -> None:
     explanation = history.fail(60.0, {"kind": "time_limit", "message": "over"}).explain()
     assert_cause(explanation, None, "time_limit")
     assert not explanation.before
-
-
-def test_a_stall_that_was_over_is_not_blamed() -> None:
-    history = History()
-    history.stalled(50.0, "trainer2")
-    history.stalled(52.0, "trainer2", over=True, state="running", message="goes on")
-    explanation = history.fail(60.0, {"kind": "time_limit", "message": "over"}).explain()
-    assert_cause(explanation, None, "time_limit")
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed"])
