@@ -15,6 +15,7 @@ from typing import Any
 from clusterctl.schedulers.kubernetes.manifest import ManifestOptions
 from kubernetes.cluster import Cluster
 from kubernetes.server import serving
+from support import forked
 from support.processes import processes_with_environment, wait_until
 from support.site import Result
 
@@ -58,10 +59,8 @@ class Lab:
 
     def popen(self, *args: str, **options: Any) -> subprocess.Popen[str]:
         command = (sys.executable, "-m", "clusterctl", *args)
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command, cwd=self.directory, env=self.environment, stdout=pipe, stderr=pipe, text=True, **options
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return forked.popen(command, cwd=self.directory, env=self.environment, **streams, **options)
 
     def submit(self, train: str, *options: str, nodes: int = 2) -> str:
         """Submit a job, and return its id."""
@@ -107,17 +106,8 @@ class Lab:
         return not any(self.cluster.list(kind, space) for kind in kinds for space in ("default", "research"))
 
     def _call(self, command: tuple[str, ...], timeout_s: float, variables: dict[str, str]) -> Result:
-        done = subprocess.run(
-            command,
-            cwd=self.directory,
-            env={**self.environment, **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        environment = {**self.environment, **variables}
+        done = forked.run(command, cwd=self.directory, env=environment, errors="replace", timeout=timeout_s)
         return Result(done.returncode, done.stdout, done.stderr)
 
 

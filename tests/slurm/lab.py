@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.schedulers.slurm.hosts import carrier
-from support import processes
+from support import forked, processes
 from support.processes import kill_all, processes_below, processes_with_environment
 
 COUNT = 4
@@ -129,15 +129,7 @@ class Lab:
 
     def run(self, *argv: str, timeout_s: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, whatever it is; `variables` are added to its environment."""
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env={**self.environment, **variables},
-        )
+        return forked.run(argv, timeout=timeout_s, env={**self.environment, **variables})
 
     def output(self, *argv: str, **variables: str) -> str:
         """Run a command that has to succeed, and return its output without white space around it."""

@@ -34,7 +34,7 @@ def test_a_job_runs_on_the_nodes_of_an_allocation(lab: Lab, tmp_path: Path) -> N
     )
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/train.py").write_text(TRAIN)
-    named = clusterctl(lab, tmp_path, "exec", "--", "sh", "-c", "echo $SLURMD_NODENAME")
+    named = clusterctl(lab, tmp_path, "exec", "--fold", "--", "sh", "-c", "echo $SLURMD_NODENAME")
     assert named.stdout.split()[2::3] == lab.nodes_of(job), named
     checked = clusterctl(lab, tmp_path, "check")
     assert "nodes 0-2     srun ok" in checked.stdout

@@ -87,7 +87,7 @@ def popen(argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
 def run(
     argv: Sequence[str], *, timeout: float = 180, input: str | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program as `subprocess.run` does, with its output captured and, unless there is input, none to read."""
+    """Run a program as `subprocess.run` does: without input, if there is none, and with its output captured."""
     stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
     with popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         try:
