@@ -109,11 +109,6 @@ def test_tensorflow() -> None:
     assert json.loads(variables("tensorflow", SECOND)["TF_CONFIG"])["task"] == {"type": "worker", "index": 3}
 
 
-@pytest.mark.parametrize("engine", ["clusterctl", "none"])
-def test_other_engines_set_no_variable_that_makes_a_library_wait_for_peers(engine: str) -> None:
-    assert [variables(engine, process) for process in PROCESSES] == [{}, {}, {}]
-
-
 @pytest.mark.parametrize(
     ("engine", "with_ports"),
     [

@@ -74,11 +74,6 @@ def test_a_reused_pid_is_a_different_process() -> None:
     assert not is_alive(None)
 
 
-def test_an_unused_pid_has_no_identity() -> None:
-    assert identify(2**22 + 1) is None
-    assert cpu_and_memory(2**22 + 1) is None
-
-
 def test_a_signal_reaches_only_the_intended_process(tmp_path: Path) -> None:
     with running(tmp_path) as process:
         identity = identify(process.pid)
@@ -129,12 +124,6 @@ def test_a_grandchild_in_its_own_session_is_found_after_its_parent_has_exited(tm
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
-def test_a_process_that_obeys_term_is_not_killed(tmp_path: Path) -> None:
-    with running(tmp_path) as one, running(tmp_path) as two:
-        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 60.0) == (2, 0, 0)
-        assert (one.wait(180), two.wait(180)) == (-signal.SIGTERM, -signal.SIGTERM)
-
-
 def test_a_process_that_ignores_term_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     looks: list[list[Identity]] = []
 
@@ -148,32 +137,6 @@ def test_a_process_that_ignores_term_is_killed_after_the_grace_period(tmp_path: 
     with running(tmp_path, IGNORES) as stubborn, running(tmp_path) as other:
         assert end_all(find, 0.3) == (2, 1, 0)
         assert (stubborn.wait(180), other.wait(180)) == (-signal.SIGKILL, -signal.SIGTERM)
-
-
-def test_without_a_grace_period_it_is_killed_at_once(tmp_path: Path) -> None:
-    with running(tmp_path, IGNORES) as stubborn:
-        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.0)[2] == 0
-        assert stubborn.wait(180) == -signal.SIGKILL
-
-
-def test_a_process_that_starts_while_others_are_ended_is_ended_too(tmp_path: Path) -> None:
-    """A child starts another one when it gets TERM."""
-    code = (
-        "import signal, subprocess, sys, time\n"
-        "def term(*_):\n"
-        f"    subprocess.Popen([sys.executable, '-c', {IGNORES!r}], start_new_session=True)\n"
-        "    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, term)\n"
-        "print('up', flush=True)\n"
-        "while True: time.sleep(1)\n"
-    )
-    with running(tmp_path, code):
-        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 1.0)[2] == 0
-    assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
-
-
-def test_having_nothing_to_end_takes_no_time_and_is_not_an_error() -> None:
-    assert end_all(lambda: [], 1000.0) == (0, 0, 0)
 
 
 def test_a_process_that_reuses_a_pid_during_the_search_is_not_taken_for_the_old_one(
@@ -201,33 +164,6 @@ def test_a_process_that_reuses_a_pid_during_the_search_is_not_taken_for_the_old_
         monkeypatch.setattr(procfs, "stat_fields", stat_fields)
         assert pids_of(tmp_path / "ours") == [ours.pid]
         assert read, "its environment was read"
-
-
-def test_hundreds_of_processes_end_together(tmp_path: Path) -> None:
-    code = f"import os, time\nfor _ in range(9):\n    os.fork()\n{SLEEPS}"
-    with running(tmp_path, code):
-        assert wait_until(lambda: len(pids_of(tmp_path)) == 512, 180)
-        count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 30.0)
-    assert (count, survivors) == (512, 0)
-
-
-def test_a_process_that_starts_another_instead_of_exiting_is_ended_anyway(tmp_path: Path) -> None:
-    """Each TERM makes it fork and exit, and each of its children does the same."""
-    code = (
-        "import os, signal, time\n"
-        "def term(*_):\n"
-        "    if os.fork():\n"
-        "        os._exit(0)\n"
-        "    os.setsid()\n"
-        "signal.signal(signal.SIGTERM, term)\n"
-        "print('up', flush=True)\n"
-        "while True: time.sleep(1)\n"
-    )
-    with running(tmp_path, code):
-        count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.5)
-    assert count > 1
-    assert survivors == 0
-    assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
 def test_short_lived_processes_that_start_the_next_one_are_found(tmp_path: Path) -> None:
@@ -259,11 +195,6 @@ def test_processes_of_other_accounts_are_ignored(tmp_path: Path) -> None:
             assert pids_of(tmp_path) == []
         finally:
             process.kill()
-
-
-def test_an_identity_survives_json() -> None:
-    identity = Identity(1, 2, "boot")
-    assert Identity(*list(identity)) == identity
 
 
 def test_a_process_that_is_executing_another_program_is_checked_again(

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.specs import make_spec, spec_json
 from clusterctl.agent.node.runs import need_spec, read_summary
@@ -24,48 +22,12 @@ RECORDED = Path(__file__).parent / "recorded"
 PLANNED: dict[str, Any] = json.loads((RECORDED / "planned_specs.json").read_text())
 # : As on that node's disk: in a Python environment, and rolled back once.
 OLD: dict[str, Any] = json.loads((RECORDED / "spec.json").read_text())
-INTEGERS = st.integers(-(2**63), 2**63 - 1)
-SECONDS = st.floats(0, 1e6) | st.integers(0, 10**6)
-STRINGS = st.lists(st.text(), max_size=3)
 
 
 @pytest.mark.parametrize("value", [OLD, *(case["spec"] for case in PLANNED.values())], ids=["old", *PLANNED])
 def test_a_spec_is_written_back_exactly_as_it_was_read(value: dict[str, Any]) -> None:
     written = RunSpec.from_json(value).to_json()
     assert json.dumps(written, sort_keys=True) == json.dumps(value, sort_keys=True)
-
-
-@given(
-    st.fixed_dictionaries(
-        {"job": st.text(), "run": st.text(), "node": INTEGERS},
-        optional={
-            "members": st.lists(INTEGERS, max_size=3),
-            "mode": st.text(),
-            "key_cache": st.booleans(),
-            "grace_s": SECONDS,
-            "stall_s": SECONDS,
-            "time_limit_s": st.none() | SECONDS,
-            "open_files": st.none() | INTEGERS,
-            "env": st.dictionaries(st.text(), st.text(), max_size=3),
-            "restarts": st.dictionaries(st.sampled_from(["pserver", "trainer"]), INTEGERS),
-            "arguments": STRINGS,
-            "lead": st.none() | st.fixed_dictionaries({"host": st.text(), "port": INTEGERS}),
-            "save_every": st.none() | st.fixed_dictionaries({"unit": st.text(), "n": SECONDS}),
-            "processes": st.lists(
-                st.fixed_dictionaries(
-                    {"role": st.text(), "rank": INTEGERS, "index": INTEGERS, "argv": STRINGS, "ours": st.booleans()}
-                ),
-                max_size=3,
-            ),
-            "t": SECONDS,
-            "from a newer version": st.none() | STRINGS,
-        },
-    )
-)
-def test_given_values_are_written_and_the_rest_have_their_defaults(value: dict[str, Any]) -> None:
-    spec = RunSpec.from_json(value)
-    assert spec.to_json() == {**make_spec().to_json(), **value}
-    assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_a_spec_on_a_nodes_disk_is_read_with_its_original_meaning() -> None:
@@ -110,18 +72,10 @@ def test_keys_of_newer_versions_are_kept_at_every_level() -> None:
     ("changes", "message"),
     [
         ({"port": "7164"}, "`port` must be a whole number, not '7164'"),
-        ({"port": True}, "`port` must be a whole number, not True"),
-        ({"port": 1.0}, "`port` must be a whole number, not 1.0"),
         ({"job": None}, "`job` must be a string, not None"),
-        ({"grace_s": "10"}, "`grace_s` must be a number, not '10'"),
-        ({"whole": 1}, "`whole` must be true or false, not 1"),
-        ({"members": 3}, "`members` must be an array, not 3"),
         ({"members": [0, "1"]}, "`members[1]` must be a whole number, not '1'"),
-        ({"env": []}, "`env` must be an object, not []"),
         ({"env": {"A": 1}}, "`env.A` must be a string, not 1"),
-        ({"lead": "10.0.0.1:7164"}, "`lead` must be an object, not '10.0.0.1:7164'"),
         ({"lead": {"host": "10.0.0.1"}}, "`lead.port` is missing"),
-        ({"save_every": {"unit": "step", "n": None}}, "`save_every.n` must be a number, not None"),
         ({"processes": [{"role": "trainer", "rank": 0, "index": 0, "argv": [1]}]}, "`processes[0].argv[0]` must be"),
         ({"seed": "x" * 1000}, f"`seed` must be a whole number, not '{'x' * 59}..."),
     ],
@@ -138,16 +92,6 @@ def test_a_wrong_type_is_an_error_that_names_the_key_and_what_was_expected(
 def test_the_keys_that_identify_a_run_are_required(key: str) -> None:
     with pytest.raises(SchemaError, match=f"`{key}` is missing"):
         RunSpec.from_json({name: value for name, value in OLD.items() if name != key})
-
-
-def test_a_spec_cannot_be_changed_and_a_copy_can_differ() -> None:
-    spec = RunSpec.from_json(OLD)
-    with pytest.raises(AttributeError):
-        spec.epoch = 5  # type: ignore[misc]
-    assert spec.replace(epoch=5) != spec
-    assert spec.replace(epoch=5).replace(epoch=2) == spec
-    with pytest.raises(TypeError, match="argument 'epok'"):
-        spec.replace(epok=5)
 
 
 def test_a_spec_in_a_message_must_be_valid() -> None:

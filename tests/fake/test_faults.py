@@ -87,16 +87,6 @@ def test_a_healed_node_has_its_address_key_and_files_back_but_no_processes(clust
     assert pids(cluster, 1) == []
 
 
-def test_the_port_of_a_killed_node_goes_to_no_other_program(directory: Path) -> None:
-    cluster = fake.up(directory, 1)
-    fake.harm(directory, "0", "kill")
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", cluster.nodes[0].port))
-    assert states(cluster) == [("killed", False)]
-    fake.heal(directory, "0")
-    assert ssh(cluster, 0, "echo fine") == "fine\n"
-
-
 def test_a_daemon_is_healed_when_another_program_no_longer_uses_its_port(directory: Path) -> None:
     cluster = fake.up(directory, 1, backend="ssh")
     fake.harm(directory, "0", "kill")
@@ -127,13 +117,6 @@ def test_a_paused_node_freezes_and_continues_when_it_is_healed(cluster: FakeClus
         assert talk.readline(deadline_s=180) == b"meanwhile\n"
         assert (late.result(180).stdout, new.result(180)) == (b"late\n", "new\n")
     assert states(cluster) == [("up", True), ("up", True)]
-
-
-def test_a_paused_node_goes_down_with_the_others(cluster: FakeCluster) -> None:
-    ssh(cluster, 1, "(sleep 300 </dev/null >/dev/null 2>&1 &)")
-    fake.harm(cluster.directory, "1", "pause")
-    assert fake.down(cluster.directory) == 1
-    assert not cluster.directory.exists()
 
 
 def test_an_unsupported_fault_is_a_usage_error_that_names_a_backend_with_it(cluster: FakeCluster) -> None:

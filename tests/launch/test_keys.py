@@ -13,10 +13,6 @@ def test_a_public_key_belongs_to_its_secret_key() -> None:
         assert zmq.curve_public(secret.encode()) == public.encode()
 
 
-def test_every_pair_is_new() -> None:
-    assert len({key for _ in range(50) for key in _curve_pair()}) == 100
-
-
 def test_keys_are_written_as_zeromq_writes_them() -> None:
     for start in range(0, 256, 8):
         key = bytes((start + 37 * i) % 256 for i in range(32))

@@ -37,10 +37,6 @@ def test_ranks_are_consecutive_across_nodes_with_several_processes_or_none() -> 
     assert placed(part, "pserver") == [(0, 0), (3, 1)]
 
 
-def test_selecting_all_nodes_gives_the_same_plan() -> None:
-    assert launch().among(range(4)) == launch()
-
-
 def test_the_spec_names_the_members_and_why_others_are_left_out() -> None:
     part = launch().among([3, 1])
     addresses = {1: "10.1.0.1", 3: "10.1.0.3"}

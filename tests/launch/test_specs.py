@@ -40,7 +40,6 @@ def planned(case: dict[str, Any]) -> RunSpec:
 @pytest.mark.parametrize(
     ("every", "recorded"),
     [
-        ("1 pass", None),
         ("5 passes", {"unit": "pass", "n": 5}),
         (500, {"unit": "step", "n": 500}),
         ("600 s", {"unit": "s", "n": 600}),
@@ -76,11 +75,8 @@ def test_a_spec_has_the_directory_in_which_processes_begin_unless_it_is_that_of_
     ("conf", "cuts"),
     [
         ({"MODE": "async"}, True),
-        ({"MODE": "half-async"}, True),
         ({"MODE": "ssp(2)"}, True),
-        ({"MODE": "geo(3)"}, True),
         ({"MODE": "sync"}, None),
-        ({"MODE": "async", "PSERVERS": 0}, None),
         ({"MODE": "async", "PSERVER_COMMAND": "./server"}, None),
         ({"ENGINE": "torch", "PSERVERS": 0}, None),
     ],

@@ -76,10 +76,8 @@ GONE = UnreachableError("gone")
     ("seen", "merged"),
     [
         ((GONE, says("0001", "running", [1, 2, 3]), GONE, GONE), "running"),
-        ((GONE, GONE, says("0001", "running", [1, 2, 3]), says("0001", "running", [1, 2, 3])), "unknown"),
         ((GONE, says("0001", "succeeded", [1, 2, 3]), says("0001", "lost", [1, 2, 3]), GONE), "succeeded"),
         ((says("0001", "failed", [0, 1, 2, 3]), *[says("0002", "running", [1, 2, 3])] * 3), "running"),
-        ((NEVER, *[says("0001", "stopped", [1, 2, 3])] * 3), "stopped"),
         ((NEVER, NEVER, NEVER, NEVER), "dispatched"),
         ((NEVER, NEVER, NEVER, GONE), "unknown"),
         ((GONE, says("0001", "running", [0, 1, 2, 3]), GONE, GONE), "unknown"),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.ranks import meeting as meetings
 from clusterctl.ranks.errors import RankError
 from clusterctl.ranks.meeting import Meeting, Plan, PlannedNode, RankProcess, World, nodes_of
 
@@ -59,21 +58,11 @@ def test_a_rank_reads_nothing_else_of_mpirun() -> None:
     assert environ.were_read == set(FOUND)
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"])
 def test_outside_mpirun_the_error_says_how_to_start_it(name: str) -> None:
     with pytest.raises(RankError, match="this is no rank of mpirun") as caught:
         World.of({key: value for key, value in FOUND.items() if key != name})
     assert (caught.value.code, caught.value.hint) == (2, "mpirun -np 8 clusterctl-rank python train.py")
-
-
-def test_ranks_by_slot() -> None:
-    found = [entry(rank, rank % 2, 2, f"m{rank // 2}") for rank in range(8)]
-    assert ranks(nodes_of(found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_ranks_by_node() -> None:
-    found = [entry(rank, rank // 4, 2, f"m{rank % 4}") for rank in range(8)]
-    assert ranks(nodes_of(found)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_nodes_of_unequal_size_are_in_the_order_of_their_lowest_ranks() -> None:
@@ -176,15 +165,6 @@ def test_what_an_earlier_mpirun_left_does_not_count(tmp_path: Path) -> None:
     assert meeting.failure(now) == 4
 
 
-def test_an_entry_that_was_lost_with_an_earlier_directory_is_written_again(tmp_path: Path) -> None:
-    meeting = Meeting(tmp_path, "mpi-1")
-    meeting.make()
-    meeting.enter(mine())
-    meeting.make()
-    meeting.enter(mine())
-    assert len(list(meeting.entries())) == 1
-
-
 def test_a_directory_that_cannot_be_made_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name, reason in (("file", "Not a directory"), ("absent", "No such file or directory")):
@@ -192,9 +172,3 @@ def test_a_directory_that_cannot_be_made_names_the_option(tmp_path: Path) -> Non
             Meeting(tmp_path / name, "mpi-1").make()
         assert "--shared DIR" in caught.value.hint
     assert not (tmp_path / "absent").exists()
-
-
-def test_the_message_of_a_rank_that_sees_nothing_names_the_option(tmp_path: Path) -> None:
-    error = Meeting(tmp_path, "mpi-1").unseen()
-    assert f"rank 0 made no {tmp_path}/clusterctl-jobs/ranks/mpi-1 within {meetings.SEEN_S:.0f} s" in str(error)
-    assert "clusterctl-rank --shared DIR" in error.hint

@@ -27,7 +27,6 @@ def last_state(state: str, *codes: int | None, **cause: Any) -> dict[str, Any]:
         ("failed", -9, 137),
         ("stopped", -15, 143),
         ("failed", 0, 1),
-        ("failed", None, 1),
         ("stopped", None, 1),
     ],
 )
@@ -69,12 +68,6 @@ def write_state(job_dir: Path, supervisor: Identity | None, ended: dict[str, Any
 
 
 DEAD = Identity(1, 1, "an earlier boot")
-
-
-def test_a_run_that_has_not_begun_is_neither_lost_nor_ended(job_dir: Path) -> None:
-    node = NodeRun(job_dir)
-    assert (node.state(), node.ended(), node.supervisor(), node.is_lost()) == (None, None, None, False)
-    node.stop()
 
 
 def test_a_run_whose_supervisor_is_gone_without_an_end_is_lost(job_dir: Path) -> None:

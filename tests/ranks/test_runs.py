@@ -158,16 +158,6 @@ def test_a_rank_that_cannot_write_says_so(ranks: Ranks) -> None:
     assert "Traceback" not in done[0][2]
 
 
-def test_a_mistake_in_conf_py_ends_all_ranks(ranks: Ranks) -> None:
-    ranks.conf('MODE = "quick"\n')
-    ranks.train(REGRESSION)
-    done = ends(ranks.one_on_each_node())
-    assert [code for code, _, _ in done] == [2, 2], done
-    assert f"clusterctl-rank: {ranks.directory}/conf.py:1: MODE" in done[0][2]
-    assert done[1][2] == ""
-    assert ranks.jobs() == []
-
-
 @pytest.mark.slow
 def test_a_node_that_cannot_start_ends_all_ranks_and_is_named(ranks: Ranks) -> None:
     ranks.conf(SETTINGS + 'PYTHON = "no-such-python"\n')

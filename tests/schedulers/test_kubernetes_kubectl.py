@@ -15,21 +15,11 @@ from clusterctl.schedulers.kubernetes.kubectl import Forbidden, Kubectl
 FORBIDDEN = 'User "me" cannot list resource "pods" in API group "" in the namespace "research"'
 WORDS: list[tuple[str, type[ClusterctlError], str]] = [
     ('Error from server (NotFound): namespaces "x" not found', ConfigError, "there is no namespace x"),
-    (
-        'Error from server (NotFound): error when creating "STDIN": namespaces "x" not found',
-        ConfigError,
-        "there is no namespace x",
-    ),
     (f"Error from server (Forbidden): pods is forbidden: {FORBIDDEN}", Forbidden, f"pods is forbidden: {FORBIDDEN}"),
     (
         'Error from server (Forbidden): error when creating "STDIN": admission webhook "images" denied the request: no',
         ConfigError,
         'the API server refused kubectl get pods: admission webhook "images" denied the request: no',
-    ),
-    (
-        'Error from server (Forbidden): error when creating "STDIN": pods "a" is forbidden: exceeded quota: small',
-        ConfigError,
-        'the API server refused kubectl get pods: pods "a" is forbidden: exceeded quota: small',
     ),
     (
         'Error from server (Forbidden): error when creating "STDIN": services is forbidden: '
@@ -54,12 +44,6 @@ WORDS: list[tuple[str, type[ClusterctlError], str]] = [
         UnreachableError,
         "the API server does not answer",
     ),
-    ("Unable to connect to the server: net/http: TLS handshake timeout", UnreachableError, "does not answer"),
-    (
-        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
-        UnreachableError,
-        "the API server does not answer",
-    ),
     (
         "Unable to connect to the server: dial tcp: lookup k8s on 1.1.1.1:53: no such host",
         UnreachableError,
@@ -69,11 +53,6 @@ WORDS: list[tuple[str, type[ClusterctlError], str]] = [
         'The StatefulSet "a" is invalid: \n* spec.replicas: Invalid value: -1',
         ConfigError,
         "the API server does not accept the manifest: * spec.replicas: Invalid value: -1",
-    ),
-    (
-        'Error from server (BadRequest): StatefulSet in version "v1" cannot be handled: strict decoding error: unknown',
-        ConfigError,
-        'does not accept the manifest: StatefulSet in version "v1" cannot be handled',
     ),
     ("error: something new", UnreachableError, "kubectl get pods failed: error: something new"),
     ("", UnreachableError, "kubectl get pods failed: it printed nothing"),
@@ -117,7 +96,7 @@ def test_a_kubectl_that_hangs_is_given_up(tmp_path: Path) -> None:
         Kubectl(environ, deadline_s=0.2).objects("pods", "app=train")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"items": [{'])
+@pytest.mark.parametrize("text", ["{}", '{"items": [{'])
 def test_another_answer_than_a_list_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "text").write_text(text)
     with pytest.raises(UnreachableError, match="printed something else than a list of objects, or broke off"):

@@ -36,14 +36,6 @@ def test_a_pod_that_is_absent_keeps_its_place() -> None:
     assert members([], [stateful_set("train", 2)]) == ["train-0", "train-1"]
 
 
-def test_without_the_stateful_set_gaps_between_pods_are_known() -> None:
-    assert members([pod("train-0", "train"), pod("train-2", "train")], []) == ["train-0", "train-1", "train-2"]
-
-
-def test_the_numbers_of_a_stateful_set_may_begin_elsewhere() -> None:
-    assert members([], [stateful_set("train", 2, ordinals={"start": 5})]) == ["train-5", "train-6"]
-
-
 def test_a_pod_beyond_the_replicas_is_on_its_way_out() -> None:
     pods = [pod(f"train-{number}", "train") for number in range(3)]
     assert members(pods, [stateful_set("train", 2)]) == ["train-0", "train-1"]
@@ -138,13 +130,6 @@ def test_a_pod_that_is_being_deleted_is_not_ready() -> None:
         "Terminating",
         "",
     )
-
-
-def test_what_no_waiting_helps_against_is_known() -> None:
-    hopeless = [
-        reason for reason in ("ImagePullBackOff", "CrashLoopBackOff", "Pending") if PodProblem(reason).is_hopeless
-    ]
-    assert hopeless == ["ImagePullBackOff", "CrashLoopBackOff"]
 
 
 def test_what_every_pod_goes_through_is_known() -> None:

@@ -191,9 +191,8 @@ def test_a_queued_job_is_shown_with_the_reason_of_slurm(slurm: Played) -> None:
     slurm.submit()
     slurm.says(in_queue("PENDING", "Resources", nodes=""))
     sentence = "Slurm job 12 is queued: waiting for free nodes (Resources)"
-    for command in ("status", "why"):
-        for job in ((), ("12",), ("slurm-12",)):
-            assert sentence in slurm.output(command, *job)
+    for command, *job in (["status"], ["status", "12"], ["why", "slurm-12"]):
+        assert sentence in slurm.output(command, *job)
     document = slurm.json("status")
     assert (document["job"], document["state"], document["scheduler"]["stage"]) == (None, "queued", "queued")
     for command in ("logs", "collect"):
@@ -277,12 +276,6 @@ def test_jobs_asks_slurm_about_runs_that_recorded_no_end(ended: Played) -> None:
     assert ended.json("jobs")["jobs"][0]["state"] == "unknown"
 
 
-def test_jobs_before_any_job_has_begun(slurm: Played) -> None:
-    assert slurm.output("jobs") == "no jobs; clusterctl submit hands one to Slurm"
-    assert slurm.json("jobs")["jobs"] == []
-    assert not (slurm.directory / "root").exists()
-
-
 def test_jobs_lists_what_waits_in_the_queue(slurm: Played) -> None:
     slurm.submit()
     foreign = in_queue("PENDING", "Priority", nodes="").replace("12|", "11|", 1)
@@ -330,23 +323,6 @@ def test_the_words_in_the_output_count_when_nobody_asked_in_time(ended: Played) 
     assert "as Slurm has forgotten it" in ended.output("status")
 
 
-def test_the_words_of_an_earlier_life_do_not_count(ended: Played) -> None:
-    with (ended.directory / "the output.log").open("a") as f:
-        f.write("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-23T22:38:05 DUE TO PREEMPTION ***\n")
-    ended.says(in_queue("RUNNING", restarts=1))
-    ended.output("status")
-    ended.says(UNKNOWN)
-    assert "preempted" not in ended.output("status")
-
-
-def test_a_job_that_is_queued_again_is_shown_as_it_was(ended: Played) -> None:
-    ended.says(in_queue("PENDING", "BeginTime", nodes="", restarts=1))
-    status = ended.json("status")
-    assert (status["state"], status["scheduler"]["stage"]) == ("succeeded", "queued")
-    assert "trained 1" in ended.output("logs")
-    assert ended.output("stop") == "cancelled: Slurm job 12, which was queued"
-
-
 def test_a_node_that_does_not_see_the_mark_is_named(slurm: Played) -> None:
     slurm.submit()
     slurm.says(in_queue("RUNNING"))
@@ -359,12 +335,6 @@ def test_a_node_that_does_not_see_the_mark_is_named(slurm: Played) -> None:
     assert not (slurm.directory / "root/node0").exists()
 
 
-def test_without_a_sign_of_the_job_its_first_node_did_not_see_the_mark(slurm: Played) -> None:
-    slurm.submit()
-    slurm.says(in_queue("FAILED", "NonZeroExitCode", 4 << 8))
-    assert "its first node cannot see" in slurm.output("status")
-
-
 def test_a_script_that_fails_before_its_run_is_explained_by_what_it_printed(slurm: Played) -> None:
     slurm.submit()
     (slurm.directory / "the output.log").write_text("conf.py:3: PROT is not a setting\n")
@@ -372,18 +342,3 @@ def test_a_script_that_fails_before_its_run_is_explained_by_what_it_printed(slur
     said = slurm.output("why")
     assert "its script failed with exit code 2" in said
     assert "| conf.py:3: PROT is not a setting" in said
-
-
-def test_the_job_that_was_submitted_last_is_meant(slurm: Played) -> None:
-    slurm.submit()
-    slurm.program("sbatch", "#!/bin/sh\ncat > /dev/null; echo 7\n")
-    slurm.submit()
-    slurm.says(in_queue("PENDING", "Priority", nodes=""))
-    assert "Slurm job 7 is queued" in slurm.output("status")
-    assert "Slurm job 12 is queued" in slurm.output("status", "12")
-
-
-def test_a_job_directory_of_no_submission_is_refused(slurm: Played) -> None:
-    slurm.submit()
-    slurm.says(in_queue("PENDING", "Priority", nodes=""))
-    assert "is not of a Slurm job that clusterctl submitted" in slurm.output("status", "JOB20261121-081530", code=2)

@@ -99,8 +99,6 @@ def test_outside_an_allocation_a_job_has_to_be_named(play: Play) -> None:
         ("12|N/A|PENDING|Resources|2|2|1|0|N/A|N/A|UNLIMITED|0||", "is queued: waiting for free nodes (Resources)"),
         ("12|N/A|TIMEOUT|TimeLimit|2|2|1|15|N/A|N/A|1:00|0|n[1-2]|", "has ended: it reached its time limit of 1:00"),
         ("12|N/A|COMPLETING|None|2|2|1|15|N/A|N/A|1:00|0|n2|", "is ending"),
-        ("12|N/A|CONFIGURING|None|2|2|1|0|N/A|N/A|1:00|0|n[1-2]|", "is being set up"),
-        ("12|N/A|SUSPENDED|None|2|2|1|0|N/A|N/A|1:00|0|n[1-2]|", "is suspended"),
     ],
 )
 def test_a_job_that_is_not_running_has_no_nodes_to_offer(play: Play, line: str, message: str) -> None:
@@ -149,10 +147,6 @@ def test_a_machine_without_slurm() -> None:
 
 def test_output_of_another_form_is_refused(play: Play) -> None:
     assert "squeue: not a line of squeue: 'JOBID'; clusterctl needs Slurm" in fails(play("JOBID"), UnreachableError)
-
-
-def test_unknown_words_are_passed_on(play: Play) -> None:
-    assert "squeue -h -t failed: oh no" in fails(play(error="first\noh no\n"), UnreachableError)
 
 
 def test_variables_that_change_the_output_do_not_reach_the_commands(play: Play, tmp_path: Path) -> None:

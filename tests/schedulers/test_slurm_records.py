@@ -84,12 +84,6 @@ def test_a_damaged_record_is_as_if_it_were_not_there(record: SubmissionRecord) -
     assert record.allocation() is None
 
 
-def test_an_end_is_kept(record: SubmissionRecord) -> None:
-    assert record.end() == {}
-    record.save_end({"kind": "time_limit"})
-    assert record.end() == {"kind": "time_limit"}
-
-
 def test_what_others_may_have_written_does_not_count(record: SubmissionRecord, tmp_path: Path) -> None:
     records = Records(str(tmp_path))
     record.directory.chmod(0o777)

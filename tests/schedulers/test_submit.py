@@ -47,25 +47,14 @@ def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
     assert resume == [*base, "start", *package, "--name", name, "--resume", "--", "--text=it's"]
 
 
-def test_the_script_is_in_the_json_document(tmp_path: Path) -> None:
-    document = json.loads(submit(tmp_path, "--plan", "--json").stdout)
-    assert document["to"] == "slurm"
-    assert document["script"].startswith("#!/bin/sh\n")
-
-
 @pytest.mark.parametrize(
     ("options", "hosts", "message"),
     [
         (("--plan",), '["h"]', "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
-        (("--plan",), "slurm(12)", "conf.py:1: submit --to slurm needs HOSTS = slurm()"),
         (("--to", "pbs", "--plan"), "slurm()", "--to pbs: not a scheduler that clusterctl knows"),
         (("--plan", "--only", "node0"), "slurm()", "does not accept --only"),
         (("--plan", "--image", "train:1"), "slurm()", "--image, --namespace and --storage are for --to kubernetes"),
-        (("--plan", "--namespace", "a"), "slurm()", "--image, --namespace and --storage are for --to kubernetes"),
-        (("--plan", "--storage", "1Gi"), "slurm()", "--image, --namespace and --storage are for --to kubernetes"),
         (("--plan",), 'kubernetes("app=train")', "for pods, add --to kubernetes"),
-        (("--plan", "--nodes", "0"), "slurm()", "--nodes 0: must be 1 or more"),
-        (("--plan", "--time", "5", "--requeue"), "slurm()", "--time 5: too short for --requeue"),
     ],
 )
 def test_what_cannot_be_submitted_is_an_error_of_usage(
@@ -128,14 +117,6 @@ def test_the_objects_are_in_the_json_document(tmp_path: Path) -> None:
         (PODS[:2], 'kubernetes("app=train")', "submit --to kubernetes needs --nodes"),
         (PODS[:4], 'kubernetes("app=train")', "submit --to kubernetes needs --image"),
         ((*PODS, "--time", "5"), 'kubernetes("app=train")', "--time is for --to slurm only"),
-        ((*PODS, "--requeue"), 'kubernetes("app=train")', "--requeue is for --to slurm only"),
-        ((*PODS, "--only", "node0"), 'kubernetes("app=train")', "does not accept --only"),
-        ((*PODS, "--storage", "big"), 'kubernetes("app=train")', "--storage big: not a size"),
-        (
-            (*PODS, "--namespace", "A"),
-            'kubernetes("app=train")',
-            "--namespace: kubernetes(namespace='A'): must consist",
-        ),
         ((*PODS, "--namespace", "b"), 'kubernetes("app=train", namespace="a")', "HOSTS has the namespace a"),
     ],
 )

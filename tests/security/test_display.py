@@ -18,7 +18,7 @@ from clusterctl.observe.follow import News, OutputLine
 from clusterctl.observe.record.live import LiveRecord
 from security.liars import EVIL, is_harmless
 
-JUNK: list[Any] = [None, [], {}, EVIL, -1, 1e999, float("nan"), 10**30, True, [EVIL], {"a": EVIL}]
+JUNK: list[Any] = [None, {}, EVIL, -1, float("nan"), 10**30, [EVIL]]
 EVENTS: list[dict[str, Any]] = [
     {"event": "phase", "phase": "running", "cause": {"message": "m", "tail": ["t"]}},
     {"event": "spawned", "role": "trainer", "rank": 0},

@@ -53,7 +53,7 @@ def wrong_events() -> Iterator[list[Any]]:
     pserver = step(1, role="pserver", staleness=[[0, 1]], tables=[{"name": FORMULA, "rows": 1}], lost=1)
     for index, junk in enumerate(MORE_JUNK):
         for event in (step(1), log(1), pserver):
-            yield from ([wrong] for wrong in itertools.islice(changed(event, junk), index % 6, None, 6))
+            yield from ([wrong] for wrong in itertools.islice(changed(event, junk), index % 12, None, 12))
 
 
 def test_an_export_is_sound_whatever_events_a_node_sends(liars: Liars, tmp_path: Path) -> None:
@@ -81,13 +81,13 @@ def test_an_export_is_sound_whatever_events_a_node_sends(liars: Liars, tmp_path:
             tags = [tag for path in (tmp_path / to).glob("*0") for tag, *_ in scalars(path)]
             assert all(map(is_harmless, tags))
         written += 1
-    assert written > 50
+    assert written > 25
 
 
 def test_a_trace_is_sound_whatever_a_node_sends(liars: Liars, tmp_path: Path) -> None:
     liars.answers["node0"] = lambda request: exporting(0, request)
     for index, junk in enumerate((*JUNK, math.nan)):
-        for wrong in itertools.islice(changed(CURVE, junk), index % 4, None, 4):
+        for wrong in itertools.islice(changed(CURVE, junk), index % 16, None, 16):
             liars.answers["node1"] = lambda request, wrong=wrong: exporting(1, request, curve=wrong)
             code, out, err = liars.run("export", "--to", "trace", str(tmp_path / "trace"))
             assert "Traceback" not in err, (wrong, err)
@@ -104,7 +104,7 @@ def test_metrics_can_be_parsed_whatever_a_node_says_about_its_processes(liars: L
     honest = status(1, processes=[process("pserver", 1, **figures), process("trainer", 1, **figures)])
     liars.answers["node0"] = lambda request: lines({"done": status(0)})
     for index, junk in enumerate((*MORE_JUNK, {FORMULA: 1}, [{"name": FORMULA, "rows": 1}], [[2**62, 2**62]])):
-        for wrong in itertools.islice(changed(honest, junk), index % 4, None, 4):
+        for wrong in itertools.islice(changed(honest, junk), index % 16, None, 16):
             liars.answers["node1"] = lambda request, wrong=wrong: lines({"done": wrong})
             registry = CollectorRegistry(auto_describe=False)
             with Cluster(settings, inventory, inventory.nodes) as cluster:

@@ -18,13 +18,3 @@ def test_unused_modules_are_not_imported_but_can_be_later() -> None:
         "from importlib.metadata import version\nimport invoke\nprint(version('paramiko') != '0')"
     )
     assert run(code) == ["-", "True"]
-
-
-def test_an_import_of_the_real_module_in_the_meantime_gets_it() -> None:
-    code = (
-        "import sys\nfrom clusterctl.transport import paramiko_loader\n"
-        "with paramiko_loader._stand_in('importlib.metadata', paramiko_loader._Metadata('importlib.metadata')):\n"
-        "    from importlib.metadata import PackageNotFoundError\n"
-        "import importlib.metadata\nprint(PackageNotFoundError is importlib.metadata.PackageNotFoundError)"
-    )
-    assert run(code) == ["True"]

@@ -30,26 +30,10 @@ def resolved(tmp_path: Path, text: str, **node: object) -> object:
     return Resolver(settings).resolve(TestNode("node0", **{"ssh_port": None, "ssh_host": "alpha", **node}))
 
 
-def test_ssh_config_supplies_what_conf_leaves_unset(tmp_path: Path) -> None:
-    text = "Host alpha\n HostName 10.0.0.1\n Port 2201\n User ann\n IdentityFile ~/.ssh/special\n"
-    target = resolved(tmp_path, text)
-    assert (target.host, target.port, target.user) == ("10.0.0.1", 2201, "ann")
-    assert target.identities == (Path("~/.ssh/special").expanduser(),)
-    assert target.key_name == "[10.0.0.1]:2201"
-
-
 def test_conf_takes_precedence_over_ssh_config(tmp_path: Path) -> None:
     text = "Host alpha\n Port 2201\n User ann\n IdentityFile ~/.ssh/special\n"
     target = resolved(tmp_path, text, ssh_port=22, ssh_user="bob", identity=tmp_path / "key")
     assert (target.port, target.user, target.identities) == (22, "bob", (tmp_path / "key",))
-
-
-def test_included_files_are_read_and_their_blocks_end_with_the_file(tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more/a.conf").write_text("Host beta\n User carol\n")
-    (tmp_path / "more/b.conf").write_text("Host alpha\n User ann\n")
-    target = resolved(tmp_path, "Host alpha\n Include more/*.conf\n Port 2201\nHost *\n Port 99\n")
-    assert (target.user, target.port) == ("ann", 2201)
 
 
 def test_an_include_that_includes_itself_is_a_configuration_error(tmp_path: Path) -> None:
@@ -93,8 +77,8 @@ def test_a_node_is_reached_through_a_jump_host(cluster: Cluster, tmp_path: Path)
     with Transport(settings) as transport:
         done = transport.run(TestNode("node1", None, ssh_host="inner0"), ASK)
         assert int(done.stdout.split()[3]) == cluster.nodes[1].ssh_port
-        big = transport.run(TestNode("node1", None, ssh_host="inner0"), command("wc", "-c"), bytes(10_000_000))
-        assert big.stdout.strip() == b"10000000"
+        big = transport.run(TestNode("node1", None, ssh_host="inner0"), command("wc", "-c"), bytes(3_000_000))
+        assert big.stdout.strip() == b"3000000"
 
 
 def test_nodes_behind_one_jump_host_share_the_connection_to_it(cluster: Cluster, tmp_path: Path) -> None:
@@ -202,9 +186,9 @@ def test_hosts_on_the_same_machine_are_distinguished_by_port_over_ipv6_too(tmp_p
     assert [(answer[2], int(answer[3])) for answer in answers] == [(b"::1", node.ssh_port) for node in nodes]
 
 
-@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
-def test_every_kind_of_key_is_accepted(tmp_path: Path, kind: str) -> None:
-    key = make_key(tmp_path / kind, kind)
+@pytest.mark.slow
+def test_rsa_keys_are_accepted(tmp_path: Path) -> None:
+    key = make_key(tmp_path / "rsa", "rsa")
     with make_cluster("openssh", tmp_path, 1) as cluster:
         (cluster.directory / "client.pub").write_text(key.with_suffix(".pub").read_text())
         with Transport(replace(cluster.settings, identity_file=key)) as transport:

@@ -20,22 +20,16 @@ def sh(script: str) -> RemoteCommand:
     return command("sh", "-c", script)
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
+@pytest.mark.parametrize("code", [0, 127, 255])
 def test_the_exit_code_of_a_command_is_returned(transport: Transport, node: TestNode, code: int) -> None:
     assert transport.run(node, sh(f"exit {code}")).exit_code == code
 
 
-@pytest.mark.parametrize(("signal", "code"), [("KILL", 137), ("TERM", 143), ("SEGV", 139)])
+@pytest.mark.parametrize(("signal", "code"), [("KILL", 137)])
 def test_a_signalled_command_exits_with_128_and_the_signal(
     transport: Transport, node: TestNode, signal: str, code: int
 ) -> None:
     assert transport.run(node, sh(f"kill -{signal} $$")).exit_code == code
-
-
-def test_a_missing_program_is_reported_by_127_and_by_standard_error(transport: Transport, node: TestNode) -> None:
-    done = transport.run(node, command("no-such-program-here"))
-    assert done.exit_code == 127
-    assert b"no-such-program-here" in done.stderr
 
 
 def test_output_and_errors_arrive_separately_and_byte_for_byte(transport: Transport, node: TestNode) -> None:
@@ -68,35 +62,19 @@ def test_the_tilde_of_a_remote_path_is_the_home_of_the_node(transport: Transport
     assert path == f"{home}/x y"
 
 
-def test_standard_input_arrives_completely(transport: Transport, node: TestNode) -> None:
-    assert transport.run(node, command("cat"), b"one\0two").stdout == b"one\0two"
-    assert transport.run(node, command("cat")).stdout == b""
-
-
-def test_fifty_megabytes_go_both_ways_at_once(transport: Transport, node: TestNode) -> None:
-    data = os.urandom(MB) * 50
-    done = transport.run(node, command("cat"), data, deadline_s=180)
-    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
-
-
 def test_a_command_that_ignores_its_input_does_not_block_us(transport: Transport, node: TestNode) -> None:
     began = time.monotonic()
-    assert transport.run(node, sh("exit 4"), bytes(20 * MB)).exit_code == 4
+    assert transport.run(node, sh("exit 4"), bytes(8 * MB)).exit_code == 4
     assert time.monotonic() - began < 30
 
 
 def test_a_flood_of_errors_blocks_neither_side(transport: Transport, node: TestNode) -> None:
-    script = "head -c 20000000 /dev/zero >&2; echo last >&2; echo out"
+    script = "head -c 5000000 /dev/zero >&2; echo last >&2; echo out"
     with transport.open(node, sh(script)) as process:
         assert process.readline(deadline_s=180) == b"out\n"
         assert process.wait(180) == 0
         assert wait_until(lambda: process.stderr_tail().endswith(b"last\n"))
         assert len(process.stderr_tail()) == 64 * 1024
-
-
-def test_writing_continues_during_a_flood_of_errors(transport: Transport, node: TestNode) -> None:
-    script = "head -c 20000000 /dev/zero >&2; wc -c"
-    assert transport.run(node, sh(script), bytes(10 * MB)).stdout.strip() == str(10 * MB).encode()
 
 
 def test_lines_and_blocks_can_be_read_in_turn(transport: Transport, node: TestNode) -> None:
@@ -116,22 +94,12 @@ def test_a_line_is_cut_at_its_limit(transport: Transport, node: TestNode) -> Non
         assert [process.readline(4) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
 
 
-def test_a_conversation_goes_back_and_forth(transport: Transport, node: TestNode) -> None:
-    with transport.open(node, command("cat")) as process:
-        for line in (b"one\n", b"two\n"):
-            process.write(line)
-            assert process.readline(deadline_s=180) == line
-        process.close_stdin()
-        assert process.read() == b""
-        assert process.wait(180) == 0
-
-
 def test_one_thread_reads_while_another_writes(transport: Transport, node: TestNode) -> None:
     block = os.urandom(MB)
     with transport.open(node, command("cat")) as process:
 
         def write() -> None:
-            for _ in range(20):
+            for _ in range(5):
                 process.write(memoryview(block))
             process.close_stdin()
 
@@ -142,8 +110,8 @@ def test_one_thread_reads_while_another_writes(transport: Transport, node: TestN
             total += len(piece)
             digest.update(piece)
         writer.join(180)
-    assert total == 20 * MB
-    assert digest.digest() == hashlib.sha256(block * 20).digest()
+    assert total == 5 * MB
+    assert digest.digest() == hashlib.sha256(block * 5).digest()
 
 
 def test_a_deadline_ends_a_run_and_names_the_node(transport: Transport, node: TestNode) -> None:
@@ -156,22 +124,12 @@ def test_a_deadline_ends_a_run_and_names_the_node(transport: Transport, node: Te
     assert transport.run(node, command("true")).exit_code == 0
 
 
-def test_a_read_has_its_own_deadline(transport: Transport, node: TestNode) -> None:
-    with transport.open(node, command("cat")) as process:
-        with pytest.raises(NodeError, match="timed out after"):
-            process.read(deadline_s=0.3)
-        with pytest.raises(NodeError, match="timed out after"):
-            process.wait(0.1)
-        process.write(b"still there\n")
-        assert process.readline(deadline_s=180) == b"still there\n"
-
-
 def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, node: TestNode) -> None:
     with transport.open(node, command("true")) as process:
         process.wait(180)
         assert process.read() == b""
         with pytest.raises(NodeError) as caught:
-            process.write(bytes(200 * MB), deadline_s=180)
+            process.write(bytes(50 * MB), deadline_s=180)
         assert caught.value.details["reason"] == "input_closed"
 
 
@@ -192,11 +150,6 @@ def test_a_daemon_that_keeps_its_streams_keeps_the_command_open(transport: Trans
         assert process.read(deadline_s=180) == b""
         assert process.wait(180) == 0
     transport.run(node, command("rm", RemotePath("~/end")))
-
-
-def test_one_connection_carries_all_commands_of_a_node(transport: Transport, node: TestNode) -> None:
-    ports = {transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout.split()[1] for _ in range(5)}
-    assert len(ports) == 1
 
 
 def test_commands_of_several_threads_share_one_connection(transport: Transport, node: TestNode) -> None:
@@ -234,11 +187,3 @@ def test_closing_the_input_as_the_command_ends_does_not_end_the_connection(
         channel.transport._send_user_message(late)
     assert process.wait(180) == 0
     assert connection() == before
-
-
-def test_after_closing_the_command_sees_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
-    process = transport.open(node, sh("echo $$; cat; echo over >$HOME/over.$$"))
-    pid = process.readline(deadline_s=180).decode().strip()
-    process.close()
-    over = command("cat", RemotePath(f"~/over.{pid}"))
-    assert wait_until(lambda: transport.run(node, over).stdout == b"over\n")

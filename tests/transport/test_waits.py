@@ -104,26 +104,11 @@ def test_a_route_that_stops_accepting_data_ends_the_connection(
 def test_a_command_that_reads_nothing_for_long_is_reported_and_a_slow_one_is_not(
     cluster: Cluster, transport: Transport
 ) -> None:
-    with transport.open(
-        cluster.nodes[0], command("sh", "-c", "head -c 30000000 >/dev/null; echo; sleep 30")
-    ) as process:
-        process.write(bytes(30_000_000), stall_s=20)
+    with transport.open(cluster.nodes[0], command("sh", "-c", "head -c 8000000 >/dev/null; echo; sleep 30")) as process:
+        process.write(bytes(8_000_000), stall_s=20)
         assert process.readline(deadline_s=180) == b"\n"
         with pytest.raises(NodeError, match=r"timed out after 0\.3 s"):
             process.write(bytes(30_000_000), stall_s=0.3)
-
-
-def test_a_server_that_never_replies_to_a_command_is_reported(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "OPEN_CHANNEL_S", 3.0)  # also the time to open the channel, which does work
-    settings = replace(cluster.settings, strict_host_keys=False)
-    with (
-        mute_server() as port,
-        Transport(settings) as transport,
-        pytest.raises(NodeError, match=r"did not start the command: no answer within 3 s"),
-    ):
-        transport.run(TestNode("node7", port), TRUE)
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,3 @@ def test_the_free_space_is_that_of_the_file_system_and_nodes_on_one_disk_can_be_
     assert about[0]["path"] == str(tmp_path)
     system = os.statvfs(tmp_path)
     assert 0 <= about[0]["free"] <= system.f_blocks * system.f_frsize
-
-
-def test_the_type_of_a_file_system_is_known_if_it_is_listed() -> None:
-    assert room._type_of(Path("/proc").stat().st_dev) == "proc"
-    assert room._type_of(os.makedev(4000, 1)) == ""

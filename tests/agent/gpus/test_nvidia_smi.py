@@ -65,18 +65,11 @@ def test_processes_that_the_account_may_not_see_are_left_out(tmp_path: Path) -> 
     assert reading(recorded.HIDDEN_USERS, tmp_path).users == [User(uuid(0), 21198, None)]
 
 
-def test_a_gpu_without_instances_beside_a_divided_one_is_named_by_its_uuid(tmp_path: Path) -> None:
-    listed = recorded.H100_MIG.listed + f"GPU 1: NVIDIA H100 80GB HBM3 (UUID: {uuid(1)})\n"
-    assert reading(replace(recorded.H100_MIG, listed=listed), tmp_path).devices.names[-1] == uuid(1)
-
-
 @pytest.mark.parametrize(
     ("smi", "words"),
     [
         (recorded.NO_DRIVER, "exited with code 9: NVIDIA-SMI has failed because it couldn't communicate with the NVI"),
-        (recorded.MISMATCH, "exited with code 18: Failed to initialize NVML: Driver/library version mismatch"),
         (recorded.LOST, "exited with code 15: Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost"),
-        (recorded.failing(1, ""), "exited with code 1"),
         (recorded.failing(1, "\x1b[2J\x07" + "x" * 9000), r"code 1: \?\[2J\?x{150,160}\.\.\.$"),
     ],
 )
@@ -106,12 +99,8 @@ def test_one_that_hangs_is_killed_with_its_children_after_the_limit(
     "row",
     [
         "",
-        "index, uuid, memory.total [MiB], memory.used [MiB], utilization.gpu [%], name",
-        f"0, {uuid(0)}, 40960",
         f"-1, {uuid(0)}, 40960, 3, 0, NVIDIA A100",
-        f"{10**30}, {uuid(0)}, 40960, 3, 0, NVIDIA A100",
         "0, $(reboot), 40960, 3, 0, NVIDIA A100",
-        "0; rm -rf, GPU-1, 40960, 3, 0, NVIDIA A100",
     ],
 )
 def test_rows_that_are_no_gpus_are_left_out(row: str, tmp_path: Path) -> None:

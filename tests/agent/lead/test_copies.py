@@ -128,23 +128,6 @@ def test_the_doubt_says_why_the_last_model_was_not_copied() -> None:
     assert doubts(made) == []
 
 
-def test_a_lost_piece_is_no_loss_if_the_model_was_merged() -> None:
-    made = tracker(merges=True)
-    made.offer(save("pass-00000"), 0.0)
-    for node, of in ((1, "copy"), (2, "copy"), (0, "merge")):
-        take(made, node, "pass-00000", of)
-    made.leave(2, 1.0)
-    assert doubts(made) == []
-
-
-def test_without_copies_a_lost_node_takes_the_last_model_with_it() -> None:
-    made = tracker(sources={})
-    made.offer(save("pass-00000"), 0.0)
-    assert doubts(made) == []
-    made.leave(1, 1.0)
-    assert doubts(made) == ["model_lost"]
-
-
 def test_a_lost_node_is_not_waited_for_and_nothing_is_claimed() -> None:
     made = tracker()
     made.offer(save("pass-00000"), 0.0)
@@ -165,15 +148,6 @@ def test_a_new_supervisor_does_not_know_the_orders_of_the_one_before() -> None:
     assert not made.waits(1.0)
     assert made.come(2, "h2:2", 1.0) == []
     assert ("copy", "pass-00001", 2) in orders(made.offer(save("pass-00001"), 2.0))
-
-
-def test_reports_about_other_saves_or_twice_are_ignored() -> None:
-    made = tracker()
-    assert take(made, 1, "pass-00000") == []
-    made.offer(save("pass-00000"), 0.0)
-    assert take(made, 1, "pass-00009") == take(made, 1, "pass-00000", "merge") == []
-    assert take(made, 1, "pass-00000") == take(made, 1, "pass-00000") == []
-    assert made.waits(0.0)
 
 
 def test_the_end_waits_a_limited_time_and_says_so_once() -> None:
@@ -209,15 +183,6 @@ def test_a_node_that_never_reports_is_given_up() -> None:
     actions = made.tick(LIMIT_S + 1)
     assert "pass-00000 was not copied within 30 min: node2" in events(actions)[0]["message"]
     assert {tag for _, tag, _ in orders(actions)} == {"pass-00001"}
-
-
-def test_a_node_that_was_away_has_its_piece_server_back() -> None:
-    made = tracker()
-    made.leave(2, 0.0)
-    assert orders(made.offer(save("a"), 0.0)) == [("copy", "a", 1)]
-    take(made, 1, "a")
-    made.back(2)
-    assert ("copy", "b", 2) in orders(made.offer(save("b"), 1.0))
 
 
 def test_copies_go_to_the_next_member_on_another_machine() -> None:

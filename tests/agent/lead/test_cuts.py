@@ -94,18 +94,9 @@ def test_a_cut_is_held_made_and_written_by_all_pservers_and_then_the_next_one_ma
     assert (cuts.number, cuts.events) == (2, [])
 
 
-def test_the_highest_counts_of_any_pserver_are_those_of_the_cut() -> None:
-    cuts = Cuts()
-    cuts.due(CHECKPOINT)
-    cuts.held(0, [4, 1, 0])
-    (make,) = cuts.held(1, [3, 5, 0])
-    assert (make["counts"], make["step"]) == ([4, 5, 0], 9)
-
-
 @pytest.mark.parametrize(
     ("steps", "step"),
     [
-        ((5, 4), 9),
         ((105, 104), 109),  # both resumed at step 100, with other numbers of pushes
         ((105, 4), 109),  # the second one lost pushes, and counts fewer steps
     ],
@@ -200,14 +191,6 @@ def test_a_cut_between_which_a_table_was_made_is_dropped_with_an_event() -> None
     (event,) = cuts.events
     assert event["message"] == "no checkpoint this time: a table was being made; the next one comes at its time"
     assert event["trainers"] == []
-
-
-def test_reports_with_different_numbers_of_trainers_drop_the_cut() -> None:
-    cuts = Cuts()
-    cuts.due(CHECKPOINT)
-    cuts.held(0, [1, 2])
-    assert names(cuts.held(1, [1, 2, 3])) == ["drop"]
-    assert "the pservers count other trainers" in cuts.events[0]["message"]
 
 
 def test_late_reports_of_an_earlier_cut_are_ignored() -> None:

@@ -6,9 +6,6 @@ from typing import Any
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import MOST_CHARACTERS, MOST_WARNINGS
-from clusterctl.agent.lead.message_schema import check
-
-PUSHED = {"pushed": True, "losses": []}
 
 
 def warn(play: Play, kind: str = "lag", message: str = "copies lag behind") -> None:
@@ -52,8 +49,3 @@ def test_doubts_about_a_run_that_succeeded_follow_its_warnings() -> None:
     play.says(0, "exited", role="pserver", rank=0, exit_code=0, stopping=False, t=1.0, message="")
     play.says(0, "idle")
     assert [one["kind"] for one in play.noted("ended")[0]["warnings"]] == ["lag", "no_push"]
-
-
-def test_a_node_may_send_one() -> None:
-    message = {"do": "warning", "kind": "lag", "message": "copies lag behind"}
-    assert check(message, 1, [("trainer", 1)]) == message

@@ -69,14 +69,6 @@ def test_each_connection_is_a_request_and_gets_its_answer(
         assert first.recv(1) == b"", "it is closed after the answer"
 
 
-def test_an_answer_to_somebody_who_has_left_is_dropped(
-    loop: EventLoop, run: RunPaths, door: SaveDoor, asked: list[int]
-) -> None:
-    knock(run).close()
-    run_until(loop, lambda: asked and not door._waiting)
-    door.answer(asked[0], {"tag": "a", "step": 1})
-
-
 def test_only_so_many_may_wait(loop: EventLoop, run: RunPaths, door: SaveDoor, asked: list[int]) -> None:
     waiting = [knock(run) for _ in range(MOST_WAITING)]
     run_until(loop, lambda: len(asked) == MOST_WAITING)
@@ -104,10 +96,6 @@ def test_the_name_of_the_socket_is_that_of_the_run_by_any_path(run: RunPaths, tm
     assert JobPaths(tmp_path / "link").run("0001").door == run.door
     assert run.job.run("0002").door != run.door
     assert len(run.door) < 100, "whatever the path"
-
-
-def test_a_lead_that_cannot_have_the_socket_leads_without_it(loop: EventLoop, run: RunPaths, door: SaveDoor) -> None:
-    assert SaveDoor(loop, run, lambda number: None)._waiting == {}
 
 
 def test_the_lead_answers_a_request(loop: EventLoop, keys: Keys) -> None:

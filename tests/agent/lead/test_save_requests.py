@@ -89,12 +89,6 @@ def test_all_who_asked_get_the_same_checkpoint() -> None:
     assert sorted(saves.completes(14)) == [(1, found(14)), (2, found(14))]
 
 
-def test_an_announcement_that_nobody_asked_for_is_ignored() -> None:
-    saves = Saves()
-    saves.completes(12)
-    assert saves.announces(7, 3) == []
-
-
 @pytest.mark.parametrize(("phase", "again"), [("gathering", True), ("pservers", True), ("finishing", False)])
 def test_outside_the_training_there_is_an_answer_at_once(phase: str, again: bool) -> None:
     play = Play(nodes=2).reach(phase)

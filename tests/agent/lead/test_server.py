@@ -104,15 +104,6 @@ def test_nothing_is_lost_when_the_connection_breaks_again_and_again(loop: EventL
     assert leader.noted("lost") == []
 
 
-def test_orders_given_while_a_node_is_cut_off_reach_it_later(loop: EventLoop, leader: Lead, keys: Keys) -> None:
-    follower = begin(loop, leader, keys)
-    breaks(follower)
-    run_until(loop, lambda: 1 not in leader.lead._connections)
-    leader.lead.send({"do": "stop_wanted"})
-    run_until(loop, lambda: "stop" in follower.ordered())
-    assert leader.noted("lost") == []
-
-
 def test_a_node_that_shut_down_is_lost_within_seconds(
     loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,16 +164,8 @@ def test_a_silent_connection_is_replaced_and_nothing_is_lost(
 
 NONSENSE: list[dict[str, Any]] = [
     {},
-    {"do": ["hello"]},
-    {"do": "handle"},
-    {"do": "ready", "role": "pserver", "rank": 0},
     {"do": "exited", "role": "trainer", "rank": 1, "exit_code": "0", "stopping": False},
-    {"do": "exited", "role": "trainer", "rank": 0, "exit_code": 0, "stopping": False},
-    {"do": "idle", "attempts": {"trainer0": 5}},
-    {"do": "hello", "endpoints": {"trainer1": 7}},
     {"do": "kept", "tag": "../..", "step": 1, "steps": []},
-    {"do": "saved", "role": "trainer", "rank": 1, "tag": "pass-00000"},
-    {"do": "pace", "role": "trainer", "rank": 1, "attempt": 1, "pace": "waits"},
 ]
 
 
@@ -218,16 +201,6 @@ def test_a_guardian_that_reports_the_loss_is_believed_at_once(
     assert [(note["node"], note["message"]) for note in leader.noted("lost")] == [(1, "its supervisor is gone")]
 
 
-def test_a_guardian_of_another_run_is_not_believed(loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys) -> None:
-    follower = begin(loop, leader, keys)
-    witness = bears_witness(other_keys.of(1), leader.port)
-    run_until(loop, lambda: not witness.is_alive())
-    follower.lead.send({"do": "stop_wanted"})
-    run_until(loop, lambda: follower.ordered() == ["spawn", "stop"])
-    assert leader.noted("lost") == []
-    follower.lead.let_go()
-
-
 def test_refused_connections_reveal_a_dead_lead_long_before_the_grace_period_ends(
     loop: EventLoop, leader: Lead, keys: Keys
 ) -> None:
@@ -260,18 +233,6 @@ def test_a_lead_that_is_lost_after_the_end_is_ignored(loop: EventLoop, leader: L
     deadline = time.monotonic() + 1.0
     run_until(loop, lambda: time.monotonic() > deadline)
     assert follower.lost == []
-
-
-def test_a_supervisor_of_another_run_is_not_admitted(
-    loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys
-) -> None:
-    stranger = Follower(loop, other_keys.of(1), leader.port)
-    stranger.lead.send({"do": "stop_wanted"})
-    follower = begin(loop, leader, keys)
-    assert leader.noted("phase")[-1]["phase"] == "trainers"
-    assert stranger.orders == []
-    stranger.lead.let_go()
-    follower.lead.let_go()
 
 
 def test_a_supervisor_does_not_follow_the_lead_of_another_run(loop: EventLoop, leader: Lead, other_keys: Keys) -> None:

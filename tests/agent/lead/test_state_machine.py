@@ -48,15 +48,6 @@ def last_order(play: Play) -> dict[str, Any]:
 TORCH = [("trainer", 0, 0), ("trainer", 1, 1)]
 
 
-def test_ports_that_nodes_chose_are_sent_to_all_before_anything_is_started() -> None:
-    play = Play(nodes=2)
-    play.says(1, "hello", endpoints={"pserver1": "b:7164", "trainer1": "b:7165"})
-    play.says(0, "hello", endpoints={"pserver0": "a:7164", "trainer0": "a:7165"})
-    order = last_order(play)
-    assert order["pservers"] == ["a:7164", "b:7164"]
-    assert order["endpoints"]["trainer1"] == "b:7165"
-
-
 def test_if_another_process_takes_a_port_all_start_again_with_other_ports() -> None:
     play = Play(nodes=2, processes=TORCH)
     play.says(1, "hello")
@@ -112,18 +103,6 @@ def test_pservers_may_exit_before_the_trainers_only_if_the_engine_allows_it(leav
     play.exits("trainer", 0)
     play.says(0, "idle")
     assert play.ended()["state"] == state
-
-
-def test_a_run_without_pservers_starts_with_its_trainers() -> None:
-    play = Play(nodes=2, processes=[("trainer", 0, 0), ("trainer", 1, 1)])
-    play.says(0, "hello")
-    play.says(1, "hello")
-    for rank in (0, 1):
-        play.running(rank)
-        play.exits("trainer", rank)
-        play.says(rank, "idle")
-    assert play.phases() == ["trainers", "running", "finishing"]
-    assert play.ended()["state"] == "succeeded"
 
 
 def test_a_trainer_that_is_done_before_another_has_started_does_not_end_the_run() -> None:
@@ -208,12 +187,6 @@ def test_a_pserver_that_exits_too_early_is_a_failure_even_with_exit_code_0(phase
     assert play.noted("phase")[-1]["cause"]["exit_code"] == 0
 
 
-def test_a_trainer_may_finish_while_others_continue() -> None:
-    play = Play(nodes=3).reach("running")
-    assert play.exits("trainer", 0) == play.exits("trainer", 2) == []
-    assert play.lead.phase == "running"
-
-
 def test_only_the_first_failure_is_the_cause() -> None:
     play = Play(nodes=3).reach("running")
     play.exits("trainer", 2, 1)
@@ -292,15 +265,6 @@ def test_a_node_that_never_answers_a_stop_does_not_delay_the_end_forever() -> No
     assert (ended["state"], ended["not_heard_of"]) == ("stopped", [1])
 
 
-def test_a_stop_does_not_wait_for_a_node_that_has_not_joined() -> None:
-    play = Play(nodes=3)
-    play.says(0, "hello")
-    play.says(0, "stop_wanted")
-    play.says(0, "idle")
-    assert play.ended()["not_heard_of"] == [1, 2]
-    assert play.says(1, "hello") == []
-
-
 def test_messages_after_the_end_change_nothing() -> None:
     play = Play().reach("finishing")
     play.says(0, "idle")
@@ -315,17 +279,6 @@ def test_messages_after_the_end_change_nothing() -> None:
     assert len(play.actions) == count
 
 
-def test_unknown_messages_are_ignored() -> None:
-    assert Play().says(0, "sing") == []
-
-
-def test_a_lost_node_that_sends_again_has_not_rejoined() -> None:
-    play = Play().reach("running")
-    play.pass_time(NODE_GRACE_S + 1, alive=(0,))
-    play.alive(1)
-    assert play.noted("rejoined") == []
-
-
 def test_a_manifest_is_written_when_every_pserver_has_saved() -> None:
     play = Play(nodes=3).reach("running")
     for rank in (2, 0):
@@ -336,10 +289,3 @@ def test_a_manifest_is_written_when_every_pserver_has_saved() -> None:
     assert manifest.tag == "pass-00000"
     assert [receipt["rank"] for receipt in manifest.receipts] == [0, 1, 2]
     assert play.noted("saved") == [{"event": "saved", "tag": "pass-00000", "step": 7, "complete": True}]
-
-
-def test_a_duplicate_receipt_does_not_complete_a_manifest() -> None:
-    play = Play(nodes=2).reach("running")
-    play.says(0, "saved", rank=0, tag="t", step=1)
-    play.says(0, "saved", rank=0, tag="t", step=1)
-    assert play.manifests() == []

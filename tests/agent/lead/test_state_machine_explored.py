@@ -241,7 +241,7 @@ POLICIES = st.builds(
     policy=Policy(restarts={"pserver": 0, "trainer": 0}, on_trainer_loss="wait", together=False),
     choices=[145, 638, 749, 141],
 )
-@settings(max_examples=400)
+@settings(max_examples=50)
 @given(nodes=st.integers(1, 4), policy=POLICIES, choices=st.lists(st.integers(0, 10_000), max_size=150))
 def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy: Policy, choices: list[int]) -> None:
     world = World(nodes, policy)
@@ -274,7 +274,7 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
 MESSAGES = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_wanted", "saved", "idle"))
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(
     messages=st.lists(st.tuples(st.integers(0, 2), MESSAGES, st.booleans(), st.sampled_from((0, 1, -9))), max_size=60)
 )

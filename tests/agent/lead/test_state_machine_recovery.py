@@ -132,12 +132,6 @@ def test_in_sync_mode_a_lost_pserver_rolls_all_back_to_the_newest_checkpoint() -
     assert play.lead.phase == "finishing"
 
 
-def test_before_the_first_checkpoint_all_start_from_the_beginning() -> None:
-    play = go(phase="trainers")
-    play.exits("pserver", 0, 1)
-    assert orders(play, "again")[-1]["recover"] == {"tag": None, "step": 0, "left": {}}
-
-
 def test_a_resumed_run_does_not_begin_anew_if_its_only_checkpoint_cannot_be_loaded() -> None:
     resumed = CheckpointRetention(3, None, CompleteCheckpoint("step-000000100", 100))
     play = Play(nodes=3, processes=APART, retention=resumed, policy=Policy(restarts=THRICE)).reach("running")
@@ -269,15 +263,6 @@ def test_a_node_that_considered_the_lead_lost_is_lost_to_the_lead(phase: str) ->
     assert "lost contact with the lead" in stopping["cause"]["message"]
     play.says(0, "idle")
     assert play.ended()["not_heard_of"] == []
-
-
-def test_a_stop_does_not_wait_for_nodes_that_are_waited_for() -> None:
-    play = go(loss="wait")
-    play.lose(2)
-    play.says(0, "stop_wanted")
-    for node in (0, 1):
-        play.says(node, "idle")
-    assert play.ended()["state"] == "stopped"
 
 
 def test_a_trainer_that_is_waited_for_restarts_on_request() -> None:

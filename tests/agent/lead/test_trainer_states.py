@@ -88,26 +88,6 @@ def test_a_checkpoint_is_void_if_a_trainer_leaves_before_it_has_written_its_stat
     assert [whole.tag for whole in play.manifests()] == [tag(20)]
 
 
-def test_a_trainer_that_the_run_continues_without_makes_its_checkpoint_void() -> None:
-    play = Play(nodes=2, policy=Policy(on_trainer_loss="shrink")).reach("running")
-    piece(play, 0, 10, 0, 1)
-    piece(play, 1, 10, 0, 1)
-    play.exits("trainer", 1, 1)
-    assert [event["trainers"] for event in play.noted("cut_dropped")] == [[1]]
-
-
-def test_outside_sync_the_next_cut_begins_after_a_void_one() -> None:
-    play = Play(nodes=1, policy=Policy(together=False), processes=[("pserver", 0, 0), *trainers(2)]).reach("running")
-    cut = {"role": "pserver", "rank": 0}
-    play.says(0, "cut", phase="due", purpose=CHECKPOINT, **cut)
-    play.says(0, "cut", phase="held", cut=1, counts=[5, 5], step=10, passes=0, **cut)
-    play.says(0, "cut", phase="made", cut=1, table_sums=[1], **cut)
-    play.says(0, "cut", phase="due", purpose=CHECKPOINT, **cut)
-    piece(play, 0, 10, 0, 1)
-    orders = [action.message for action in play.exits("trainer", 1) if hasattr(action, "message")]
-    assert [order["order"] for order in orders if order["do"] == "cut"] == ["hold"]
-
-
 def test_outside_sync_cuts_go_on_while_a_trainer_is_held_and_expect_its_state_when_it_is_back() -> None:
     policy = Policy(together=False, on_trainer_loss="wait")
     play = Play(nodes=1, policy=policy, processes=[("pserver", 0, 0), *trainers(2)]).reach("running")
@@ -151,13 +131,6 @@ def test_a_trainer_that_lost_its_state_brings_all_back_to_the_newest_checkpoint(
     assert (lost["role"], lost["rank"], lost["node"], lost["message"]) == ("trainer", 1, 1, "no state at step 5")
     assert (back["tag"], back["whole"]) == (tag(10), True)
     assert lose_state(play, 1, attempt=2) == [], "once"
-
-
-def test_without_a_checkpoint_it_brings_all_back_to_the_beginning() -> None:
-    play = Play(nodes=2, policy=Policy(restarts={"trainer": 1})).reach("running")
-    play.exits("trainer", 1, 1)
-    lose_state(play, 1, attempt=2)
-    assert play.noted("rolled_back")[0]["tag"] is None
 
 
 def test_a_checkpoint_whose_state_is_damaged_is_discarded() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.specs import spec_json
-from clusterctl.agent.node.jobs import MOST_ENDED, choose_job
+from clusterctl.agent.node.jobs import choose_job
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.cluster import SeveralRunningError
 from clusterctl.cluster import choose_job as choose_among
@@ -52,19 +52,6 @@ def test_a_node_prefers_the_live_job_then_the_last_that_ran_then_the_newest(tmp_
         job, ran = choose_job(tmp_path, None)
         assert (job.dir.name, [one["live"] for one in ran]) == (live.dir.name, [True, False])
         assert choose_job(tmp_path, None, to_resume=True)[0].dir.name == B
-
-
-def test_a_start_that_was_killed_before_it_wrote_a_spec_did_not_run(tmp_path: Path) -> None:
-    make(tmp_path, A, ran=1.0)
-    make(tmp_path, B).run("0001").dir.mkdir(parents=True)
-    assert choose_job(tmp_path, None)[0].dir.name == A
-
-
-def test_a_node_reports_only_a_few_of_the_jobs_that_ended(tmp_path: Path) -> None:
-    for number in range(MOST_ENDED + 3):
-        make(tmp_path, f"JOB20261121-0815{number:02d}", ran=float(number))
-    _, ran = choose_job(tmp_path, None)
-    assert [one["t"] for one in ran] == [float(number) for number in range(MOST_ENDED + 2, 2, -1)]
 
 
 def test_without_any_job_the_error_says_how_to_create_one(tmp_path: Path) -> None:

@@ -59,9 +59,7 @@ def test_a_job_is_found_by_id_prefix_or_directory(tmp_path: Path) -> None:
         assert find_job(tmp_path, ref).dir == tmp_path / name
 
 
-@pytest.mark.parametrize(
-    ("ref", "kind"), [("JOB2026", "usage"), ("JOB1999", "no_job"), ("/nowhere/JOB1", "no_job"), ("~/nope", "no_job")]
-)
+@pytest.mark.parametrize(("ref", "kind"), [("JOB2026", "usage"), ("JOB1999", "no_job"), ("/nowhere/JOB1", "no_job")])
 def test_a_name_that_matches_no_job_or_several_is_an_error(tmp_path: Path, ref: str, kind: str) -> None:
     make(tmp_path, FIRST, SECOND)
     with pytest.raises(AgentError) as raised:
@@ -83,12 +81,8 @@ def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:
         ({"supervisor": GONE}, "lost"),
         ({"supervisor": GONE, "ended": ENDED}, "succeeded"),
         ({"phase": "gathering"}, "starting"),
-        ({"phase": "trainers"}, "starting"),
         ({"phase": "running"}, "running"),
-        ({"phase": "finishing"}, "running"),
-        ({"phase": "stopping"}, "running"),
         ({"processes": [process("starting")]}, "starting"),
-        ({"processes": [process("running")]}, "running"),
     ],
 )
 def test_a_state_file_alone_is_never_trusted(tmp_path: Path, state: dict[str, Any], seen: str) -> None:
@@ -145,18 +139,6 @@ def test_a_dropped_cut_is_shown_while_the_run_is_live(tmp_path: Path) -> None:
     assert "cut_dropped" not in describe(run.job), "the lead was killed"
 
 
-def test_jobs_are_listed_with_their_runs(tmp_path: Path) -> None:
-    begin(tmp_path, phase="running")
-    make(tmp_path, SECOND)
-    listed = list_jobs(tmp_path)
-    assert listed[1]["runs"][0].pop("seconds") > 1
-    assert [(job["job"], job["runs"]) for job in listed] == [
-        (SECOND, []),
-        (FIRST, [{"run": "0001", "state": "running", "started": 1.0, "members": None, "left_out": []}]),
-    ]
-    assert describe(find_job(tmp_path, SECOND))["state"] == "dispatched"
-
-
 def test_a_listed_run_has_its_name_its_arguments_its_duration_and_the_figures_of_its_trainers(tmp_path: Path) -> None:
     metrics = {"acc": [0.5, 0.25, 0.75]}
     run = begin(
@@ -198,7 +180,7 @@ def test_runs_are_found_by_the_name_they_were_given_unless_a_job_is_meant(tmp_pa
     assert named(FIRST[:6]) == named(str(tmp_path / FIRST)) == {"job": FIRST, "runs": []}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "first"}', '"spec"', '{"node": 0, "members": 3}'])
+@pytest.mark.parametrize("text", ["", '{"node": "first"}', '{"node": 0, "members": 3}'])
 def test_a_damaged_spec_affects_only_its_own_run(tmp_path: Path, text: str) -> None:
     run = begin(tmp_path, ended=ENDED)
     newer = run.job.run("0002")
@@ -218,14 +200,9 @@ def test_a_damaged_spec_affects_only_its_own_run(tmp_path: Path, text: str) -> N
     ("name", "is_one"),
     [
         ("JOB20261121-081530", True),
-        ("JOB20261121-081530-12", True),
         ("JOB20261121-081530-", False),
-        ("JOB20261121-081530-1-2", False),
-        ("JOB20261121-08153", False),
         ("JOB2026112x-081530", False),
         ("JOB\u0662\u0660\u0662\u0666\u0661\u0661\u0662\u0661-081530", False),
-        ("XYZ20261121-081530", False),
-        ("JOB", False),
     ],
 )
 def test_job_ids_are_distinguished_from_other_names(name: str, is_one: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from clusterctl.agent.node.checkpoint_files import is_merged_by_us
-from clusterctl.agent.node.pieces import remove_checkpoint_copies, remove_merged, remove_model_copies, remove_unfinished
+from clusterctl.agent.node.pieces import remove_checkpoint_copies, remove_merged, remove_model_copies
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import MERGED_MARK, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -62,15 +62,6 @@ def test_copies_of_checkpoints_go_with_them(tmp_path: Path) -> None:
     assert left(second) == ["pass-00000", "step-000000010"]
     remove_checkpoint_copies(second, ["step-000000010"], "step-000000010", alone=True)
     assert left(first) == ["pass-00000"]
-
-
-def test_what_a_piece_server_was_writing_is_removed(tmp_path: Path) -> None:
-    run = make_run(JobPaths(tmp_path / JOB), "0001", {"pass-00000": 5})
-    (run.copies / "pass-00000" / ".pserver-00001.safetensors-part").touch()
-    (run.merging / "pass-00000").mkdir(parents=True)
-    remove_unfinished(run)
-    assert not run.merging.exists()
-    assert [path.name for path in (run.copies / "pass-00000").iterdir()] == ["manifest.json"]
 
 
 def test_only_models_that_runs_have_merged_are_removed(tmp_path: Path) -> None:

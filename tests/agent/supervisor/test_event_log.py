@@ -44,12 +44,6 @@ def events(run: RunPaths) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.events.read_text().splitlines()]
 
 
-def waits_for(run: RunPaths) -> list[str]:
-    state = read_json(run.state)
-    assert state is not None
-    return list(state["waits_for"])
-
-
 def test_a_supervisor_that_did_not_run_for_a_while_records_it_once(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,18 +85,6 @@ def test_cpu_and_memory_of_live_processes_are_recorded_every_ten_seconds(
     assert state["last_event"] is None, "it is not an event to show"
 
 
-def test_the_cpu_that_status_shows_is_measured_apart_from_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    used_s = [0.0]
-    monkeypatch.setattr(child_module, "cpu_and_memory", lambda pid: (used_s[0], 4096))
-    child, shown, recorded = Alive("trainer", 0, pid=1), [], []
-    for second in range(11):
-        shown.append(child.snapshot(float(second))["cpu"])
-        recorded.append(child.usage_event(float(second)))
-        used_s[0] += second
-    assert shown == [None, *map(float, range(10))]
-    assert recorded == [None] * 10 + [{"event": "usage", "cpu": 4.5, "memory": 4096}]
-
-
 def test_a_pause_is_recorded_before_the_events_detected_after_it(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,57 +108,6 @@ def test_a_supervisor_that_takes_over_records_when_its_predecessor_was_last_seen
     run.state.write_text(json.dumps({**before, "supervisor": [1, 2, "another boot"]}))
     begin(run).take_over()
     assert events(run)[-1]["rebooted"] is True
-
-
-def test_the_processes_a_run_waits_for_are_in_the_state_until_they_are_back(run: RunPaths) -> None:
-    written = begin(run)
-    written.record({"event": "lost", "node": 3, "message": "gone"})
-    assert waits_for(run) == []
-    written.record({"event": "lost", "node": 3, "message": "gone", "waits": True})
-    written.record({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
-    assert waits_for(run) == ["node3", "trainer1"]
-    written.record({"event": "rejoined", "node": 3})
-    assert waits_for(run) == ["trainer1"]
-    written.record({"event": "rejoined", "role": "trainer", "rank": 1, "node": 2})
-    assert waits_for(run) == []
-    written.record({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
-    written.record({"event": "phase", "phase": "stopping", "cause": {}})
-    assert waits_for(run) == []
-
-
-def test_the_last_dropped_cut_is_in_the_state_until_what_it_was_for_is_saved(run: RunPaths) -> None:
-    written = begin(run)
-
-    def dropped() -> list[str] | None:
-        cut = (read_json(run.state) or {})["cut_dropped"]
-        return cut and cut["saves"]
-
-    def drop(*saves: str) -> None:
-        written.record({"event": "cut_dropped", "message": "not this time", "trainers": [1], "saves": saves})
-
-    def save(**facts: Any) -> None:
-        written.record({"event": "saved", "tag": "t", "step": 1, **facts})
-
-    written.record({"event": "phase", "phase": "running"})
-    assert dropped() is None
-    drop("checkpoint")
-    (event,) = [event for event in events(run) if event["event"] == "cut_dropped"]
-    assert (read_json(run.state) or {})["cut_dropped"] == {
-        name: event[name] for name in ("t", "message", "trainers", "saves")
-    }
-    save(complete=True)
-    save(complete=False, checkpoint=True)
-    assert dropped() == ["checkpoint"], "only a model is complete"
-    save(complete=True, checkpoint=True)
-    assert dropped() is None
-    drop("checkpoint", "model")
-    save(complete=True, checkpoint=True)
-    assert dropped() == ["model"]
-    save(complete=True)
-    assert dropped() is None
-    drop("model")
-    written.record({"event": "ended", "state": "failed", "cause": None})
-    assert dropped() is None
 
 
 def test_the_state_keeps_the_warnings_of_a_run_also_for_the_next_supervisor(run: RunPaths) -> None:

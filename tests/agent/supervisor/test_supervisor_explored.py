@@ -339,7 +339,7 @@ def simulated(machine: Machine) -> Iterator[list[int]]:
                 os.close(fd)
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(
     moves=st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 1000)), max_size=40),
     term_s=st.lists(TERM_S, min_size=1, max_size=12),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from clusterctl.common.curves import Bucket, Curve, mean_of
-from clusterctl.observe.record.curves import final, merged, shifted, split_undone, summed
+from clusterctl.observe.record.curves import final, merged, split_undone, summed
 
 
 def point(t: float, step: int | None, value: float | None, weight: float = 1.0) -> Bucket:
@@ -26,12 +24,6 @@ def test_points_at_the_same_place_become_their_mean_by_weight() -> None:
     start, end = merged([first, second], by="time", cells=10)
     assert (start.mean, start.low, start.high, start.points, start.weight) == (5.0, 4.0, 8.0, 2, 4.0)
     assert (end.mean, end.points, end.gaps, end.step0, end.step1) == (2.0, 1, 1, 20, 20)
-
-
-def test_points_of_weight_zero_count_only_if_all_are() -> None:
-    idle, busy = curve(0, point(1.0, 10, 4.0, weight=0)), curve(1, point(1.0, 10, 8.0))
-    assert merged([idle, busy])[0].mean == 8.0
-    assert mean_of(idle.buckets) == 4.0
 
 
 def test_merged_by_step_processes_that_are_ahead_in_time_fall_together() -> None:
@@ -85,8 +77,3 @@ def test_points_after_the_step_to_which_a_run_was_rolled_back_are_kept_apart() -
     assert ([one.step0 for one in undone.buckets], undone.undone) == ([30], True)
     assert split_undone(whole, []) == [whole]
     assert split_undone(undone, [(5.0, 20)]) == [undone]
-
-
-def test_times_move_to_our_clock() -> None:
-    [moved] = shifted(curve(0, point(1.0, 10, 4.0)), 100.5).buckets
-    assert (moved.t0, moved.t1, moved.mean) == (pytest.approx(101.5), pytest.approx(101.5), 4.0)

@@ -46,12 +46,9 @@ def runs(*rows: tuple[str, str, float | None]) -> dict[str, Any]:
         (f"{FIRST}/2", (FIRST, "0002")),
         (f"{FIRST}/0012/", (FIRST, "0012")),
         (f"~/clusterctl/{FIRST}/2", (f"~/clusterctl/{FIRST}", "0002")),
-        (f"~/clusterctl/{FIRST}", (f"~/clusterctl/{FIRST}", None)),
         ("ctr-model/3", ("ctr-model", "0003")),
         ("/srv/runs/3", ("/srv/runs/3", None)),
-        ("/3", ("/3", None)),
         ("JOB/1234567890", ("JOB/1234567890", None)),
-        ("3", ("3", None)),
     ],
 )
 def test_a_run_is_split_off_where_the_rest_can_be_a_job(ref: str, expected: tuple[str, str | None]) -> None:

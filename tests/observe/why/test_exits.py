@@ -13,12 +13,10 @@ import pytest
 
 from clusterctl.observe.why.errno_and_signals import ERRNOS
 from clusterctl.observe.why.exits import diagnose
-from clusterctl.observe.why.tracebacks import DIRECT, excerpt, raised
+from clusterctl.observe.why.tracebacks import DIRECT, excerpt
 
 BIND = "import socket; a = socket.socket(); a.bind(('127.0.0.1', 0)); socket.socket().bind(a.getsockname())"
 FRAMES = ["Traceback (most recent call last):", '  File "/job/train.py", line 3, in main', "    f()"]
-CONNECT = "import socket; a = socket.socket(); a.bind(('127.0.0.1', 0)); socket.socket().connect(a.getsockname())"
-MANY_FILES = "import resource; resource.setrlimit(7, (8, 8)); keep = [open('/dev/null') for _ in range(20)]"
 BECAUSE = "try:\n    open('/nowhere/x')\nexcept OSError as e:\n    raise RuntimeError('no data') from e"
 FALLBACK = """
 def read():
@@ -38,7 +36,6 @@ subprocess.run([sys.executable, "-c", "open('/nowhere/vocab')"], check=True)"""
 LOADER = "./a.out: error while loading shared libraries: libfoo.so.3: cannot open shared object file"
 CALL = "\tat job.Train.main(Train.java:1)"
 JAVA_CAUSE = "Caused by: java.io.FileNotFoundException: /nowhere/x (No such file or directory)"
-RUST = "thread 'main' panicked: Os { code: 98, kind: AddrInUse, message: \"Address already in use\" }"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the table is that of Linux, which the nodes run")
@@ -52,29 +49,13 @@ def test_the_errno_table_matches_the_system() -> None:
     ("program", "kind", "subject"),
     [
         ("import nosuch.module", "import_error", "nosuch"),
-        ("import ctypes; ctypes.CDLL('libnosuch.so.3')", "missing_library", "libnosuch.so.3"),
         ("open('/nowhere/part-1')", "missing_file", "/nowhere/part-1"),
-        ("open('/dev/full', 'w').write('x' * 100000)", "no_space", None),
-        ("bytearray(1 << 62)", "out_of_memory", None),
         (BIND, "address_in_use", None),
-        (CONNECT, "peer_refused", None),
         ("import os; os.kill(os.getpid(), 11)", "segfault", None),
-        ("import faulthandler, os; faulthandler.enable(); os.abort()", "aborted", None),
-        (MANY_FILES, "open_files", "/dev/null"),
         ("def f(:", "syntax_error", None),
         (BECAUSE, "missing_file", "/nowhere/x"),
         ("try:\n    {}['a']\nexcept KeyError:\n    open('/nowhere/x')", "missing_file", "/nowhere/x"),
         ("raise ExceptionGroup('both', [ValueError('a'), OSError(28, 'No space left on device')])", "exception", None),
-        ("raise ValueError('labels must be 0 or 1')", "exception", None),
-        ("class NetworkShapeError(ValueError): pass\nraise NetworkShapeError('unknown network')", "exception", None),
-        (
-            "class MemoryBankError(Exception): pass\nraise MemoryBankError('slot 7 was never written')",
-            "exception",
-            None,
-        ),
-        ("class ReadTimeout(Exception): pass\nraise ReadTimeout('no answer for 5 s')", "peer_silent", None),
-        ("{}['nan']", "exception", None),
-        ("raise ValueError('the loss is nan')", "not_finite", None),
         (FALLBACK, "exception", None),
         ("try:\n    import nosuchengine\nexcept ImportError:\n    int('7,5')", "exception", None),
         ("try:\n    open('/nowhere/x')\nexcept OSError as e:\n    loger.warning(e)", "missing_file", "/nowhere/x"),
@@ -84,13 +65,9 @@ def test_the_errno_table_matches_the_system() -> None:
             "/nowhere/x",
         ),
         ("import subprocess; subprocess.run(['nosuchtool'])", "missing_program", "nosuchtool"),
-        ("import subprocess; subprocess.run(['ls'], cwd='/nowhere/x')", "missing_file", "/nowhere/x"),
-        ("import subprocess; subprocess.run(['sh', '-c', 'kill -11 $$'], check=True)", "segfault", None),
         (TOOL, "missing_file", "/nowhere/vocab"),
         (CLEAN_UP, "missing_file", "/nowhere/x"),
-        ("raise RuntimeError('worker (pid 12) is killed by signal: Bus error. ')", "bus_error", None),
         ("raise SystemExit('no licence')", "exit", None),
-        ("import sys; sys.exit(3)", "exit", None),
         ("import argparse; argparse.ArgumentParser().parse_args(['--what'])", "usage", None),
     ],
 )
@@ -107,16 +84,12 @@ def test_failures_of_real_programs_are_diagnosed(tmp_path: Path, program: str, k
 @pytest.mark.parametrize(
     ("code", "lines", "kind"),
     [
-        (139, ["Segmentation fault (core dumped)"], "segfault"),
         (137, ["Killed"], "killed"),
         (127, ["./run.sh: line 3: nvidia-smi: command not found"], "missing_program"),
         (127, [LOADER], "missing_library"),
         (1, ["/lib/libc.so.6: version `GLIBC_2.38' not found (required by ./a.out)"], "wrong_library"),
         (1, ["[W] retrying: Connection refused", "E: write: No space left on device", "bye"], "no_space"),
-        (101, [RUST], "address_in_use"),
         (2, ["panic: listen tcp :7164: bind: address already in use", "goroutine 1 [running]:"], "address_in_use"),
-        (-6, ["terminate called after throwing an instance of 'std::bad_alloc'"], "out_of_memory"),
-        (1, ["java.net.ConnectException: Connection refused"], "peer_refused"),
         (1, ['Exception in thread "main" java.lang.OutOfMemoryError: Java heap space', *[CALL] * 20], "out_of_memory"),
         (1, ['Exception in thread "main" java.lang.RuntimeException: load', CALL, JAVA_CAUSE, CALL], "missing_file"),
         (1, ["t.js:1", "a.weights", "^", "TypeError: Cannot read properties of undefined", CALL], "exception"),
@@ -125,10 +98,8 @@ def test_failures_of_real_programs_are_diagnosed(tmp_path: Path, program: str, k
             ["Error: connect ECONNREFUSED 127.0.0.1:9", CALL, "  errno: -111,", "  code: 'ECONNREFUSED',"],
             "peer_refused",
         ),
-        (1, ["/usr/bin/python3: No module named nosuch"], "import_error"),
         (-6, ["terminate called after throwing", "  what():  cannot parse config.ini line 3"], "aborted"),
         (1, ["something of its own"], "exit"),
-        (1, [], "exit"),
         (-64, [], "signal"),
     ],
 )
@@ -155,7 +126,6 @@ PADDLE = (
     ("lines", "kind", "words"),
     [
         ([*FRAMES, OLD_TORCH], "out_of_memory", GPU_MEMORY),
-        ([*FRAMES, "RuntimeError: CUDA error: out of memory"], "out_of_memory", GPU_MEMORY),
         ([*FRAMES, "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"], "out_of_memory", GPU_MEMORY),
         ([*FRAMES, TENSORFLOW], "out_of_memory", GPU_MEMORY),
         (PADDLE, "out_of_memory", GPU_MEMORY),
@@ -190,30 +160,18 @@ MPIRUN = [
             "exception",
         ),
         (["ImportError: bad magic number in 'utils': b'\\x03\\xf3'"], "import_error"),
-        (["ValueError: not an arrow function"], "exception"),
-        (["ValueError: invalid magic number of heads"], "exception"),
         (["RuntimeError: Invalid data stream id: 7"], "exception"),
-        (["RuntimeError: zstd level 9 is an unsupported format"], "exception"),
-        (["RuntimeError: this model file name is an invalid model file name"], "exception"),
         (["yaml.scanner.ScannerError: while scanning: found unexpected end of file"], "exception"),
         (["pymongo.errors.OperationFailure: Authentication failed., full error: {}"], "exception"),
         (["RuntimeError: output directory has bad permissions"], "exception"),
-        (["RuntimeError: status: Cancelled by user"], "exception"),
         (["RuntimeError: failed to lock memory pages"], "exception"),
-        (["RuntimeError: Lock is already locked"], "exception"),
         (["RuntimeError: the connection was closed by host policy"], "exception"),
-        (["RuntimeError: connection pool closed by server shutdown"], "exception"),
-        (["tarfile.ReadError: unexpected end of data"], "wrong_file"),
-        (["OSError: Invalid data stream"], "wrong_file"),
         (["RuntimeError: Invalid magic number; corrupt file?"], "wrong_file"),
         (["paramiko.ssh_exception.AuthenticationException: Authentication failed."], "permission"),
         (["RuntimeError: cannot acquire the lock"], "busy"),
         (["RuntimeError: Connection closed by peer [10.0.0.7]:21894"], "peer_gone"),
         ([NO_MODULE, "make: *** [Makefile:3: train] Error 1"], "import_error"),
         ([NO_MODULE, "slurmstepd: error: task 0 exit"], "import_error"),
-        ([NO_MODULE, "stage 2 failed"], "import_error"),
-        ([NO_MODULE, "wandb: Find logs at: ./wandb/run-1/logs"], "import_error"),
-        ([NO_MODULE, "Training failed, see the log above for the reason"], "import_error"),
         ([NO_MODULE, "2026-05-11 10:22:31,001 - pool - INFO - closed 3 connections"], "import_error"),
         ([NO_MODULE, *MPIRUN], "import_error"),
         (["RuntimeError: CUDA out of memory. Tried to allocate 2 MiB", "make: *** [train] Error 1"], "out_of_memory"),
@@ -227,21 +185,15 @@ def test_no_more_is_read_into_the_output_of_an_exception_than_it_says(lines: lis
     ("lines", "kind"),
     [
         (["run.sh: line 10: syntax error: unexpected end of file"], "exit"),
-        (["foo.o: file not recognized: file format not recognized"], "exit"),
         (["job status: Aborted"], "exit"),
         (["INFO could not resolve host metrics.local, telemetry off", "ERROR bad config value: lr"], "exit"),
-        (["WARNING: could not acquire lock, retrying", "ERROR: bad learning rate"], "exit"),
         (["INFO Connection closed by peer, reconnecting", "epoch 3", "error: loss diverged"], "exit"),
         (["2026-05-11T10:22:31 [info] Connection refused", "no licence for node2"], "exit"),
-        (["[rank0]: 10:22:31 INFO Connection refused", "no licence for node2"], "exit"),
         (["[W511 10:22:31.1 socket.cpp:697] [c10d] Connection refused", "no licence for node2"], "exit"),
         (["@    WARNING: UNPROTECTED PRIVATE KEY FILE!    @", "This private key will be ignored."], "permission"),
-        (["unable to create lock in backend: repository is already locked by PID 7"], "busy"),
         (["error: could not lock config file .git/config: File exists"], "busy"),
         (["WARNING: connect: Connection refused, retrying", "giving up after 3 attempts"], "peer_refused"),
         (["gzip: part-1.gz: unexpected end of file"], "wrong_file"),
-        (["xz: part-1.xz: File format not recognized"], "wrong_file"),
-        (["zstd: part-1.zst: unsupported format"], "wrong_file"),
         (['Error: status: Cancelled, message: "the server is going away"'], "peer_gone"),
         (["errno = " + "1" * 5000], "exit"),
     ],
@@ -262,6 +214,7 @@ REPEATED = (
 )
 
 
+@pytest.mark.slow
 def test_long_lines_take_linear_time() -> None:
     """Within a limit of CPU time that a search that begins anew at each character would exceed."""
     program = (
@@ -292,22 +245,11 @@ def test_a_launcher_prefix_is_ignored_and_the_location_is_in_the_program_itself(
     assert (diagnosis.kind, diagnosis.where) == ("out_of_memory", "train.py:31")
 
 
-def test_of_several_tracebacks_the_last_one_counts() -> None:
-    one = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "KeyError: 'x'"]
-    two = ["Traceback (most recent call last):", '  File "a.py", line 9, in g', "ValueError: y"]
-    assert [exception.name for exception in raised([*one, "carrying on", *two])] == ["ValueError"]
-
-
 def test_the_last_line_is_quoted_when_nothing_in_the_output_is_recognized() -> None:
     assert diagnose(1, ["no licence for node2"]).words == '"no licence for node2"'
     diagnosis = diagnose(2, ["failed: no shard 5", "goroutine 1 [running]:", "exit status 2"])
     assert diagnosis.words == '"failed: no shard 5"'
     assert "(config.ini: wrong)" in diagnose(-6, ["config.ini: fine", "terminate: (config.ini: wrong)"]).words
-
-
-def test_an_apostrophe_is_not_a_quotation_mark() -> None:
-    diagnosis = diagnose(2, ["python3: can't open file '/job/train.py': [Errno 2] No such file or directory"])
-    assert (diagnosis.kind, diagnosis.subject) == ("missing_file", "/job/train.py")
 
 
 def test_the_original_of_a_chain_of_exceptions_is_reported_with_what_it_led_to() -> None:

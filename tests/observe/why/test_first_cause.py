@@ -39,18 +39,9 @@ def test_a_failed_import_is_reported_as_specific_to_one_node() -> None:
     assert explanation.stopped == 7
 
 
-def test_a_missing_library_is_named() -> None:
-    error = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
-    explanation = fails_with(error)
-    assert_cause(explanation, "trainer2", "missing_library")
-    assert explanation.cause is not None
-    assert explanation.cause.diagnosis.subject == "libcudart.so.12"
-
-
 @pytest.mark.parametrize(
     "error",
     [
-        "SyntaxError: invalid syntax",
         "ImportError: cannot import name 'Self' from 'typing' (/usr/lib/typing.py)",
     ],
 )
@@ -62,24 +53,6 @@ def test_a_wrong_python_is_recognized_by_its_version(error: str) -> None:
     assert explanation.cause is not None
     assert explanation.cause.node == 1
     assert "Python is 3.8.10 on node1, but 3.11.2 on the others" in explanation.notes
-
-
-def test_a_missing_data_shard_is_named() -> None:
-    explanation = fails_with("FileNotFoundError: [Errno 2] No such file or directory: 'data/part-00002'")
-    assert_cause(explanation, "trainer2", "missing_file")
-    assert explanation.cause is not None
-    assert explanation.cause.diagnosis.subject == "data/part-00002"
-
-
-def test_permission_denied_is_reported() -> None:
-    assert_cause(fails_with("PermissionError: [Errno 13] Permission denied: '/data/x'"), "trainer2", "permission")
-
-
-@pytest.mark.parametrize(
-    "error", ["OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: 'out'"]
-)
-def test_a_full_disk_is_reported(error: str) -> None:
-    assert_cause(fails_with(error), "trainer2", "no_space")
 
 
 def test_a_full_disk_hit_by_the_supervisor_is_reported() -> None:
@@ -112,15 +85,6 @@ def test_a_full_disk_that_keeps_a_node_from_writing_its_last_state_is_not_taken_
     assert_cause(history.explain(), f"trainer{node}", "no_space", node=node)
 
 
-def test_a_disk_with_too_many_files_is_reported() -> None:
-    history = History()
-    history.answers[2].update(free_bytes=10**11, free_inodes=0)
-    exited = history.exit(3.0, "trainer2", 1, traceback("OSError: [Errno 28] No space left on device: 'out/part-7'"))
-    explanation = history.fail(3.01, exited).explain()
-    assert_cause(explanation, "trainer2", "no_space", node=2)
-    assert "node2 has no inodes left on the disk of ROOT_DIR: there are too many files on it" in explanation.notes
-
-
 def test_a_start_that_failed_is_not_a_stop_by_the_user() -> None:
     history = History()
     message = "the start failed: node2: the agent exited with code 137"
@@ -130,14 +94,6 @@ def test_a_start_that_failed_is_not_a_stop_by_the_user() -> None:
     assert_cause(explanation, None, "start_failed")
     assert explanation.cause is not None
     assert explanation.cause.message == message
-
-
-def test_a_missing_command_is_reported() -> None:
-    history = History()
-    message = "cannot start 'pyhton': No such file or directory"
-    about = {"role": "trainer", "rank": 0, "attempt": 1, "errno": "ENOENT", "command": "pyhton"}
-    explanation = history.fail(1.0, history.failure(1.0, 0, message, **about)).explain()
-    assert_cause(explanation, "trainer0", "missing_program")
 
 
 def test_other_trainers_are_not_said_to_have_succeeded_if_they_never_got_that_far() -> None:
@@ -172,65 +128,6 @@ def test_a_kill_by_the_kernel_for_lack_of_memory_is_reported() -> None:
     assert_cause(history.fail(9.01, history.exit(9.0, "trainer1", -9, oom=True)).explain(), "trainer1", "out_of_memory")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "MemoryError",
-        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 29.8 GiB for an array",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-        "OSError: [Errno 12] Cannot allocate memory",
-        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
-    ],
-)
-def test_a_failed_allocation_is_reported(error: str) -> None:
-    assert_cause(fails_with(error), "trainer2", "out_of_memory")
-
-
-OUT_OF_GPU_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB "
-    "of which 9.00 MiB is free. Process 91144 has 22.57 GiB memory in use. Of the allocated memory 15.80 GiB is "
-    "allocated by PyTorch, and 318.52 MiB is reserved by PyTorch but unallocated."
-)
-
-
-def test_lack_of_memory_on_a_gpu_is_reported_with_where_to_look_for_others_who_use_it() -> None:
-    explanation = fails_with(OUT_OF_GPU_MEMORY)
-    assert_cause(explanation, "trainer2", "out_of_memory")
-    assert explanation.cause is not None
-    assert explanation.cause.diagnosis.words == "out of memory on a GPU"
-    assert "clusterctl check" in explanation.cause.diagnosis.advice
-
-
-def test_lack_of_memory_on_a_gpu_that_the_program_survived_is_not_the_cause() -> None:
-    history = History()
-    history.step(9.0, 40)
-    history.output(5.0, "trainer2", traceback(OUT_OF_GPU_MEMORY))
-    history.output(10.0, "trainer2", traceback("KeyError: 'lr'"))
-    assert_cause(history.fail(10.01, history.exit(10.0, "trainer2", 1)).explain(), "trainer2", "exception")
-
-
-def test_a_trainer_that_lost_its_peer_is_not_blamed_for_lack_of_memory_on_a_gpu() -> None:
-    history = History()
-    history.step(9.0, 40)
-    history.exit(10.0, "trainer1", 1, traceback(OUT_OF_GPU_MEMORY))
-    reset = history.exit(10.2, "trainer2", 1, traceback("ConnectionResetError: [Errno 104] Connection reset by peer"))
-    assert_cause(history.fail(10.3, reset).explain(), "trainer1", "out_of_memory")
-
-
-def test_a_kill_from_outside_is_distinguished_from_ours() -> None:
-    history = History()
-    explanation = history.fail(9.01, history.exit(9.0, "trainer1", -9)).explain()
-    assert_cause(explanation, "trainer1", "killed")
-
-
-def test_a_port_in_use_is_recognized_with_and_without_a_traceback() -> None:
-    assert_cause(fails_with("OSError: [Errno 98] Address already in use"), "trainer2", "address_in_use")
-    history = History()
-    output = ["starting server", "E0101 bind: Address already in use", "giving up"]
-    explanation = history.fail(3.1, history.exit(3.0, "pserver1", 1, output, port_taken=True)).explain()
-    assert_cause(explanation, "pserver1", "address_in_use")
-
-
 def test_non_finite_numbers_are_the_cause_of_the_failure_they_lead_to() -> None:
     history = History()
     history.step(5.0, 40)
@@ -245,19 +142,10 @@ def test_non_finite_numbers_are_the_cause_of_the_failure_they_lead_to() -> None:
     assert explanation.cause.lines, "the output of the process about it is shown"
 
 
-def test_a_non_finite_warning_in_one_trainer_is_not_blamed_for_the_crash_of_another() -> None:
-    history = History()
-    history.note(4.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
-    explanation = history.fail(6.2, history.exit(6.1, "trainer3", 1, traceback("KeyError: 'x'"))).explain()
-    assert_cause(explanation, "trainer3", "exception")
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "reason"),
     [
         ("KeyError: 'label'", "exit", "exception"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: 'x'", "exit", "missing_file"),
-        ("ModuleNotFoundError: No module named 'x'", "exit", "import_error"),
         ("IndexError: index 9223372036854775808 is out of bounds", "nan", "not_finite"),
     ],
 )
@@ -272,20 +160,11 @@ def test_a_non_finite_warning_is_blamed_for_a_crash_right_after_it_only_if_numbe
     assert explanation.cause.kind == kind
 
 
-def test_an_old_non_finite_warning_is_not_blamed_for_another_failure_of_the_same_trainer() -> None:
-    history = History()
-    history.note(4.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
-    words = traceback("FileNotFoundError: [Errno 2] No such file or directory: 'x'")
-    explanation = history.fail(600.2, history.exit(600.1, "trainer1", 1, words)).explain()
-    assert_cause(explanation, "trainer1", "missing_file")
-    assert [one.kind for one in explanation.before] == ["nan"]
-
-
 TOO_LATE = ("did not listen on 10.0.0.2:7164 within 180 s", "did not become ready within 60 s")
 
 
 @pytest.mark.parametrize("message", TOO_LATE)
-@pytest.mark.parametrize("tail", [(), ("loading the tables",), ("waiting for the scheduler", "done")])
+@pytest.mark.parametrize("tail", [(), ("waiting for the scheduler", "done")])
 def test_a_pserver_that_was_not_ready_in_time_did_not_exit(message: str, tail: tuple[str, ...]) -> None:
     history = History()
     cause = history.failure(180.0, 2, message, role="pserver", rank=2, attempt=1, tail=list(tail), timed_out=True)
@@ -297,17 +176,10 @@ def test_a_pserver_that_was_not_ready_in_time_did_not_exit(message: str, tail: t
     assert [line for _, line in explanation.cause.lines] == list(tail)
 
 
-def test_an_error_that_kept_a_pserver_from_listening_is_the_reason() -> None:
-    history = History()
-    tail = ["OSError: [Errno 98] Address already in use"]
-    cause = history.failure(180.0, 2, TOO_LATE[0], role="pserver", rank=2, attempt=1, tail=tail, timed_out=True)
-    assert_cause(history.fail(180.1, cause).explain(), "pserver2", "address_in_use")
-
-
 # One process fails, and others because of it.
 
 
-@pytest.mark.parametrize(("code", "reason"), [(-11, "segfault"), (139, "segfault"), (-9, "killed"), (-7, "bus_error")])
+@pytest.mark.parametrize(("code", "reason"), [(-11, "segfault"), (-9, "killed")])
 def test_a_dead_pserver_is_the_cause_and_the_trainers_that_lost_it_are_not(code: int, reason: str) -> None:
     history = History()
     history.exit(5.0, "pserver2", code)
@@ -337,12 +209,6 @@ def test_an_exception_of_the_user_comes_before_the_timeouts_of_the_others() -> N
     assert explanation.cause is not None
     assert explanation.cause.diagnosis.where == "train.py:7"
     assert len(explanation.then) == 3
-
-
-def test_a_refusing_service_outside_the_job_is_reported_as_such() -> None:
-    explanation = fails_with("ConnectionRefusedError: [Errno 111] Connection refused")
-    assert_cause(explanation, "trainer2", "peer_refused")
-    assert_cause(fails_with("socket.gaierror: [Errno -2] Name or service not known"), "trainer2", "name_not_found")
 
 
 def test_an_error_in_the_program_that_fails_every_trainer_is_reported_as_common_to_all() -> None:
@@ -471,14 +337,6 @@ def test_a_lead_that_all_others_lost_was_cut_off_itself() -> None:
     assert_cause(history.fail(40.0, causes[0]).explain(), None, "partition", node=0)
 
 
-def test_a_lead_that_slept_is_blamed_even_if_it_lost_only_one_of_the_nodes_that_lost_it() -> None:
-    history = History()
-    for node in (1, 2, 3):
-        history.lost_lead(40.2, node)
-    cause = history.lost(50.0, 3, "it had taken the lead for lost")
-    assert_cause(history.fail(50.0, cause).explain(), None, "node_silent", node=0)
-
-
 def test_a_silent_node_that_was_alive_is_reported() -> None:
     history = History()
     history.note(13.0, 0, "suspect", silent_s=3.0)["node"] = 3
@@ -538,12 +396,6 @@ def test_a_clock_that_is_an_hour_off_does_not_hide_the_first_failure(ahead_s: fl
 # Time, hangs, restarts.
 
 
-def test_a_time_limit_is_reported() -> None:
-    history = History()
-    explanation = history.fail(60.0, {"kind": "time_limit", "message": "the time limit of 60 s is over"}).explain()
-    assert_cause(explanation, None, "time_limit")
-
-
 def test_a_stalled_process_is_the_cause_when_the_time_limit_ends_the_run() -> None:
     history = History()
     history.stalled(50.0, "trainer2")
@@ -593,14 +445,6 @@ def test_a_trainer_that_finished_has_not_left_early(why_not: str) -> None:
     assert not explanation.before
 
 
-def test_a_stall_that_was_over_is_not_blamed() -> None:
-    history = History()
-    history.stalled(50.0, "trainer2")
-    history.stalled(52.0, "trainer2", over=True, state="running", message="goes on")
-    explanation = history.fail(60.0, {"kind": "time_limit", "message": "over"}).explain()
-    assert_cause(explanation, None, "time_limit")
-
-
 @pytest.mark.parametrize("state", ["succeeded", "failed"])
 def test_the_stall_of_an_attempt_that_was_replaced_is_over(state: str) -> None:
     history = History()
@@ -614,13 +458,6 @@ def test_the_stall_of_an_attempt_that_was_replaced_is_over(state: str) -> None:
         explanation = history.explain()
     assert [(one.kind, one.process) for one in explanation.before] == [("stalled", "trainer2")]
     assert explanation.open == ()
-
-
-def test_a_stall_that_was_made_a_failure_is_reported_as_a_stall() -> None:
-    history = History()
-    history.stalled(50.0, "pserver2")
-    killed = history.exit(51.0, "pserver2", -9, stalled=True, message="stalled for 20 s")
-    assert_cause(history.fail(51.1, killed).explain(), "pserver2", "stalled")
 
 
 def test_a_stopped_pserver_is_blamed_by_the_trainers_that_wait_for_it() -> None:
@@ -702,7 +539,7 @@ def test_the_last_step_and_the_checkpoint_to_resume_from_are_known() -> None:
 def test_damaged_events_do_no_harm() -> None:
     """An explanation exists whatever a node claims."""
     rng = random.Random(3)
-    for _ in range(200):
+    for _ in range(40):
         history = History()
         history.fail(3.1, history.exit(3.0, "trainer1", 1, traceback("KeyError: 'x'")))
         for event in history.answers[2]["events"]:

