@@ -16,10 +16,11 @@ import pytest
 
 from agent.dispatch.test_receive import JOB, TREE, asking, go, request, stream, traces
 from agent.frozen import Carrier, CarrierTransport, assert_ends
-from agent.nodes import LocalTransport, PipeCluster, Pipes
+from agent.nodes import BUNDLE, LocalTransport, PipeCluster, Pipes, agent
 from agent.test_boot import WORKS, begin
 from clusterctl.agent.peer import Peer
 from clusterctl.cluster import FIRST_LINE, AgentCall, kept_agents
+from clusterctl.cluster.agent_call import PACKAGE, boot_program
 from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 from clusterctl.cluster.kept_agents import KeptAgents
 from clusterctl.cluster.remote_command import run_command
@@ -178,6 +179,25 @@ def test_a_start_whose_control_machine_vanishes_releases_the_job_and_leaves_no_r
     assert wait_until(lambda: not cluster.left())
 
 
+def test_a_follow_whose_control_machine_vanishes_ends_and_the_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, transport = cluster_of(tmp_path)
+    train = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+    job = begin(cluster, tmp_path / "workspace", train, monkeypatch)
+    call = cluster.call(cluster.nodes[0], {"op": "follow", "ref": job})
+    while "caught_up" not in call.receive():
+        pass
+    carrier = transport.carriers[-1]
+    pid = carrier.command()
+    carrier.freeze()
+    assert_ends(carrier, pid)
+    call.close()
+    assert status(cluster, job).state in ("starting", "running")
+    assert cluster.ask({"op": "stop", "ref": job})[0].get()["survivors"] == 0
+    assert wait_until(lambda: not cluster.left())
+
+
 def the_carrier(transport: CarrierTransport) -> tuple[Carrier, int]:
     (carrier,) = transport.carriers
     return carrier, carrier.command()
@@ -329,3 +349,15 @@ def test_an_agent_that_gets_no_request_ends(tmp_path: Path) -> None:
     process = Pipes([sys.executable, "-I", "-S", "-c", FIRST_LINE.replace("alarm(30)", "setitimer(0, 0.1)")], tmp_path)
     assert process.wait() == -signal.SIGALRM
     process.close()
+
+
+def test_an_agent_that_gets_half_of_its_code_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    process = agent(tmp_path / "home")
+    source = (PACKAGE / "agent/boot.py").read_bytes()
+    program = boot_program(source.replace(b"SILENCE_S = 30", b"SILENCE_S = 1"))
+    process.write(program + b'{"op":"jobs"}\n')
+    assert json.loads(process.readline(1000))["need"] == BUNDLE.digest
+    process.write(BUNDLE.parcel[:1000])
+    assert process.wait() == -signal.SIGALRM
+    process.close()
+    assert list((tmp_path / "home").rglob("*.py")) == []
