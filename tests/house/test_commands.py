@@ -17,7 +17,7 @@ STAGES = (
 CALLS: Mapping[str, str] = {
     "cli.call": "config",
     "cli.causes": "observe.why.report",
-    "cli.chosen_settings": "config.settings",
+    "cli.chosen_settings": "config",
     "cli.commands.diff": "report.formats",
     "cli.commands.export": "export",
     "cli.commands.kubernetes": "schedulers.kubernetes.submit",
