@@ -264,7 +264,7 @@ def test_temporary_files_are_beside_their_targets_and_never_in_a_shared_director
             if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in makers:
                 calls.append((path.name, {keyword.arg for keyword in node.keywords}))
     assert len(calls) > 3
-    random_name_where_there_is_no_memfd = ["downstream.py"]
+    random_name_where_there_is_no_memfd = ["tls.py"]
     assert [name for name, keywords in calls if "dir" not in keywords] == random_name_where_there_is_no_memfd
     assert not [path for path, text in texts.items() if '"/tmp' in text]
 

@@ -6,6 +6,7 @@ Each call is a process of its own, with its own arguments, environment, director
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import inspect
 import json
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -31,6 +33,7 @@ READ_AT_THE_START = ("PYTHON", "LANG", "LC_")
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
+LOCK = threading.Lock()  # tests start programs in several threads
 
 
 class Call(NamedTuple):
@@ -53,7 +56,8 @@ class ForkedPopen(subprocess.Popen[str]):
         call = Call(argv, os.fspath(given["cwd"] or Path.cwd()), environment, bool(given["start_new_session"]))
         self._status, theirs = os.pipe()
         try:
-            self.pid = _zygote().fork(call, [*ends, theirs])
+            with LOCK:
+                self.pid = _zygote().fork(call, [*ends, theirs])
         finally:
             os.close(theirs)
             self._close_pipe_fds(*(given[name] for name in PIPES))
@@ -195,7 +199,8 @@ def _reap(statuses: dict[int, int]) -> None:
         if not pid:
             return
         if (descriptor := statuses.pop(pid, None)) is not None:
-            os.write(descriptor, STATUS.pack(status))
+            with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+                os.write(descriptor, STATUS.pack(status))
             os.close(descriptor)
 
 
