@@ -158,7 +158,7 @@ def _serve(connection: socket.socket) -> Call:
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is for those that it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # that of a terminal is for the forks
     with selectors.DefaultSelector() as selector:
         selector.register(wake, selectors.EVENT_READ)
         selector.register(connection, selectors.EVENT_READ)
@@ -183,6 +183,7 @@ def _serve(connection: socket.socket) -> Call:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for target, end in enumerate(ends[:3]):
         os.dup2(end, target)
     for descriptor in (*statuses.values(), *ends, wake, waker, connection.detach()):
