@@ -15,7 +15,6 @@ from support.openssh import OpenSshCluster, openssh_cluster
 
 TASKS = """
 from fabric import task
-from support import forked
 
 @task
 def hello(c):
