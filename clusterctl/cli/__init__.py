@@ -59,7 +59,7 @@ def repeat_ignored_interrupts() -> None:
         else:
             report(unraisable)
 
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # not the handler of SIGINT, which has had its interrupt
     sys.unraisablehook = on_ignored
 
 

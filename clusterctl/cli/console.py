@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -88,6 +89,12 @@ class Console:
         """Print a warning for people even with `--quiet`. Escape sequences are made harmless."""
         text = self.pasteable(text)
         self._complain(text if isinstance(text, style.Styled) else style.warning(text))
+
+    def interject(self, text: str) -> None:
+        """Print a warning in a handler of a signal, which may have come in the middle of a `print`."""
+        line = self.rendered(style.warning(text), sys.stderr, keep_newlines=True)
+        with contextlib.suppress(OSError, ValueError):
+            os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))
 
     def note(self, text: str) -> None:
         """Print a line about progress where it is not mistaken for output, unless `--quiet` or `--json`."""

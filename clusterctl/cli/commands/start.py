@@ -19,7 +19,7 @@ from clusterctl.cli.commands.check import finding_lines
 from clusterctl.cli.commands.dispatch import send
 from clusterctl.cli.commands.hooks import Hooks
 from clusterctl.cli.commands.report import report_at_end
-from clusterctl.cli.commands.stop import stop_job, uninterrupted
+from clusterctl.cli.commands.stop import interrupted_once, stop_job
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, combined, fold_errors
@@ -196,20 +196,20 @@ def launch_and_follow(
         for line in finding_lines(run.findings):
             invocation.console.say(line)
 
-    try:
-        more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": failed}
-        more["on_origin"] = lambda chosen: tell_origin(invocation, chosen, cluster.settings)
-        with invocation.progress.operation("starting") as operation:
-            run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
-        name = job_name(cluster.inventory, run.job)
-        invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
-        return follow(invocation, cluster, run)
-    except KeyboardInterrupt:
-        if not started:
-            raise
-        with uninterrupted(invocation):
+    more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": failed}
+    more["on_origin"] = lambda chosen: tell_origin(invocation, chosen, cluster.settings)
+    with interrupted_once(invocation, started):
+        try:
+            with invocation.progress.operation("starting") as operation:
+                run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
+            name = job_name(cluster.inventory, run.job)
+            invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
+            return follow(invocation, cluster, run)
+        except KeyboardInterrupt:
+            if not started:
+                raise
             stop_job(invocation, cluster, started[0].job, started[0].nodes)
-        raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
+            raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
 
 
 def _report_left_out(invocation: Invocation, cluster: Cluster, run: Launch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -99,14 +100,27 @@ def _report_kills(invocation: Invocation, outcomes: Sequence[NodeOutcome[StopAns
 
 
 @contextlib.contextmanager
-def uninterrupted(invocation: Invocation) -> Iterator[None]:
-    """Answer Ctrl-C with a message instead of an interrupt: a half-done stop is worse than a slow one."""
+def interrupted_once(invocation: Invocation, started: Sequence[object]) -> Iterator[None]:
+    """Once something has started, let only the first Ctrl-C interrupt the block, and answer others with a message.
+
+    A half-done stop is worse than a slow one. One handler does both, so that no interrupt comes between the two.
+    """
+    is_stopping = False
 
     def on_interrupt(*_: object) -> None:
-        invocation.console.warn("still stopping; please wait, so that no node is left half stopped")
+        nonlocal is_stopping
+        if is_stopping:
+            invocation.console.interject("still stopping; please wait, so that no node is left half stopped")
+            return
+        is_stopping = bool(started)
+        raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGINT, on_interrupt)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, old)
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,7 +29,7 @@ class ProgressLine:
         self._console = console
         self._appears_s = appears_s
         self._clock = clock
-        self._lock = threading.RLock()  # reentrant: a signal handler prints too
+        self._lock = threading.RLock()  # reentrant: what is printed within a block hides the line, too
         self._operations: list[Operation] = []
         self._said = 0.0
         self._hidden = 0
