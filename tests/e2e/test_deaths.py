@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from support.processes import is_alive, wait_until
 from support.site import Site, agent_processes
 
 pytestmark = pytest.mark.nodes(2)
+
+NOT_FORKED = (sys.executable, "-P", "-m", "clusterctl")  # forks of the tests have a socket from the beginning
 
 
 @pytest.mark.slow
@@ -211,7 +214,7 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
     """Try eight moments from the first connection to the running job."""
     job = site.dispatch(SLEEP)
     for moment in range(8):
-        with site.popen("start", "--job_workspace", job) as starting:
+        with site.popen("start", "--job_workspace", job, program=NOT_FORKED) as starting:
             assert wait_until(lambda: has_socket(starting.pid))
             time.sleep(0.12 * moment)  # no synchronisation: it must work at any moment
             starting.send_signal(signal.SIGINT)

@@ -183,7 +183,6 @@ def _serve(connection: socket.socket) -> Call:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for target, end in enumerate(ends[:3]):
         os.dup2(end, target)
     for descriptor in (*statuses.values(), *ends, wake, waker, connection.detach()):
@@ -236,4 +235,8 @@ if __name__ == "__main__":
         importlib.import_module(module)
     gc.freeze()  # a collection in a fork would copy the memory that it shares
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
-    clusterctl.cli.main()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        clusterctl.cli.main()
+    except KeyboardInterrupt:  # before it could be caught, as while modules are being imported
+        os._exit(130)
