@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import clusterctl
 from support.site import Site, fresh, make_site
 
 
@@ -25,6 +26,14 @@ def openssh_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def site(embedded_site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
     with fresh(embedded_site, request) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusterctl.Cluster]:
+    """The Python API over the nodes of `site`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
+    with clusterctl.Cluster.from_conf(site.conf_path) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["embedded", pytest.param("openssh", marks=pytest.mark.slow)])

@@ -6,7 +6,6 @@ import importlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,6 @@ from support.site import Site, events_in
 pytestmark = pytest.mark.nodes(2)
 WAIT_S = 120.0
 FAILS = REGRESSION + "\nraise SystemExit('no more disk')\n"
-
-
-@pytest.fixture
-def cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusterctl.Cluster]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
-    with clusterctl.Cluster.from_conf(site.conf_path) as opened:
-        yield opened
 
 
 def handlers() -> list[object]:

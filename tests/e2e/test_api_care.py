@@ -18,13 +18,6 @@ WAIT_S = 120.0
 BY_HAND = "deployed-by-hand"
 
 
-@pytest.fixture
-def cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusterctl.Cluster]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
-    with clusterctl.Cluster.from_conf(site.conf_path) as opened:
-        yield opened
-
-
 def test_runs_become_files_and_are_compared(site: Site, cluster: clusterctl.Cluster) -> None:
     job = cluster.dispatch(site.workspace(REGRESSION))
     first = job.start(["--num_passes=1"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,6 @@ from support.site import Site
 pytestmark = pytest.mark.nodes(2)
 WAIT_S = 120.0
 FAILS_IF_TOLD = REGRESSION + "\nimport sys\nif '--fail=yes' in sys.argv: raise SystemExit('told to')\n"
-
-
-@pytest.fixture
-def cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[clusterctl.Cluster]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
-    with clusterctl.Cluster.from_conf(site.conf_path) as opened:
-        yield opened
 
 
 def test_a_sweep_runs_each_of_the_settings_as_a_job_and_gives_a_table(site: Site, cluster: clusterctl.Cluster) -> None:
