@@ -74,13 +74,19 @@ def assert_none_left(name: str, value: str) -> None:
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = 180, every_s: float = 0.02) -> bool:
-    """Wait for a condition; return True if it became true in time. On a busy machine, anything may take long."""
+    """Wait for a condition; return True if it became true in time. On a busy machine, anything may take long.
+
+    A condition that takes long itself, such as a command, is asked half of the time at most.
+    """
     end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
+    while True:
+        asked = time.monotonic()
+        if condition():
+            return True
+        answered = time.monotonic()
+        if answered > end:
             return False
-        time.sleep(every_s)
-    return True
+        time.sleep(max(every_s, answered - asked))
 
 
 def is_alive(pid: int) -> bool:
