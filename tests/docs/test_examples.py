@@ -19,7 +19,7 @@ from contract.documents import command_of, problems
 from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, examples, missing_words
 from support.processes import processes_with_environment
 
-LONG = ("README.md", "commands.md")
+SHORT = ("openmpi.md",)  # the pages that `make test` runs; `make slow` runs the others
 ELSEWHERE = ("kubernetes.md", "slurm.md", "tutorial.md")  # run by tests/kubernetes, tests/slurm and test_tutorial.py
 PROGRAMS_ELSEWHERE = ("api.md",)  # run by tests/e2e/test_api_programs.py
 
@@ -29,9 +29,8 @@ def named(pages: list[Path]) -> list[object]:
 
 
 def with_commands() -> list[object]:
-    """Return the pages that show commands; `make slow` runs the long ones."""
     pages = [page for page in PAGES if page.name not in ELSEWHERE and any(blocks(page, "console"))]
-    return [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in LONG else ()) for page in pages]
+    return [pytest.param(page, id=page.name, marks=() if page.name in SHORT else pytest.mark.slow) for page in pages]
 
 
 def programs() -> list[object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,46 +72,6 @@ def test_the_settings_may_be_those_of_another_conf_py_and_its_hosts_do_not_count
     assert [(code, out) for code, out, _ in done] == [(0, "0 2 yes\n"), (0, "1 2 yes\n")], done
 
 
-def test_a_trainer_that_fails_ends_all_ranks_and_its_own_with_its_code(ranks: Ranks) -> None:
-    ranks.obey()
-    started = ranks.one_node()
-    ranks.wait_for_output(2)
-    (ranks.directory / "order-1").write_text("7")
-    done = ends(started)
-    assert [code for code, _, _ in done] == [143, 7], done
-    assert "failed: trainer1@node0 exited with code 7" in done[0][2]
-    assert "clusterctl --conf" in done[0][2]
-    assert "exited with code 7" in ranks.cluster("why", check=False)
-
-
-@pytest.mark.parametrize(
-    ("rank", "number"),
-    [
-        (1, signal.SIGTERM),
-        pytest.param(0, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(1, signal.SIGHUP, marks=pytest.mark.slow),
-    ],
-)
-def test_a_signal_to_any_rank_stops_the_run(ranks: Ranks, rank: int, number: int) -> None:
-    ranks.obey()
-    started = ranks.one_on_each_node()
-    ranks.wait_for_output(2)
-    started[rank].send_signal(number)
-    done = ends(started)
-    assert [code for code, _, _ in done] == [143, 143], done
-    assert json.loads(ranks.cluster("status", "--json", check=False))["state"] == "stopped"
-
-
-def test_the_death_of_the_first_rank_stops_the_run(ranks: Ranks) -> None:
-    ranks.obey()
-    started = ranks.one_on_each_node()
-    ranks.wait_for_output(2)
-    started[0].kill()
-    assert [code for code, _, _ in ends(started)] == [-9, 143]
-    ranks.assert_nothing_left()
-    assert "Written by clusterctl-rank" in (ranks.home / "conf.py").read_text()
-
-
 def test_keys_are_private_while_the_run_is_under_way(ranks: Ranks) -> None:
     """Then `stop` ends all ranks."""
     ranks.train(OBEYS)
@@ -165,14 +124,3 @@ def test_a_node_that_cannot_start_ends_all_ranks_and_is_named(ranks: Ranks) -> N
     done = ends(ranks.one_on_each_node())
     assert [code for code, _, _ in done] == [3, 3], done
     assert "python was not found" in done[0][2]
-
-
-def test_a_rank_whose_mpirun_was_killed_ends(ranks: Ranks) -> None:
-    """Nothing tells it but its new parent."""
-    ranks.obey()
-    parent = ranks.begin(0, 1, 0, 1, through=("/bin/sh", "-c", '"$@"; exit', "sh"))
-    ranks.wait_for_output(1)
-    parent.kill()
-    assert ends([parent])[0][0] == -9
-    ranks.assert_nothing_left()
-    assert json.loads(ranks.cluster("status", "--json", check=False))["state"] == "stopped"
