@@ -40,10 +40,8 @@ def paste(run: Run, text: str) -> None:
     run(*shlex.split(command))
 
 
-def test_a_cluster_whose_servers_died_is_reported_and_the_hint_brings_it_up(
-    directory: Path, backend: str, run: Run
-) -> None:
-    fake.up(directory, 2, backend=backend)
+def test_a_cluster_whose_servers_died_is_reported_and_the_hint_brings_it_up(directory: Path, run: Run) -> None:
+    fake.up(directory, 2)
     assert run("jobs").stdout.startswith("no jobs")
     kill_servers(directory)
     for command in (["status"], ["check"], ["exec", "--", "true"]):
@@ -57,7 +55,7 @@ def test_a_cluster_whose_servers_died_is_reported_and_the_hint_brings_it_up(
     paste(run, error["hint"])
     assert explained(taken, directory / "conf.py") is taken
     assert run("jobs").stdout.startswith("no jobs")
-    assert (len(fake.status(directory).nodes), fake.status(directory).backend) == (2, backend)
+    assert len(fake.status(directory).nodes) == 2
 
 
 def test_after_down_the_missing_conf_is_explained_and_the_hint_brings_a_cluster_up(directory: Path, run: Run) -> None:
@@ -100,9 +98,9 @@ def test_other_errors_and_other_clusters_are_reported_as_they_are(directory: Pat
 
 
 @pytest.fixture
-def job(directory: Path, backend: str, run: Run) -> str:
+def job(directory: Path, run: Run) -> str:
     """A job that runs on a cluster of one node, until the test ends it."""
-    fake.up(directory, 1, backend=backend)
+    fake.up(directory, 1)
     workspace = directory.parent / "workspace"
     workspace.mkdir()
     (workspace / "train.py").write_text("import time\ntime.sleep(600)\n")
@@ -111,34 +109,32 @@ def job(directory: Path, backend: str, run: Run) -> str:
     return name
 
 
-def test_down_refuses_to_end_a_running_job_unasked_and_with_yes_ends_it(directory: Path, job: str, run: Run) -> None:
-    refused = run("fake", "down", "--json", code=4)
-    error = json.loads(refused.stdout)["error"]
+def test_down_refuses_to_end_a_running_job_and_its_hint_stops_it(directory: Path, job: str, run: Run) -> None:
+    assert "nothing was stopped" in answered("", directory, job)
+    error = json.loads(run("fake", "down", "--json", code=4).stdout)["error"]
     assert (error["kind"], error["details"]["jobs"]) == ("refused", [job])
     assert error["message"] == f"{job} is running on the fake cluster in fake"
     assert run("fake", "down", code=4).stderr.startswith(error["message"])
-    stop, _, end = (part.partition("clusterctl ")[2] for part in error["hint"].partition("; "))
     assert json.loads(run("status", "--json").stdout)["state"] == "running"
-    run(*shlex.split(end.removesuffix(" ends everything")))
-    assert stop.startswith(f"stop --conf fake/conf.py {job} ")
-    assert not directory.exists()
-
-
-def test_the_hint_stops_the_job_and_down_needs_no_yes_then(directory: Path, job: str, run: Run) -> None:
-    hint = json.loads(run("fake", "down", "--json", code=4).stdout)["error"]["hint"]
-    run(*shlex.split(hint.partition("clusterctl ")[2].partition(" stops it")[0]))
+    stop, _, end = (part.partition("clusterctl ")[2] for part in error["hint"].partition("; "))
+    assert end == "fake down --yes --dir fake ends everything"
+    run(*shlex.split(stop.partition(" stops it")[0]))
     assert json.loads(run("status", "--json").stdout)["state"] == "stopped"
     run("fake", "down")
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("answer", ["", "y"])
-def test_down_asks_at_a_terminal(answer: str, directory: Path, job: str) -> None:
+def test_down_ends_a_running_job_for_a_yes_at_a_terminal(directory: Path, job: str) -> None:
+    assert " is down" in answered("y", directory, job)
+    assert not directory.exists()
+
+
+def answered(answer: str, directory: Path, job: str) -> str:
+    """Return what `fake down` printed after an answer to its question, which names the job."""
     pid, terminal = on_terminal(sys.executable, "-m", "clusterctl", "fake", "down", "--dir", str(directory))
-    asked = read_until(terminal, b"[y/N] ")
+    assert job.encode() in read_until(terminal, b"[y/N] ")
     os.write(terminal, f"{answer}\n".encode())
-    read_until(terminal, b" is down" if answer else b"nothing was stopped")
+    printed = read_until(terminal, b" is down" if answer else b"nothing was stopped")
     os.waitpid(pid, 0)
     os.close(terminal)
-    assert job.encode() in asked
-    assert directory.exists() == (answer != "y")
+    return printed.decode()
