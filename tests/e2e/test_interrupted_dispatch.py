@@ -33,13 +33,12 @@ def assert_arrives(site: Site, top: Path) -> None:
         assert list((Path(node["dir"]).parent / ".clusterctl/incoming").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("any_site", "relay"),
     [
         ("embedded", "always"),
         pytest.param("openssh", "never", marks=pytest.mark.slow),
-        pytest.param("embedded", "never", marks=pytest.mark.slow),
-        pytest.param("openssh", "always", marks=pytest.mark.slow),
     ],
     indirect=["any_site"],
 )

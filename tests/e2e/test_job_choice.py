@@ -31,6 +31,7 @@ def test_the_running_job_is_meant_though_a_newer_one_was_dispatched(site: Site) 
     site.assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_a_stop_of_an_ended_job_says_when_it_ended(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     never = site.dispatch(DONE)

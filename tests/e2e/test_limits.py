@@ -54,6 +54,7 @@ def test_nothing_is_started_with_more_open_files_than_a_node_allows(site: Site) 
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_on_nan_fail_ends_the_run_regardless_of_restarts_and_on_trainer_loss(site: Site) -> None:
     site.conf(PSERVERS=1, TRAINERS=2, ON_NAN="fail", RESTARTS=3, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(NAN)

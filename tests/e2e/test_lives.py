@@ -59,6 +59,7 @@ def test_the_lock_names_the_host(site: Site) -> None:
     site.ok("stop", job)
 
 
+@pytest.mark.slow
 def test_a_silent_life_elsewhere_is_waited_for_and_ends_itself_when_it_continues(
     site: Site, stopped: list[int]
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_silent_life_elsewhere_is_waited_for_and_ends_itself_when_it_continues
     assert wait_until(lambda: site.status(job)["state"] == "succeeded")
 
 
+@pytest.mark.slow
 def test_the_wait_is_shown(site: Site) -> None:
     """A node whose former life has recorded no end, such as a machine that lost its power."""
     site.conf(NODE_GRACE_S=16, ENGINE="none", PSERVERS=0, TRAINERS=1)

@@ -35,6 +35,7 @@ with connect() as ps:
 """
 
 
+@pytest.mark.slow
 def test_a_lost_node_rejoins_at_another_address(site: Site) -> None:
     """It has a pserver as well, which the others find where it listens now."""
 

@@ -146,6 +146,7 @@ def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site)
     assert_none_left("CLUSTERCTL_TEST", job)
 
 
+@pytest.mark.slow
 def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
     site.conf(ENGINE="none", TRAINERS=1)
     job = site.start(FORKS + SLEEP)
@@ -196,8 +197,9 @@ def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
     return events_in(site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "victim", ["supervisor", *(pytest.param(v, marks=SLOW) for v in ("trainer", "pserver", "supervisor and guardian"))]
+    "victim", ["supervisor", *(pytest.param(v, marks=SLOW) for v in ("pserver", "supervisor and guardian"))]
 )
 def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_period_ends(
     site: Site, victim: str

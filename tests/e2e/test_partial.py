@@ -63,6 +63,7 @@ def test_a_run_without_node_0_trains_to_the_end_and_is_complete(site: Site, refu
     assert load_model(Path(site.directory, collected["model"]))["w"].shape == (4,)
 
 
+@pytest.mark.slow
 def test_the_first_member_leads_and_its_death_ends_the_run(site: Site, refused: str) -> None:
     site.conf(ENGINE="none", HOSTS=[refused, *site.hosts[1:]])
     job = site.start(SLEEP, "--allow-partial")

@@ -122,6 +122,7 @@ def test_a_run_that_continues_has_a_report_and_a_silent_node_is_named_in_it(site
     site.ok("stop", job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["stopped", "detached"])
 def test_a_start_that_stops_its_run_writes_a_report_and_one_that_detaches_does_not(
     site: Site, number: signal.Signals, code: int

@@ -187,6 +187,7 @@ def test_a_resumed_run_has_the_settings_that_were_set_for_the_run_before(site: S
     assert "geheim" not in resumed.out + resumed.err + manifest
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_resume_is_refused_with_a_hint(site: Site) -> None:
     job = site.dispatch(TRAIN)
     refused = site.run("start", "--resume", "--json", "--job_workspace", job)  # the default is one that has run

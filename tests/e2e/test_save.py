@@ -69,7 +69,7 @@ def ended(site: Site, job: str) -> None:
     site.wait_for_end(job)
 
 
-SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "half-async", "ssp(4)", "geo(5)")]
+SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo(5)")]
 
 
 @pytest.mark.parametrize("mode", ["sync", *SLOW])

@@ -45,6 +45,7 @@ def begin(site: Site, node_grace_s: int) -> str:
     return job
 
 
+@pytest.mark.slow
 def test_a_stop_during_a_restart_reaches_every_node(site: Site) -> None:
     job = begin(site, node_grace_s=600)  # a node that the stop did not reach would go on for so long
     assert site.ok("stop", job, "--json").json()["survivors"] == 0

@@ -83,6 +83,7 @@ def test_offline_packages_are_sent_from_this_machine_and_cached_on_it(site: Site
     assert {node["environment"] for node in rest["nodes"]} == {first["nodes"][0]["environment"]}
 
 
+@pytest.mark.slow
 def test_packages_for_many_nodes_are_sent_once(site: Site) -> None:
     directory = workspace(site, "6.0")
     site.conf(ENGINE="none", RELAY="always")
@@ -93,6 +94,7 @@ def test_packages_for_many_nodes_are_sent_once(site: Site) -> None:
     assert [node["built"] for node in done["nodes"]] == [True] * 4
 
 
+@pytest.mark.slow
 def test_upgrade_resolves_versions_again(site: Site) -> None:
     directory = workspace(site, "3.0")
     (directory / "requirements.txt").write_text(f"--no-index\n--find-links {site.directory / 'index'}\ntiny>=3\n")

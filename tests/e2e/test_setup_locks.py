@@ -70,6 +70,7 @@ def set_up(site: Site, directory: Path, *options: str) -> Any:
     return site.ok("setup", str(directory), *options, "--json", env=home).json()
 
 
+@pytest.mark.slow
 def test_a_job_runs_with_the_wheels_of_a_lock_whatever_built_its_environment(
     site: Site, index: str, uv_on_node0: None
 ) -> None:

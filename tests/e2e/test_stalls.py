@@ -95,6 +95,7 @@ def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site) -> None:
     site.conf(**{**QUICK, "STALL_S": 10}, ON_STALL="fail", RESTARTS=1)  # no other process is taken for a stalled one
     job = site.dispatch(TRAIN)

@@ -76,18 +76,7 @@ def test_a_detached_run_keeps_one_step_on_each_node_until_it_has_ended(site: Sit
     assert site.status(job)["state"] == "succeeded"
 
 
-def test_a_step_goes_on_when_the_command_that_made_it_has_ended_and_stop_ends_it(site: Site) -> None:
-    job = site.start(SLEEP)
-    held = {process.pid for process in steps(site)}
-    assert len(held) == 2
-    assert site.status(job)["state"] == "running"
-    assert wait_until(lambda: {process.pid for process in steps(site)} == held)
-    for pid in held:
-        assert os.getsid(pid) == pid
-    site.ok("stop", job)
-    site.assert_nothing_left(job)
-
-
+@pytest.mark.slow
 def test_term_of_a_step_stops_the_run(site: Site) -> None:
     job = site.start(SLEEP)
     os.kill(min(process.pid for process in steps(site)), signal.SIGTERM)
@@ -95,20 +84,7 @@ def test_term_of_a_step_stops_the_run(site: Site) -> None:
     assert site.status(job)["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_an_attached_start_needs_two_steps_and_ends_with_the_run(site: Site) -> None:
     done = site.ok("start", str(site.workspace(REGRESSION)), "--", "--num_passes=2")
     assert "end of pass 1 on trainer 0" in done.out
-
-
-def test_a_node_rejoins_in_a_step_that_stays(site: Site) -> None:
-    use_steps(site, ON_TRAINER_LOSS="wait")
-    job = site.start(SLEEP)
-    lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
-    os.kill(site.supervisor(job, 1), signal.SIGKILL)
-    assert wait_until(lambda: '"event":"lost"' in lead.read_text())
-    assert wait_until(lambda: len(steps(site)) == 1), steps(site)
-    site.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job)
-    assert wait_until(lambda: '"event":"rejoined"' in lead.read_text())
-    assert len(steps(site)) == 2
-    site.ok("stop", job)
-    site.assert_nothing_left(job)

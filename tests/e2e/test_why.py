@@ -155,6 +155,7 @@ def test_a_supervisor_killed_by_sigkill_is_the_cause(site: Site, node: int) -> N
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_first", [False, True])
 def test_of_an_exception_and_a_killed_supervisor_the_earlier_one_is_the_cause(site: Site, killed_first: bool) -> None:
     """The last sign of life of the supervisor is older than both."""
@@ -202,6 +203,7 @@ def test_a_program_that_its_own_processes_import_again_ends_with_that_cause(site
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 @pytest.mark.parametrize(("program", "words"), [(HANDLED, '"loader: schema 4'), (SPEAKS_LAST, "KeyError: 'new_name'")])
 def test_an_exception_is_the_cause_only_if_it_ended_the_program(site: Site, program: str, words: str) -> None:
@@ -261,6 +263,7 @@ import time; time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(2)
 @pytest.mark.parametrize(
     ("program", "settings", "expected", "advice"),

@@ -59,7 +59,7 @@ def test_a_workspace_arrives_unchanged(any_site: Site) -> None:
         assert stat.S_IMODE(Path(node["dir"]).parent.joinpath(".clusterctl").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "sub/../../outside"])
 def test_a_link_that_points_outside_is_refused(site: Site, target: str) -> None:
     workspace = site.workspace("")
     (workspace / "link").symlink_to(target)
