@@ -204,7 +204,7 @@ def environment(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "XDG_CACHE_HOME": "", "CLUSTERCTL_CONF": ""}
 
 
-@pytest.fixture(params=START)
+@pytest.fixture(params=["bash", *(pytest.param(one, marks=pytest.mark.slow) for one in START if one != "bash")])
 def shell_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if shutil.which(name) is None:

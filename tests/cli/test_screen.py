@@ -65,8 +65,8 @@ def select(shown: Screen, process: str) -> None:
     raise AssertionError(f"{process} is not there")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 10), (200, 60), (80, 3)], ids=str)
-@pytest.mark.parametrize("nodes", [1, 4, 200])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (60, 3)], ids=str)
+@pytest.mark.parametrize("nodes", [1, 200])
 def test_it_fits_terminals_of_all_sizes(nodes: int, size: tuple[int, int]) -> None:
     width, height = size
     shown = screen(record(nodes))

@@ -14,6 +14,7 @@ from examples.programs import copy, losses, newest_job
 from support.site import Site
 
 
+@pytest.mark.slow
 def test_each_rank_finds_its_place_in_the_variables_of_open_mpi(site: Site) -> None:
     directory = copy(site, "mpi_style", 3)
     site.ok("start", "--job_dispatch_package", str(directory / "workspace"))

@@ -245,6 +245,7 @@ def without_an_end(ended: Played, **spec: Any) -> None:
         write_json(state.with_name("spec.json"), {**read_json(state.with_name("spec.json")), **spec})
 
 
+@pytest.mark.slow
 def test_commands_that_compare_export_and_list_read_ended_jobs_in_root_dir(ended: Played) -> None:
     ended.program("srun", "#!/bin/sh\necho 'srun: error: no allocation' >&2; exit 1\n")
     (job,) = ended.json("jobs")["jobs"]

@@ -90,6 +90,7 @@ def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(sit
         assert open_to_strangers(root) == []
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_keys_of_a_run_are_also_deleted_when_it_is_stopped(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:1])

@@ -65,7 +65,7 @@ def overheard() -> Iterator[bytearray]:
 
 
 @needs_root
-@pytest.mark.parametrize("security", ["curve", "none"])
+@pytest.mark.parametrize("security", ["curve", pytest.param("none", marks=pytest.mark.slow)])
 def test_an_eavesdropper_sees_tables_only_without_encryption_and_never_sees_supervisor_messages(
     site: Site, security: str
 ) -> None:

@@ -56,6 +56,7 @@ def test_the_unigram_loss_adds_one_to_the_count_of_every_word(programs: SimpleNa
     assert programs.train.unigram_loss(ngrams, held_out, 4) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_single_pass_beats_the_unigram_model_and_saves_a_model_that_neighbours_can_read(
     own_workspace: Path, run: Run
 ) -> None:
