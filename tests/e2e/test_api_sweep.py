@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import clusterctl
-from e2e.programs import REGRESSION, SLEEP
+from e2e.programs import REGRESSION
 from support.site import Site
 
 pytestmark = pytest.mark.nodes(1)
@@ -35,8 +35,8 @@ def test_a_sweep_runs_each_of_the_settings_as_a_job_and_gives_a_table(site: Site
     assert isinstance(rows[0]["loss"], float)
 
 
-def test_a_program_of_asyncio_follows_and_awaits_a_run_and_may_give_up(site: Site, cluster: clusterctl.Cluster) -> None:
-    run = cluster.dispatch(site.workspace(REGRESSION)).start(["--num_passes=2"])
+def test_a_program_of_asyncio_follows_and_awaits_a_run(site: Site, cluster: clusterctl.Cluster) -> None:
+    run = cluster.dispatch(site.workspace("")).start(set={"ENGINE": "none", "PSERVERS": 0})
 
     async def follow() -> tuple[list[str], clusterctl.Outcome]:
         names = [event.name async for event in run.events_async()]
@@ -45,13 +45,3 @@ def test_a_program_of_asyncio_follows_and_awaits_a_run_and_may_give_up(site: Sit
     names, outcome = asyncio.run(follow())
     assert names[-1] == "ended"
     assert outcome.ok
-    sleeping = cluster.dispatch(site.workspace(SLEEP)).start()
-
-    async def give_up() -> None:
-        await asyncio.wait_for(sleeping.wait_async(), 1.0)
-
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(give_up())
-    assert sleeping.state in ("starting", "running")
-    stopped = sleeping.stop()
-    assert (stopped.survivors, stopped.document["job"]) == (0, sleeping.job)

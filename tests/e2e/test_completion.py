@@ -37,10 +37,5 @@ def test_commands_refresh_what_is_completed(site: Site) -> None:
     assert offered(site, "status", f"{job}/") == [f"{job}/1"]
     assert offered(site, "start", "--load", job, "--load-tag", "") == ["pass-00000"]
 
-    (site.nodes_directory / "cache/clusterctl/completion").rename(site.nodes_directory / "cache/clusterctl/gone")
-    assert offered(site, "status", "") == []
-    site.ok("jobs")
-    assert {job, "first"} <= set(offered(site, "status", ""))
-
     site.ok("prune", "--keep", "0", "--older-than", "0s", "--yes")
     assert offered(site, "stop", "") == []

@@ -23,8 +23,6 @@ def test_a_run_that_learned_nothing_succeeds_with_a_warning_that_commands_show(s
     status = site.ok("status", "--json").json()
     job, warnings = status["job"], status["warnings"]
     assert (status["state"], [one["kind"] for one in warnings]) == ("succeeded", ["no_push"])
-    (listed,) = [one for one in site.ok("jobs", "--json").json()["jobs"] if one["job"] == job]
-    assert listed["runs"][0]["warnings"] == warnings
-    why, collected = site.ok("why", job), site.ok("collect", job, "-o", "home")
-    for one in (started, why, collected):
+    why = site.ok("why", job)
+    for one in (started, why):
         assert (one.out + one.err).count(f"warning: {warnings[0]['message']}") == 1

@@ -147,6 +147,7 @@ def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_tak
     assert f"serves on {port} " not in result
 
 
+@pytest.mark.slow
 def test_ranks_meet_at_the_address_of_rank_0(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="torch", TRAINERS_PER_NODE=2)
     output = train_and_read_logs(site, program(TORCH))

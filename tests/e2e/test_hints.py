@@ -56,6 +56,7 @@ def test_the_next_command_of_each_step_works(elsewhere: Site) -> None:
     assert list(site.directory.glob("JOB*"))
 
 
+@pytest.mark.slow
 def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site: Site) -> None:
     site.conf(SAVE_EVERY="5 steps")
     site.workspace(BROKEN)
@@ -77,11 +78,11 @@ def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site
 def test_output_of_commands_and_logs_is_not_rewritten(elsewhere: Site) -> None:
     site, words = elsewhere, "clusterctl stop JOB1"
     assert site.ok("--conf", CONF, "exec", "--fold", "--", "echo", words).out == f"--- node0\n{words}\n"
+    (site.directory / CONF).write_text((site.directory / CONF).read_text() + "ENGINE = 'none'\n")
     workspace = str(site.workspace(f"import sys\nprint({words!r}, file=sys.stderr)\nsys.exit(3)\n"))
     failed = site.run("--conf", CONF, "start", "--job_dispatch_package", workspace)
     assert failed.code == 1
     assert f"clusterctl --conf '{CONF}' why JOB" in failed.err
-    for command in (["logs"], ["why"]):
-        shown = site.ok("--conf", CONF, *command).out
-        assert words in shown
-        assert f"clusterctl --conf '{CONF}' stop JOB1" not in shown
+    shown = site.ok("--conf", CONF, "why").out
+    assert words in shown
+    assert f"clusterctl --conf '{CONF}' stop JOB1" not in shown
