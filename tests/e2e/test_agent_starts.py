@@ -73,6 +73,7 @@ def test_an_attached_start_needs_two_agents_on_a_node(site: Site, counted: Count
     assert counted() <= ATTACHED
 
 
+@pytest.mark.slow
 def test_followers_need_one_agent_on_a_node_however_often_they_ask_and_one_for_each_lost_connection(
     site: Site, counted: Counted
 ) -> None:

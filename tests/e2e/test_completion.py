@@ -26,6 +26,7 @@ def offered(site: Site, *words: str) -> list[str]:
     return [line.partition("\t")[0] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_commands_refresh_what_is_completed(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     assert job in offered(site, "start", "")

@@ -43,6 +43,7 @@ def up(starting: subprocess.Popen[str]) -> str:
     return Path(began.split()[0]).name
 
 
+@pytest.mark.slow
 def test_a_detached_start_ends_when_the_lead_is_lost_before_all_processes_are_running(site: Site) -> None:
     """The pservers never listen. A detached start follows the lead's node, and the others only now."""
     site.conf(ENGINE="tensorflow", PSERVER_COMMAND="python train.py")

@@ -30,6 +30,7 @@ def two_jobs(site: Site) -> list[str]:
     return [first_job, second_job]
 
 
+@pytest.mark.slow
 def test_two_runs_differ_in_what_was_changed(site: Site) -> None:
     jobs = two_jobs(site)
     document = site.ok("diff", "a", jobs[1], "--json")

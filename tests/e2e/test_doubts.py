@@ -17,6 +17,7 @@ with connect() as ps:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_a_run_that_learned_nothing_succeeds_with_a_warning_that_commands_show(site: Site) -> None:
     started = site.ok("start", "--job_dispatch_package", str(site.workspace(NO_PUSH)))

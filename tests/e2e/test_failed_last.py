@@ -22,6 +22,7 @@ def selected(site: Site, *args: str) -> list[int]:
     return [node["node"] for node in document["nodes"]]
 
 
+@pytest.mark.nodes(3)
 def test_failed_last_selects_the_nodes_that_the_previous_command_failed_on(site: Site) -> None:
     """Failed commands and unreachable nodes count. A usage error keeps the record; a success everywhere clears it."""
     assert "no node failed last time" in site.run("exec", "--only", "failed@last", "--", "true").err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,9 +13,9 @@ import pytest
 
 from clusterctl.cluster import FIRST_LINE
 from clusterctl.cluster.agent_call import Bundle, boot_program
-from e2e.programs import READY, REGRESSION, SLEEP
+from e2e.programs import REGRESSION, SLEEP
 from support.addresses import alone
-from support.processes import processes_with_environment, wait_until
+from support.processes import wait_until
 from support.site import Site
 
 pytestmark = pytest.mark.copies
@@ -41,26 +40,6 @@ def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> Non
     assert (status["run"], status["state"]) == ("0001", "succeeded")
     assert site.ok("collect", job, "-o", "home", "--json").json()["model"]
     assert site.ok("logs", job, "--role=trainer").out
-
-
-@pytest.mark.nodes(2)
-def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> None:
-    site.conf(ENGINE="none")
-    go = site.directory / "go"
-    waits = f"{READY}\nimport time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\nprint('fine')"
-    with site.popen("start", "--job_dispatch_package", str(site.workspace(waits))) as starting:
-        assert starting.stdout is not None
-        for line in starting.stdout:
-            if "all processes are running" in line:
-                break
-        agents = [p for p in processes_with_environment("HOME", str(site.home(0))) if FIRST_LINE in p.command]
-        for agent in agents:
-            os.kill(agent.pid, signal.SIGKILL)
-        go.touch()
-        out, err = starting.communicate(timeout=180)
-    assert agents
-    assert starting.returncode == 0, out + err
-    assert "succeeded" in out
 
 
 @pytest.mark.slow  # `stop` waits 20 seconds for such a start

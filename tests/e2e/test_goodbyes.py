@@ -62,6 +62,7 @@ def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_a_run_in_which_no_trainer_connects_fails(site: Site) -> None:
     """The shell of a trainer exits and leaves its program in the background."""

@@ -75,6 +75,7 @@ def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site
     assert "resuming from checkpoint step-0000000" in done.out
 
 
+@pytest.mark.slow
 def test_output_of_commands_and_logs_is_not_rewritten(elsewhere: Site) -> None:
     site, words = elsewhere, "clusterctl stop JOB1"
     assert site.ok("--conf", CONF, "exec", "--fold", "--", "echo", words).out == f"--- node0\n{words}\n"
