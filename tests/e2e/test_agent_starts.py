@@ -56,6 +56,7 @@ def release(site: Site, job: str) -> None:
         (site.job_dir(job, node) / "go").touch()
 
 
+@pytest.mark.slow
 def test_an_attached_start_needs_two_agents_on_a_node(site: Site, counted: Counted) -> None:
     """With the dispatch before it, even if that finds nothing changed, and the question for the cause after it."""
     site.conf(ENGINE="none")

@@ -61,6 +61,7 @@ def test_nodes_of_one_machine_share_its_gpus_and_conf_py_overrides_them(site: Si
     assert logs(site, own, 0, 2) + logs(site, own, 1, 1) == ["0,1 PCI_BUS_ID", "2,3 PCI_BUS_ID", "0 PCI_BUS_ID"]
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_two_trainers_see_two_gpus_each_and_status_and_check_show_who_uses_them(site: Site, gpus: Any) -> None:
     directory = gpus(0, recorded.A100)

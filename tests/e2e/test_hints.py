@@ -44,6 +44,7 @@ def commands(text: str) -> list[str]:
     return [match.strip() for match in re.findall(r"clusterctl .*?(?=;|   |$)", text, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_the_next_command_of_each_step_works(elsewhere: Site) -> None:
     site = elsewhere
     said = site.ok("--conf", CONF, "dispatch", str(site.workspace(REGRESSION))).out

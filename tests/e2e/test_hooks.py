@@ -76,6 +76,7 @@ def test_a_failed_before_start_starts_nothing(hooked: Site) -> None:
     assert hooked.ok("jobs", "--json").json()["jobs"] == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_run_and_the_outcome_says_so(hooked: Site) -> None:
     with hooked.popen("start", str(hooked.workspace(SLEEP))) as starting:
         assert starting.stdout is not None
