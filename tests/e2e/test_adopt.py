@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.programs import REGRESSION, SLEEP
+from e2e.programs import REGRESSION
 from support.site import Site
 
 pytestmark = pytest.mark.nodes(2)
@@ -67,43 +67,6 @@ def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: D
     assert collected["tag"] == "pass-00001"
     assert site.ok("stop", NAME, "--json").json()["survivors"] == 0
     site.ok("start", "--job_workspace", NAME, "--", "--num_passes", "1")
-    site.ok("start", "--job_workspace", NAME, "--resume", "--", "--num_passes", "2")
-    site.ok("start", "--job_workspace", NAME, "--load", NAME, "--", "--num_passes", "1")
-    assert site.status(NAME)["run"] == "0004"
+    assert site.status(NAME)["run"] == "0002"
     assert [look(site.job_dir(NAME, node)) for node in range(2)] == before
     site.assert_nothing_left(NAME)
-
-
-@pytest.mark.slow
-def test_an_adopted_directory_is_stopped_and_is_neither_pruned_nor_replaced(site: Site, deploy: Deploy) -> None:
-    site.conf(ENGINE="none")
-    deploy(SLEEP)
-    document = site.ok("start", "--job_workspace", NAME, "--adopt", "--detach", "--json").json()
-    assert document["adopted"] == {"job": NAME, "files": 3, "bytes": document["adopted"]["bytes"]} | {
-        "differ": 1,
-        "missing": 0,
-    }
-    again = site.run("start", "--job_workspace", NAME, "--adopt")
-    assert (again.code, "is already running" in again.err) == (4, True)
-    assert site.status(NAME)["state"] == "running"
-    site.ok("stop", NAME)
-    site.assert_nothing_left(NAME)
-    job = site.dispatch("print('another')")
-    site.ok("prune", "--keep", "0", "--older-than", "0s", "--yes")
-    assert NAME in listed(site)
-    assert job not in listed(site)
-    assert site.status(NAME)["state"] == "stopped"
-
-
-def test_a_directory_that_is_not_on_all_nodes_or_elsewhere_is_refused(site: Site, deploy: Deploy) -> None:
-    deploy(REGRESSION, nodes=(0,))
-    absent = site.run("start", "--job_workspace", NAME, "--adopt")
-    assert (absent.code, f"there is no directory {NAME} in ROOT_DIR" in absent.err) == (3, True), absent
-    elsewhere = site.run("start", "--job_workspace", f"/data/{NAME}", "--adopt")
-    assert (elsewhere.code, "is not directly below ROOT_DIR" in elsewhere.err) == (4, True)
-    for options in (("--resume",), ("--job_dispatch_package", "."), ("--rejoin",)):
-        conflict = site.run("start", "--job_workspace", NAME, "--adopt", *options)
-        assert (conflict.code, "--adopt" in conflict.err) == (2, True), conflict
-    assert site.run("start", "--adopt").code == 2
-    planned = site.ok("start", "--job_workspace", NAME, "--adopt", "--plan")
-    assert "adopted" not in planned.out

@@ -55,6 +55,7 @@ def test_a_model_is_read_into_arrays(site: Site) -> None:
     assert run(site, "model_arrays") == "pass-00002: [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]\n"
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_work_in_order(site: Site) -> None:
     (site.directory / "workspace").symlink_to(EXAMPLES / "workspace")
     page = EXAMPLES.parents[1] / "docs" / "api.md"

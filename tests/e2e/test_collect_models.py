@@ -53,27 +53,6 @@ def test_keep_models_limits_the_nodes_and_collect_brings_the_newest_unless_asked
 
 
 @pytest.mark.slow
-def test_models_may_be_saved_between_passes_or_only_at_the_end(site: Site) -> None:
-    site.conf(KEEP_MODELS=3, SAVE_MODEL_EVERY="4 steps")
-    program = REGRESSION.replace('print("end of pass"', 'pass_ == 1 and ps.save("mine"); print("end of pass"')
-    job = site.dispatch(program)
-    site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
-    kept = ["at-step-000000008", "at-step-000000012", "mine", "pass-00002"]
-    assert wait_until(lambda: all(models(site.job_dir(job, node)) == kept for node in range(2)))
-    first = collect(site, job, "-o", "home")
-    assert (first["tag"], first["more_models"]) == ("pass-00002", 2)
-    assert models(site.directory / "home/node-1") == ["mine", "pass-00002"]
-    named = collect(site, job, "-o", "between", "--tag", "at-step-000000012")
-    assert models(site.directory / "between/node-0") == ["at-step-000000012", "mine"]
-    whole, between = (load_model(site.directory / one["model"])["w"] for one in (first, named))
-    assert not np.array_equal(whole, between)
-    site.ok("start", "--job_workspace", job, "--set", "SAVE_MODEL_EVERY=None", "--", "--num_passes", "3")
-    assert models(site.job_dir(job, 0)) == ["mine", "pass-00002"]
-    only = collect(site, job, "-o", "only")
-    assert np.array_equal(load_model(site.directory / only["model"])["w"], whole)
-
-
-@pytest.mark.slow
 def test_a_model_of_an_earlier_run_can_be_collected_after_a_later_one_failed(site: Site) -> None:
     job = site.dispatch(FAIL)
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
@@ -99,18 +78,3 @@ def test_a_model_of_an_earlier_run_can_be_collected_after_a_later_one_failed(sit
     ):
         refused = site.run("collect", job, "-o", "none", *options)
         assert (refused.code, words in refused.err) == (2, True), refused
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_the_models_of_the_run_before(site: Site) -> None:
-    site.conf(KEEP_MODELS=4, SAVE_EVERY="1 pass")
-    job = site.dispatch(FAIL)
-    assert site.run("start", "--job_workspace", job, "--", "--num_passes", "6").code == 1
-    assert collect(site, job, "-o", "home", "--all")["tag"] == "pass-00002"
-    site.ok("start", "--resume", "--job_workspace", job, "--", "--num_passes", "6", "well")
-    kept = [f"pass-{pass_:05d}" for pass_ in range(2, 6)]
-    assert wait_until(lambda: models(site.job_dir(job, 0)) == kept)
-    assert collect(site, job, "-o", "home")["tag"] == "pass-00005"
-    assert models(site.directory / "home/node-0") == ["pass-00002", "pass-00005"]
-    assert collect(site, job, "-o", "first", "--run", "1")["tag"] == "pass-00002"
-    assert models(site.directory / "first/node-1") == ["pass-00002"]

@@ -10,7 +10,7 @@ import pytest
 from e2e.programs import REGRESSION
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = pytest.mark.nodes(1)
 
 
 def offered(site: Site, *words: str) -> list[str]:
@@ -26,26 +26,17 @@ def offered(site: Site, *words: str) -> list[str]:
     return [line.partition("\t")[0] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_commands_refresh_what_is_completed(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     assert job in offered(site, "start", "")
-    assert {"node0", "node1"} <= set(offered(site, "--only", "node"))
-    assert offered(site, "--only", "node2") == []
+    assert "node0" in offered(site, "--only", "node")
+    assert offered(site, "--only", "node1") == []
 
     site.ok("start", job, "--name", "first", "--", "--num_passes=1")
     assert offered(site, "status", "fir") == ["first"]
     assert offered(site, "status", f"{job}/") == [f"{job}/1"]
     assert offered(site, "start", "--load", job, "--load-tag", "") == ["pass-00000"]
-
-    site.conf(ENGINE="none")
-    failed = site.run("start", str(site.workspace("raise SystemExit(3)")), "--name", "second")
-    assert failed.code == 1
-    assert "second" in offered(site, "why", "")
-
-    (site.nodes_directory / "cache/clusterctl/completion").rename(site.nodes_directory / "cache/clusterctl/gone")
-    assert offered(site, "status", "") == []
-    site.ok("jobs")
-    assert {job, "first", "second"} <= set(offered(site, "status", ""))
 
     site.ok("prune", "--keep", "0", "--older-than", "0s", "--yes")
     assert offered(site, "stop", "") == []

@@ -18,9 +18,9 @@ from support.processes import descendants, kill_all, wait_until
 from support.site import Site
 from support.wires import wires_to
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = pytest.mark.nodes(1)
 
-LINES = 9000
+LINES = 4000
 ONE_EACH = {"PSERVERS": 1, "TRAINERS": 1, "RESTARTS": 3}
 # Two thousand lines a second. Killed halfway; its successor writes the rest, the last lines once the file `go` exists.
 TALKATIVE = f"""
@@ -36,7 +36,7 @@ for n in range(half if attempt > 1 else 0, {LINES}):
     if n % 20 == 19:
         sys.stdout.flush()
         time.sleep(0.01)
-    while n == 8000 and not os.path.exists("go"):
+    while n == 3800 and not os.path.exists("go"):
         time.sleep(0.01)
 {LEAVE}
 """
@@ -87,14 +87,6 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-def another_machine(site: Site, directory: Path) -> dict[str, str | Path]:
-    """Return the options of calls from another machine of the user, with its own conf.py and caches."""
-    directory.mkdir()
-    (directory / "conf.py").write_text(site.conf_path.read_text())
-    environment = {"CLUSTERCTL_CONF": str(directory / "conf.py"), "XDG_CACHE_HOME": str(directory / "cache")}
-    return {"env": environment, "cwd": directory}  # type: ignore[dict-item]
-
-
 def job_of(starting: subprocess.Popen[str], until: str) -> str:
     """Read the output of a start up to this text and return the job's id."""
     assert starting.stdout is not None
@@ -109,7 +101,7 @@ def job_of(starting: subprocess.Popen[str], until: str) -> str:
 
 
 def test_followers_that_lose_their_connections_resume_without_gap_or_repeat(any_site: Site) -> None:
-    """An attached start and `logs -f`, both cut off three times, once around the restart of the trainer.
+    """An attached start and `logs -f`, both cut off twice, once around the restart of the trainer.
 
     Each cut waits until both are back and have read as far, since before that there is no connection to cut.
     """
@@ -124,14 +116,14 @@ def test_followers_that_lose_their_connections_resume_without_gap_or_repeat(any_
             reader.start()
             assert starting.stdout is not None
             output = ""
-            cuts, back = [1500, LINES // 2 - 10, 7000], 0
+            cuts, back = [LINES // 2 - 10, 3000], 0
             for line in starting.stdout:
                 output += line
                 if "node0 is back" in line:
                     back += 1
-                    if back == 3:
+                    if back == 2:
                         (site.job_dir(job, 0) / "go").touch()
-                elif cuts and back == 3 - len(cuts) and any(number >= cuts[0] for number in numbers(line)):
+                elif cuts and back == 2 - len(cuts) and any(number >= cuts[0] for number in numbers(line)):
                     assert wait_until(lambda: max(numbers("".join(logged[-9:])), default=0) >= cuts[0])
                     break_it()
                     del cuts[0]
@@ -142,12 +134,11 @@ def test_followers_that_lose_their_connections_resume_without_gap_or_repeat(any_
     assert log == "".join(f"line {n}\n" for n in range(LINES))
     assert numbers("".join(logged)) == list(range(LINES))
     assert numbers(output) == list(range(11, LINES))
-    assert len(re.findall(r"node0: lost the connection.*; retrying", output)) == output.count("node0 is back") == 3
+    assert len(re.findall(r"node0: lost the connection.*; retrying", output)) == output.count("node0 is back") == 2
     assert "not shown" not in output
 
 
 def test_an_attached_start_that_gets_a_term_detaches_and_says_so(site: Site) -> None:
-    site.conf(HOSTS=site.hosts[:1])
     with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:
         assert starting.stdout is not None
         assert starting.stderr is not None
@@ -162,68 +153,16 @@ def test_an_attached_start_that_gets_a_term_detaches_and_says_so(site: Site) -> 
     site.ok("stop", job)
 
 
-@pytest.mark.slow
-def test_any_other_machine_can_take_over_from_a_killed_control_machine(site: Site, tmp_path: Path) -> None:
-    site.conf(**ONE_EACH)
-    with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:
-        job = job_of(starting, "  up\n")
-        starting.kill()
-        starting.wait(180)
-    other = another_machine(site, tmp_path / "other")
-    assert site.ok("status", job, "--json", **other).json()["state"] == "running"
-    with site.popen("logs", "-f", job, "--role", "trainer", **other) as following:
-        assert following.stdout is not None
-        assert "up" in following.stdout.readline()
-        assert site.ok("stop", **other).out.endswith("stopped: 2/2 nodes, 0 processes left, ports free\n")
-        following.communicate(timeout=180)
-    assert following.returncode == 0
-    site.assert_nothing_left(job)
-
-
-def test_a_control_machine_that_slept_through_the_end_reports_everything(site: Site, tmp_path: Path) -> None:
-    site.conf(**ONE_EACH)
+def test_a_control_machine_that_slept_through_the_end_reports_everything(site: Site) -> None:
     with site.popen("start", "--job_dispatch_package", str(site.workspace(UNTIL_RELEASED))) as starting:
         job = job_of(starting, "begun")
         starting.send_signal(signal.SIGSTOP)
-        (site.job_dir(job, 0) / "go").touch()
-        other = another_machine(site, tmp_path / "other")
         try:
-            ended = lambda: site.run("status", job, "--json", **other).json()["state"] == "succeeded"  # noqa: E731
-            assert wait_until(ended)
+            (site.job_dir(job, 0) / "go").touch()
+            site.wait_for_end(job)
         finally:
             starting.send_signal(signal.SIGCONT)
         out, err = starting.communicate(timeout=180)
     assert starting.returncode == 0, err
     assert numbers(out) == list(range(3000))
     assert "succeeded after" in out
-
-
-@pytest.mark.parametrize("any_site", ["openssh"], indirect=True)
-def test_a_stop_that_loses_its_connections_is_completed_by_the_next(any_site: Site) -> None:
-    """The agents of the first stop continue or exit, and nothing blocks the second one."""
-    site = any_site
-    site.conf(**ONE_EACH)
-    job = site.start(SLEEP)
-    with site.popen("stop", job) as stopping:
-        assert stopping.stdout is not None
-        assert "stopping" in stopping.stdout.readline()
-        kill_sessions(site)
-        stopping.communicate(timeout=180)
-    assert "0 processes left, ports free" in site.ok("stop", job).out
-    site.assert_nothing_left(job)
-
-
-def test_a_node_that_rejoins_is_followed_again(site: Site) -> None:
-    train = UNTIL_RELEASED.replace('"begun"', '"begun", os.environ["CLUSTERCTL_ATTEMPT"]')
-    site.conf(PSERVERS=1, TRAINERS=[site.hosts[1]], ON_TRAINER_LOSS="wait")
-    with site.popen("start", "--job_dispatch_package", str(site.workspace(train))) as starting:
-        job = job_of(starting, "begun 1")
-        os.kill(site.supervisor(job, 1), signal.SIGKILL)
-        assert starting.stdout is not None
-        assert any("node1 is lost: its supervisor is gone" in line for line in starting.stdout)
-        assert "has rejoined run 1" in site.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job).out
-        (site.job_dir(job, 1) / "go").touch()
-        out, err = starting.communicate(timeout=180)
-    assert starting.returncode == 0, err
-    assert "node1 is back" in out
-    assert numbers(out) == list(range(3000))

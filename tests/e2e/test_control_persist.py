@@ -74,6 +74,7 @@ def logins(sshd: OpenSshCluster) -> list[int]:
     return [log.count("Accepted publickey") for log in logs]
 
 
+@pytest.mark.slow
 def test_the_second_command_logs_in_nowhere_until_the_masters_are_ended(
     sshd: OpenSshCluster, call: Call, tmp_path: Path
 ) -> None:

@@ -29,30 +29,31 @@ def copied(site: Site, job: str, node: int, run: str = "0001") -> dict[str, list
     return {tag.name: sorted(path.name for path in tag.iterdir()) for tag in place.iterdir()}
 
 
+@pytest.mark.nodes(2)
 def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_the_leads(site: Site) -> None:
     site.conf(KEEP_MODELS=2, KEEP=2)
     job = site.dispatch(REGRESSION)
-    site.ok("start", "--job_workspace", job, "--", "--num_passes", "4")
+    site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
     site.assert_nothing_left(job)  # the other nodes remove old copies until their supervisors end
     log = events(site, job)
     assert [e["message"] for e in log if e.get("level") in ("warning", "error")] == []
     done = {(e["tag"], e.get("checkpoint", False)) for e in log if e["event"] == "copied"}
     checkpoint = max(tag for tag, is_checkpoint in done if is_checkpoint)
-    assert ("pass-00003", False) in done
-    for node in range(3):
+    assert ("pass-00002", False) in done
+    for node in range(2):
         held = copied(site, job, node)
-        piece = f"pserver-{(node - 1) % 3:05d}.safetensors"
-        for tag in ("pass-00003", checkpoint):
+        piece = f"pserver-{(node - 1) % 2:05d}.safetensors"
+        for tag in ("pass-00002", checkpoint):
             assert held[tag] == ["manifest.json", piece], (node, held)
-        assert {"pass-00000", "pass-00001"}.isdisjoint(held)  # copies go with their originals
+        assert {"pass-00000"}.isdisjoint(held)  # copies go with their originals
         assert len([tag for tag in held if tag.startswith("step-")]) <= 2
-        original = site.job_dir(job, (node - 1) % 3) / "output/pass-00003" / piece
-        copy = site.job_dir(job, node) / ".clusterctl/runs/0001/copies/pass-00003" / piece
+        original = site.job_dir(job, (node - 1) % 2) / "output/pass-00002" / piece
+        copy = site.job_dir(job, node) / ".clusterctl/runs/0001/copies/pass-00002" / piece
         assert digest_of(copy) == digest_of(original)
     lead = site.job_dir(job, 0) / "output"
-    assert [path.parent.name for path in sorted(lead.glob("*/model.safetensors"))] == ["pass-00003"]
+    assert [path.parent.name for path in sorted(lead.glob("*/model.safetensors"))] == ["pass-00002"]
     site.ok("collect", job, "-o", "home")
-    merged = load_model(lead / "pass-00003")
+    merged = load_model(lead / "pass-00002")
     whole = load_model(site.directory / "home/model")
     assert merged.keys() == whole.keys()
     assert np.array_equal(merged["w"], whole["w"])
@@ -64,7 +65,7 @@ NOBODY = "root@127.0.0.1:1"  # where no node answers any more
 
 @pytest.mark.slow
 def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) -> None:
-    """Collect without it, and without the lead's node; the model is the same."""
+    """Collect without it, without the lead's node, and with a damaged piece; the model is the same."""
     site.conf()
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
@@ -77,23 +78,11 @@ def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) ->
         model = load_model(site.directory / part.json()["model"])
         assert np.array_equal(model["w"], whole["w"])
         assert all(np.array_equal(a, b) for a, b in zip(model["e"], whole["e"], strict=True))
-
-
-@pytest.mark.slow
-def test_collect_takes_a_copy_in_place_of_a_damaged_piece_and_else_the_merged_model(site: Site) -> None:
     site.conf()
-    job = site.dispatch(REGRESSION)
-    site.ok("start", "--job_workspace", job, "--", "--num_passes", "1")
-    site.ok("collect", job, "-o", "whole")
-    whole = load_model(site.directory / "whole/model")["w"]
-    piece = "pass-00000/pserver-00001.safetensors"
-    original = site.job_dir(job, 1) / "output" / piece
+    original = site.job_dir(job, 1) / "output/pass-00002/pserver-00001.safetensors"
     original.write_bytes(original.read_bytes()[:-1] + b"?")
     again = site.ok("collect", job, "-o", "again", "--json").json()
-    assert np.array_equal(load_model(site.directory / again["model"])["w"], whole)
-    (site.job_dir(job, 2) / ".clusterctl/runs/0001/copies" / piece).unlink()
-    last = site.ok("collect", job, "-o", "last", "--json").json()
-    assert np.array_equal(load_model(site.directory / last["model"])["w"], whole)
+    assert np.array_equal(load_model(site.directory / again["model"])["w"], whole["w"])
 
 
 # Each pass ends when the file `goN` exists.
@@ -131,28 +120,6 @@ def test_a_piece_server_that_is_killed_is_replaced_when_it_is_needed_again(site:
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_killed_takes_its_piece_server_with_it(site: Site) -> None:
-    site.conf(NODE_GRACE_S=2)
-    job = site.dispatch(GATED)
-    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
-    go(site, job, 0)
-    assert wait_until(lambda: has_copied(site, job, "pass-00000"))
-    os.kill(site.supervisor(job, 1), signal.SIGKILL)
-    site.wait_for_end(job)
-    site.assert_nothing_left(job)
-
-
-@pytest.mark.slow
-def test_nothing_is_copied_or_merged_if_the_settings_say_so(site: Site) -> None:
-    site.conf(COPIES=1, MODEL_ON_LEAD_MB=0)
-    job = site.dispatch(REGRESSION)
-    site.ok("start", "--job_workspace", job, "--", "--num_passes", "2")
-    assert [e for e in events(site, job) if e["event"] == "copied"] == []
-    assert not (site.job_dir(job, 0) / "output/pass-00001/model.safetensors").exists()
-    assert copied(site, job, 1)["pass-00001"] == ["manifest.json"], "which every node has"
-
-
-@pytest.mark.slow
 def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -> None:
     site.conf()
     early = GATED.replace("        import os, time\n", "        import os, time\n        write_own()\n").replace(
@@ -173,38 +140,6 @@ def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -
     home = site.ok("collect", job, "-o", "home", "--json").json()
     assert set(load_model(site.directory / home["model"])) == {"w", "e"}
     assert (site.directory / "home/node-0/output/pass-00000/model.safetensors").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_a_model_that_is_too_large_is_not_merged_and_that_is_said(site: Site) -> None:
-    site.conf(MODEL_ON_LEAD_MB=1)
-    big = REGRESSION.replace("shape=(4,), rule=Adagrad(0.5)", "shape=(400_004,), rule=Adagrad(0.5)")
-    big = big.replace("x @ w.value - y", "x @ w.value[:4] - y")
-    big = big.replace("{w: x.T @ error / len(x), emb:", "{w: np.resize(x.T @ error / len(x), w.value.shape), emb:")
-    job = site.dispatch(big)
-    site.ok("start", "--job_workspace", job, "--", "--num_passes", "1")
-    warned = [e["message"] for e in events(site, job) if e.get("level") == "warning"]
-    assert warned == ["model pass-00000 was not merged on node0: it has 2 MB, and MODEL_ON_LEAD_MB is 1"]
-
-
-@pytest.mark.slow
-def test_a_run_resumes_on_the_nodes_that_are_left(site: Site) -> None:
-    """Node 2 is gone with its disk, and with its pserver: the others have copies of its pieces."""
-    site.conf(NODE_GRACE_S=2)
-    job = site.dispatch(GATED)
-    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
-    go(site, job, 0)
-    assert wait_until(lambda: has_copied(site, job, "step-000000005"))
-    os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    site.wait_for_end(job)
-    site.assert_nothing_left(job)
-    shutil.rmtree(site.job_dir(job, 2))
-    site.conf(HOSTS=[*site.hosts[:2], NOBODY])
-    (site.job_dir(job, 0) / "go1").touch()
-    (site.job_dir(job, 1) / "go1").touch()
-    resumed = site.ok("start", "--job_workspace", job, "--resume", "--allow-partial")
-    assert "checkpoint step-000000005 of run 1" in resumed.out + resumed.err
-    assert site.run("status", job, "--json").json()["state"] == "succeeded"
 
 
 @pytest.mark.slow
@@ -238,6 +173,7 @@ def test_a_copied_checkpoint_stays_until_a_newer_one_is_copied(site: Site) -> No
     assert f"checkpoint {checkpoint} of run 1" in resumed.out + resumed.err
 
 
+@pytest.mark.slow
 def test_collect_takes_the_newest_model_that_can_be_completed(site: Site) -> None:
     """Node 2 is lost with its disk, and its pieces of the newest model were not copied yet."""
     site.conf(MODEL_ON_LEAD_MB=0)

@@ -9,38 +9,33 @@ import pytest
 from e2e.programs import REGRESSION
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = pytest.mark.nodes(1)
 SECRET = "hunter2-in-env"
-
-
-@pytest.fixture(scope="module")
-def made() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def jobs(site: Site, made: list[str]) -> list[str]:
-    """Two jobs that have ended: the second one is of a changed workspace, with other arguments, settings and ENV."""
-    if not made:
-        site.conf(ENV={"API": SECRET, "ONLY_A": "1"})
-        first = site.workspace(REGRESSION, "first", **{"gone.txt": "x", "same.txt": "y"})
-        site.ok("start", "--name=a", str(first), "--", "--num_passes=2", "--token", "of-the-first")
-        made.append(site.ok("status", "--json").json()["job"])
-        site.conf(ENV={"API": SECRET + "!"}, SEED=7)
-        changed = REGRESSION.replace('print("done with", rest)', 'print("all done with", rest)')
-        second = site.workspace(changed, "second", **{"new.txt": "longer", "same.txt": "y"})
-        site.ok("start", "--job_dispatch_package", str(second), "--", "--num_passes=3", "--token", "of-the-second")
-        made.append(site.ok("status", "--json").json()["job"])
-    return made
 
 
 def by_name(document: dict[str, Any], section: str) -> dict[str, tuple[Any, Any]]:
     return {one["name"]: (one["a"], one["b"]) for one in document[section] if not one["same"]}
 
 
-def test_two_runs_differ_in_what_was_changed(site: Site, jobs: list[str]) -> None:
-    found = site.ok("diff", *jobs, "--json").json()
-    assert [found[side]["job"] for side in ("a", "b")] == jobs
+def two_jobs(site: Site) -> list[str]:
+    """Run two jobs: the second one is of a changed workspace, with other arguments, settings and ENV."""
+    site.conf(ENV={"API": SECRET, "ONLY_A": "1"})
+    first = site.workspace(REGRESSION, "first", **{"gone.txt": "x", "same.txt": "y"})
+    site.ok("start", "--name=a", str(first), "--", "--num_passes=2", "--token", "of-the-first")
+    site.conf(ENV={"API": SECRET + "!"}, SEED=7)
+    changed = REGRESSION.replace('print("done with", rest)', 'print("all done with", rest)')
+    second = site.workspace(changed, "second", **{"new.txt": "longer", "same.txt": "y"})
+    site.ok("start", "--job_dispatch_package", str(second), "--", "--num_passes=3", "--token", "of-the-second")
+    second_job, first_job = [job["job"] for job in site.ok("jobs", "--json").json()["jobs"]][:2]
+    return [first_job, second_job]
+
+
+@pytest.mark.slow
+def test_two_runs_differ_in_what_was_changed(site: Site) -> None:
+    jobs = two_jobs(site)
+    document = site.ok("diff", "a", jobs[1], "--json")
+    found = document.json()
+    assert [(found[side]["job"], found[side]["run"]) for side in ("a", "b")] == [(job, "0001") for job in jobs]
     assert by_name(found, "settings") == {"SEED": ("0", "7")}
     assert by_name(found, "arguments") == {"--num_passes": ("2", "3")}
     assert by_name(found, "env") == {"API": (True, True), "ONLY_A": (True, False)}
@@ -57,15 +52,14 @@ def test_two_runs_differ_in_what_was_changed(site: Site, jobs: list[str]) -> Non
     a, b = by_name(found, "metrics")["loss"]
     assert b["final"] < a["final"]
     assert "score" not in by_name(found, "metrics")
+    assert_people_see_only_differences_and_no_secrets(site, jobs, document.out)
+    (site.job_dir(jobs[0], 0) / "same.txt").write_text("changed")
+    same = site.ok("diff", jobs[0], f"~/clusterctl/{jobs[0]}/0001")
+    assert same.out.splitlines()[2:] == ["the same: run, settings, arguments, ENV, packages, files, metrics"]
+    assert f"1 file of {jobs[0]} changed on node0 since the dispatch" in same.err
 
 
-def test_a_run_may_be_named_by_its_name(site: Site, jobs: list[str]) -> None:
-    found = site.ok("diff", "a", jobs[1], "--json").json()
-    assert [(found[side]["job"], found[side]["run"]) for side in ("a", "b")] == [(job, "0001") for job in jobs]
-
-
-@pytest.mark.slow
-def test_people_see_only_differences_and_no_secrets(site: Site, jobs: list[str]) -> None:
+def assert_people_see_only_differences_and_no_secrets(site: Site, jobs: list[str], document: str) -> None:
     done = site.ok("diff", jobs[0], f"{jobs[1]}/1", env={"COLUMNS": "80"})
     lines = done.out.splitlines()
     assert lines[:2] == [f"A  {jobs[0]} run 1  succeeded", f"B  {jobs[1]} run 1  succeeded"]
@@ -75,39 +69,5 @@ def test_people_see_only_differences_and_no_secrets(site: Site, jobs: list[str])
         ["SEED", "0", "7"],
         ["train.py", str(len(REGRESSION)), "B", str(len(REGRESSION) + 4), "B", "changed"],
     ]
-    shown = done.out + done.err + site.ok("diff", *jobs, "--json").out
+    shown = done.out + done.err + document
     assert [secret for secret in (SECRET, "of-the-first", "of-the-second") if secret in shown] == []
-
-
-def test_a_run_does_not_differ_from_itself_except_where_a_file_was_changed_on_a_node(
-    site: Site, jobs: list[str]
-) -> None:
-    done = site.ok("diff", jobs[0], f"~/clusterctl/{jobs[0]}/0001")
-    assert done.out.splitlines()[2:] == ["the same: run, settings, arguments, ENV, packages, files, metrics"]
-    assert done.err == ""
-    path = site.job_dir(jobs[0], 1) / "same.txt"
-    path.write_text("changed")
-    done = site.ok("diff", jobs[0], jobs[0])
-    assert f"1 file of {jobs[0]} changed on node1 since the dispatch" in done.err
-    path.write_text("y")
-
-
-def test_a_silent_node_is_named_and_the_rest_is_compared(site: Site, jobs: list[str]) -> None:
-    config = site.conf_path.read_text()
-    site.conf(HOSTS=[site.hosts[0], "127.0.0.1:1"])
-    done = site.run("diff", *jobs, "--json")
-    site.conf_path.write_text(config)
-    assert done.code == 3
-    found = done.json()
-    assert found["error"]["node"] == "node1"
-    assert "node1 is missing in it: " in done.err
-    assert by_name(found, "settings") == {"SEED": ("0", "7")}
-    assert set(by_name(found, "files")) == {"gone.txt", "new.txt", "train.py"}
-    assert by_name(found, "packages") == {}
-
-
-def test_an_unknown_job_or_run_is_a_usage_error(site: Site, jobs: list[str]) -> None:
-    done = site.run("diff", jobs[0], "JOB20000101-000000")
-    assert (done.code, "there is no job JOB20000101-000000" in done.err) == (2, True)
-    done = site.run("diff", f"{jobs[0]}/9", jobs[1])
-    assert (done.code, f"{jobs[0]} has no run 9" in done.err) == (2, True)

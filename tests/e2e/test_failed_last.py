@@ -22,10 +22,15 @@ def selected(site: Site, *args: str) -> list[int]:
     return [node["node"] for node in document["nodes"]]
 
 
+@pytest.mark.nodes(3)
 def test_failed_last_selects_the_nodes_that_the_previous_command_failed_on(site: Site) -> None:
-    """Both failed commands and unreachable nodes count; a command that succeeds everywhere clears the record."""
+    """Failed commands and unreachable nodes count. A usage error keeps the record; a success everywhere clears it."""
     assert "no node failed last time" in site.run("exec", "--only", "failed@last", "--", "true").err
     assert site.run("exec", "--", FAILS_ON_2).code == 3
+    assert site.run("exec", "--only", "nobody", "--", "true").code == 2
+    site.conf(HOSTS=site.hosts[1:])  # other hosts have a record of their own
+    assert site.run("exec", "--only", "failed@last", "--", "true").code == 2
+    site.conf()
     assert selected(site) == [2]
     nothing = site.run("exec", "--only", "failed@last", "--", "true")
     assert (nothing.code, "no node failed last time" in nothing.err) == (2, True)
@@ -37,25 +42,6 @@ def test_failed_last_selects_the_nodes_that_the_previous_command_failed_on(site:
         again = site.run("exec", "--only", "failed@last", "--json", "--", "true")
         assert (again.code, [node["node"] for node in again.json()["nodes"]]) == (3, [0, 2])
         assert site.run("jobs", "--only", "failed@last").code == 3
-
-
-def test_a_usage_error_keeps_the_record_and_other_hosts_have_their_own(site: Site) -> None:
-    assert site.run("exec", "--", FAILS_ON_2).code == 3
-    assert site.run("exec", "--only", "nobody", "--", "true").code == 2
-    assert site.run("start", "--plan", "--job_workspace", "JOB1").code == 0
-    site.conf(HOSTS=site.hosts[1:])
-    assert site.run("exec", "--only", "failed@last", "--", "true").code == 2
-    site.conf()
-    assert selected(site) == [2]
-
-
-def test_a_cache_that_cannot_be_written_is_not_an_error(site: Site) -> None:
-    file = site.directory / "file"
-    file.touch()
-    env = {"XDG_CACHE_HOME": str(file)}
-    assert site.run("exec", "--", FAILS_ON_2, env=env).code == 3
-    assert site.run("exec", "--", "true", env=env).code == 0
-    assert site.run("exec", "--only", "failed@last", "--", "true", env=env).code == 2
 
 
 @pytest.mark.parametrize(
