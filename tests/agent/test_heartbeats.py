@@ -231,21 +231,6 @@ def test_a_dispatch_whose_control_machine_vanishes_ends_and_releases_its_lock(tm
     assert sorted(path.name for path in (home / "root").iterdir()) == [".clusterctl", JOB]
 
 
-def test_a_dispatch_goes_on_while_heartbeats_arrive(tmp_path: Path) -> None:
-    cluster, transport = cluster_of(tmp_path)
-    call = begin_dispatch(cluster)
-    carrier, pid = the_carrier(transport)
-    until = time.monotonic() + 2 * SILENCE_S
-    assert wait_until(lambda: time.monotonic() > until)
-    with call.bulk():
-        go(call)
-        call.write(stream())
-    assert call.result(20)["files_received"] == 1
-    call.close()
-    assert carrier.popen.returncode == 0
-    assert pid
-
-
 @pytest.mark.parametrize("script", ["sleep 600 & echo $! >pid; echo begun; wait", "echo $$ >pid; yes"])
 def test_exec_ends_when_its_control_machine_vanishes(tmp_path: Path, script: str) -> None:
     """The command itself gets SIGPIPE when it writes, as with ssh; one that writes nothing continues."""

@@ -37,21 +37,6 @@ def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path) -> None:
         assert max(cluster.cores[0].policy.staleness) >= 70
 
 
-def test_one_async_trainer_gives_the_same_bits_as_plain_sgd(tmp_path: Path) -> None:
-    def program(ps: Session) -> Any:
-        w = ps.dense("w", 1000, SGD(0.1))
-        expected = np.zeros(1000, np.float32)
-        for batch in ps.steps(lambda pass_, rng: (rng.normal(size=1000) for _ in range(9)), passes=1):
-            gradient, samples = batch.astype(np.float32), 0 if ps.step == 4 else 7
-            expected -= np.float32(0.1) * gradient if samples else np.float32(0)
-            ps.push({w: gradient}, samples=samples)
-        return w.value.copy(), expected
-
-    with thread_cluster(tmp_path, 3, 1, mode="async") as cluster:
-        [(value, expected)] = cluster.train(program)
-    np.testing.assert_array_equal(value, expected)
-
-
 def test_a_push_waits_for_the_last_answer_of_any_pserver_and_for_no_other_trainer(tmp_path: Path) -> None:
     """One pserver does not answer trainer 0's first push until trainer 1 has made all of its own."""
     others_done = threading.Event()

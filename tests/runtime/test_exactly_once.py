@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
@@ -63,27 +62,6 @@ def value(core: ServerCore) -> float:
     return float(reply.parts[0].array[0])
 
 
-def test_a_push_repeated_while_its_step_waits_counts_once_and_the_newest_is_answered() -> None:
-    core = made_core(2)
-    assert core.handle(0, push(0, 0)) == []
-    repeat = push(0, 0)
-    repeat.request = 555
-    assert core.handle(0, repeat) == []
-    answered = replies(core.handle(1, push(1, 0)))
-    assert [reply.request for reply in answered] == [555, 100]
-    assert value(core) == 1.0
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_bits_do_not_depend_on_the_order_of_arrival(order: tuple[int, ...]) -> None:
-    core, reference = made_core(3), made_core(3)
-    for rank in order:
-        core.handle(rank, push(rank, 0, value=0.1 * (rank + 1)))
-    for rank in range(3):
-        reference.handle(rank, push(rank, 0, value=0.1 * (rank + 1)))
-    assert value(core) == value(reference)
-
-
 def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
     for mode in ("sync", "async", "half-async"):
         chance = random.Random(5)
@@ -96,14 +74,6 @@ def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
                 for late in chance.sample(sent, min(len(sent), 3)):
                     core.handle(late.rank, replace(late))
         assert value(core) == pytest.approx(20.0 if mode == "sync" else 60.0)
-
-
-def test_a_pull_for_a_later_step_waits_for_the_update() -> None:
-    core = made_core(2)
-    core.handle(0, push(0, 0))
-    assert core.handle(1, pull(1, 1)) == []
-    answered = replies(core.handle(1, push(1, 0)))
-    assert answered[-1].parts[0].array[0] == 1.0
 
 
 def test_old_attempts_and_other_epochs_are_refused() -> None:
@@ -123,13 +93,6 @@ def test_a_piece_that_was_not_announced_by_its_opening_is_refused() -> None:
     assert replies(core.handle(0, push(0, 0, piece=1)))[0].kind == wire.ERROR
     core.handle(1, push(1, 0))
     assert (core.step, value(core)) == (1, 1.0)
-
-
-def test_a_successor_receives_the_cursor_of_the_last_applied_push() -> None:
-    core = made_core(1)
-    core.handle(0, push(0, 0, pass_=0, batch=7))
-    facts = replies(core.handle(0, hello(0, 1, attempt=2)))[0].json()
-    assert (facts["step"], facts["pass"], facts["batch"]) == (1, 0, 8)
 
 
 def test_a_broken_connection_is_reestablished(tmp_path: Path) -> None:
@@ -197,30 +160,6 @@ def test_a_silent_pserver_is_an_error_after_the_grace_period(tmp_path: Path) -> 
         link.close()
     assert unanswered == [0], "its supervisor is notified"
     assert time.monotonic() - began < 30
-
-
-def test_a_long_wait_names_the_missing_trainers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.5, 2.0))
-    printed = threading.Event()
-
-    def note(line: str) -> None:
-        if line.startswith("waiting for trainers [2] at step 0 for "):  # before, also for one that is slow to start
-            printed.set()
-
-    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.print_line", note)
-    with thread_cluster(tmp_path, 2, 3) as cluster:
-        cluster.probe_every_s = 0.2
-
-        def program(ps: Session) -> None:
-            w = ps.dense("w", 4, SGD(1.0))
-            for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
-                if ps.rank == 2:
-                    assert printed.wait(DEADLINE_S)
-                ps.push({w: np.ones(4)}, samples=1)
-
-        cluster.train(program)
 
 
 def test_a_trainer_with_a_different_trainer_count_is_refused(tmp_path: Path) -> None:

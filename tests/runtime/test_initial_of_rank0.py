@@ -15,7 +15,6 @@ from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 from tests.runtime.small import PART, cut_small
-from tests.runtime.test_exactly_once import replies
 from tests.support.processes import wait_until
 
 CASES: list[tuple[str, int, dict[str, int]]] = [
@@ -90,44 +89,6 @@ class Beside:
         if isinstance(self._results[0], Exception):
             raise self._results[0]
         return self._results[0]
-
-
-def holds_a_pull(cluster: ThreadCluster, rank: int) -> bool:
-    return any(message.rank == rank for core in cluster.cores for message in core.policy.held(rank))
-
-
-def dense(ps: Session, value: float | None) -> float:
-    init = from_rank0(None if value is None else np.full(4, value, np.float32))
-    return float(ps.dense("w", 4, SGD(1.0), init).value.sum())
-
-
-def rows(ps: Session, value: float | None) -> float:
-    """Push without a pull."""
-    init = from_rank0(None if value is None else np.full((4, 1), value, np.float32))
-    e = ps.embedding("e", 1, SGD(1.0), init, rows=4)
-    for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
-        ps.push({e: (np.arange(4), np.full((4, 1), -1.0))}, samples=1)
-    return float(e.pull(np.arange(4)).sum())
-
-
-@pytest.mark.parametrize(("declare", "mode", "pservers"), [(dense, "geo(2)", 2), (rows, "sync", 1), (rows, "async", 2)])
-def test_the_others_wait_for_a_late_trainer_0(tmp_path: Path, declare: Any, mode: str, pservers: int) -> None:
-    with thread_cluster(tmp_path, pservers, 2, mode=mode, ports_num=2) as cluster:
-        other = Beside(cluster, 1, lambda ps: declare(ps, None))
-        assert wait_until(lambda: holds_a_pull(cluster, 1))
-        [core] = [core for core in cluster.cores if core.policy.held(1)][:1]
-        [state] = replies(core.handle(1, wire.Message(wire.PROBE, 1, 2**40)))
-        assert state.json()["waiting"] == [0]
-        assert not other.is_over
-        with cluster.session(0) as ps:
-            first = declare(ps, 2.5)
-        results = (first, other.result())
-    if declare is dense:
-        assert results == (10.0, 10.0)
-    else:
-        most = 14.0 if mode == "sync" else 18.0
-        assert max(results) == most
-        assert min(results) >= 14.0
 
 
 @pytest.mark.parametrize(("mode", "sent"), [("sync", 1), ("async", 5), ("sync", 8)])
@@ -211,11 +172,6 @@ def connect_in(directory: Path) -> Session:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         return connect()
-
-
-def test_local_mode_has_the_values_at_once(tmp_path: Path) -> None:
-    with connect_in(tmp_path) as ps:
-        assert_of(declared(ps, 5), 5)
 
 
 def test_the_array_may_change_or_be_freed_afterwards(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from pathlib import Path
@@ -31,38 +30,6 @@ def test_a_job_without_any_table_ends(tmp_path: Path, mode: str) -> None:
 
     with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num=2, ports_num_for_sparse=1) as cluster:
         assert cluster.train(program) == [6, 6]
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("sync", "dense"), ("async", "sparse"), ("geo(2)", "sparse")])
-def test_a_table_may_be_added_later_on_lanes_without_one(tmp_path: Path, mode: str, kind: str) -> None:
-    """The table is made between two passes, or within one, when all trainers have the same number of batches."""
-
-    def program(ps: Session) -> None:
-        tables: list[Any] = []
-        for pass_ in range(2):
-            for batch in ps.steps(lambda pass_, rng: range(9), passes=1):
-                if (pass_, batch) in ((0, 0), (0, 7), (1, 2)):
-                    first = (len(tables) % 2 == 0) == (kind == "dense")
-                    name = f"t{len(tables)}"
-                    tables.append(ps.dense(name, 1, SGD(1.0)) if first else ps.embedding(name, 1, SGD(1.0)))
-                ps.push({t: -np.ones(1) if t.spec.kind == "dense" else ([5], -np.ones((1, 1))) for t in tables}, 1)
-
-    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num=1, ports_num_for_sparse=1) as cluster:
-        cluster.train(program)
-        held = [t for core in cluster.cores for t in core.tables.values() if elements_of(t).size]
-        kinds, moved = ({t.spec.name: of(t) for t in held} for of in (kind_of, elements_of))
-    averaged = {"dense": {"sync", "geo(2)"}, "sparse": {"sync"}}
-    for name, steps in {"t0": 18, "t1": 11, "t2": 7}.items():
-        times = 1 if mode in averaged[kinds[name]] else 2
-        assert moved[name] == pytest.approx(times * steps, abs=0.11), name  # rows start within 0.1 of zero
-
-
-def kind_of(table: Any) -> str:
-    return str(table.spec.kind)
-
-
-def elements_of(table: Any) -> Any:
-    return table.current if table.spec.kind == "dense" else table.pull(table.ids, None)
 
 
 @pytest.mark.parametrize("mode", ["sync", "geo(2)"])
@@ -153,28 +120,3 @@ def test_a_window_of_async_pushes_is_in_flight_and_arrays_can_be_reused_at_once(
     assert most == WINDOWS["async"]
     np.testing.assert_array_equal(dense, np.full(elements, sum(range(pushes))))
     np.testing.assert_allclose(rows, [0, sum(range(pushes)), sum(range(pushes))], rtol=0, atol=0.11)
-
-
-@pytest.mark.parametrize(
-    ("mode", "every"),
-    [("sync", {"unit": "step", "n": 2}), ("async", {"unit": "s", "n": 5}), ("geo(2)", {"unit": "pass", "n": 1})],
-)
-def test_checkpoints_of_an_embedding_alone_are_made_as_configured(
-    tmp_path: Path, mode: str, every: dict[str, Any]
-) -> None:
-    """It has no table on the dense lanes, the first of which measures the time."""
-
-    def program(ps: Session) -> None:
-        e = ps.embedding("e", 1, SGD(1.0), rows=50)
-        for _ in ps.steps(lambda pass_, rng: range(6), passes=2):
-            ps.push({e: (np.arange(50), e.pull(np.arange(50)))}, samples=1)
-            cluster.lead.wait_for_cut()
-
-    facts: dict[str, Any] = {"checkpoints": True, "save_every": every}
-    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:
-        cluster.lanes[0]._clock = itertools.count(time.monotonic(), 2.0).__next__  # two seconds at each look
-        cluster.train(program)
-    made = [receipt for receipt in cluster.receipts if receipt["tag"].startswith("step-")]
-    tags = {receipt["tag"] for receipt in made}
-    assert len(tags) >= (1 if every["unit"] == "pass" else 3)
-    assert all(sum(receipt["tag"] == tag for receipt in made) == 2 for tag in tags)

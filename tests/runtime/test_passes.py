@@ -68,12 +68,6 @@ def test_uneven_data_takes_as_many_steps_as_the_longest_and_no_more(
     assert [(value, step) for value, step, _ in results] == [(2.0 * max(lengths), steps)] * 3
 
 
-def test_shard_distributes_the_batches(tmp_path: Path) -> None:
-    with thread_cluster(tmp_path, 1, 3) as cluster:
-        results = cluster.train(counting([8], passes=1, shard=True))
-    assert [seen for _, _, seen in results] == [[0, 3, 6], [1, 4, 7], [2, 5]]
-
-
 def test_every_trainer_has_its_own_numbers_unless_the_data_is_shared() -> None:
     own = [pass_rng(0, rank, 1, shard=False).integers(2**60) for rank in range(3)]
     shared = {int(pass_rng(0, rank, 1, shard=True).integers(2**60)) for rank in range(3)}
@@ -134,6 +128,25 @@ def test_a_second_loop_continues_the_passes_even_after_a_break(tmp_path: Path) -
     with thread_cluster(tmp_path, 2, 2) as cluster:
         assert cluster.train(program) == [[1, 2], [0, 1, 2]]
         assert saved_tags(cluster) == ["pass-00000", "pass-00001", "pass-00002"]
+
+
+@pytest.mark.parametrize("step", [5, 6, 9])
+def test_a_trainer_that_dies_in_a_second_loop_repeats_no_pass_of_it(tmp_path: Path, step: int) -> None:
+    def program(ps: Session, dies_at: int = -1) -> Any:
+        w, passes = ps.dense("w", 3, SGD(1.0)), []
+        for loop in range(2):
+            for pass_ in ps.steps(lambda pass_, rng: [pass_] * 3, passes=2):
+                passes.append((loop, pass_))
+                ps.push({w: -np.ones(3)}, samples=1)
+                if ps.step == dies_at:
+                    raise InterruptedError
+        return w.value[0], passes
+
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+        with pytest.raises(InterruptedError), cluster.session(0) as ps:
+            program(ps, step)
+        with cluster.session(0, attempt=2) as ps:
+            assert program(ps) == (12, [(pass_ // 2, pass_) for pass_ in range(4) for _ in range(3)][step:])
 
 
 def test_batches_without_a_push_do_not_make_a_step(tmp_path: Path) -> None:
@@ -201,17 +214,6 @@ def test_each_pass_prints_one_line_of_figures(
     assert out.startswith("pass 0: 3 steps, 3,000 samples, ")
     assert "loss 2.5; compute " in out
     assert out.count("\n") == 1
-
-
-def test_a_loss_that_is_not_finite_is_reported_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with connect() as ps:
-        w = ps.dense("w", 2, SGD(1.0))
-        for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
-            ps.push({w: np.array([1.0, np.inf])}, samples=1, loss=float("nan"))
-    assert capsys.readouterr().out.count("not finite") == 1
 
 
 def test_logged_numbers_are_sent_as_weighted_means_at_most_once_a_second() -> None:

@@ -89,14 +89,6 @@ def test_a_pass_ends_after_its_batches_while_the_reader_goes_on(
         assert counts(cluster) == dict.fromkeys(range(total), 1.0)
 
 
-def test_the_number_of_passes_of_a_stream_may_be_given(tmp_path: Path) -> None:
-    program = Program(99, passes=2)
-    with thread_cluster(tmp_path, 1, 2) as cluster:
-        cluster.train(program)
-    assert program.passes == {0: [0, 1], 1: [0, 1]}
-    assert counts(cluster) == dict.fromkeys(range(16), 1.0)
-
-
 def test_a_batch_of_a_stream_does_not_wait_for_the_next_one(tmp_path: Path) -> None:
     """The reader yields the next one only when this one is pushed."""
     pushed: list[int] = []

@@ -125,17 +125,6 @@ def test_a_second_dispatch_is_refused_and_names_the_one_under_way(tmp_path: Path
         send(call)
 
 
-def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    with asking(home) as (call, _):
-        call._process.popen.send_signal(signal.SIGKILL)  # type: ignore[attr-defined]
-        call._process.popen.wait()  # type: ignore[attr-defined]
-    assert (home / "root/.clusterctl/dispatch.lock").exists()
-    with asking(home, nonce="b") as (call, _):
-        send(call)
-    assert not (home / "root/.clusterctl/dispatch.lock").exists()
-
-
 TROUBLE = {
     "other contents": (TREE, DATA[:-1] + b"x", NodeError, "does not have the announced contents"),
     "bytes of nobody": (TREE, DATA[:-1], NodeError, "not requested"),
@@ -160,13 +149,6 @@ def test_garbage_in_place_of_the_list_is_reported_and_leaves_nothing(tmp_path: P
         call.write(garbage)
         with pytest.raises(NodeError):
             call.receive()
-    assert traces(tmp_path / "home") == []
-
-
-def test_a_stream_that_breaks_off_in_the_first_file_leaves_nothing(tmp_path: Path) -> None:
-    with asking(tmp_path / "home") as (call, _):
-        go(call)
-        call.write(stream()[: int(0.6 * len(DATA))])
     assert traces(tmp_path / "home") == []
 
 

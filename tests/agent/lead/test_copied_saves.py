@@ -162,18 +162,6 @@ def test_a_copied_save_is_there_at_every_moment_after_the_first(
     assert len(cluster.steps()) <= keep + best
 
 
-def test_saves_that_come_faster_than_copies_never_take_the_last_copied_one() -> None:
-    cluster = Cluster(keep=3)
-    for step in (2, 5, 10):
-        cluster.save(checkpoint=True, step=step)
-        cluster.copy_all()
-    for step in (13, 18, 24):
-        cluster.save(checkpoint=True, step=step)
-    assert cluster.steps() == [10, 13, 18, 24]
-    cluster.copy_all()
-    assert cluster.steps() == [13, 18, 24]
-
-
 def test_what_a_run_was_resumed_from_stays_until_it_has_a_copied_save_of_its_own() -> None:
     cluster = Cluster(keep=1, resumed=True)
     for kind in (True, False):
@@ -183,14 +171,6 @@ def test_what_a_run_was_resumed_from_stays_until_it_has_a_copied_save_of_its_own
     assert cluster.older_runs
     cluster.copy_all()
     assert OLD not in [*cluster.steps(), *cluster.steps(checkpoint=False)]
-    assert not cluster.older_runs
-
-
-def test_without_copies_only_the_number_counts() -> None:
-    cluster = Cluster(keep=1, copies=1, resumed=True)
-    for kind in (True, False):
-        cluster.save(checkpoint=kind)
-    assert (cluster.steps(), cluster.steps(checkpoint=False)) == ([2], [3])
     assert not cluster.older_runs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.lead.saving.copies import END_LIMIT_S, LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
+from clusterctl.agent.lead.saving.copies import LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
 from clusterctl.agent.lead.saving.messages import WrittenReport
 from clusterctl.launch.plan import copy_plan
 
@@ -128,18 +128,6 @@ def test_the_doubt_says_why_the_last_model_was_not_copied() -> None:
     assert doubts(made) == []
 
 
-def test_a_lost_node_is_not_waited_for_and_nothing_is_claimed() -> None:
-    made = tracker()
-    made.offer(save("pass-00000"), 0.0)
-    assert take(made, 0, "pass-00000") == take(made, 1, "pass-00000") == []
-    assert made.waits(1.0)
-    assert made.leave(2, 1.0) == []
-    assert not made.waits(1.0)
-    actions = made.offer(save("pass-00001"), 2.0)
-    assert orders(actions) == [("copy", "pass-00001", 1)], "node 0 has nothing to copy, node 2 is gone"
-    assert take(made, 1, "pass-00001") == []
-
-
 def test_a_new_supervisor_does_not_know_the_orders_of_the_one_before() -> None:
     made = tracker()
     made.offer(save("pass-00000"), 0.0)
@@ -148,20 +136,6 @@ def test_a_new_supervisor_does_not_know_the_orders_of_the_one_before() -> None:
     assert not made.waits(1.0)
     assert made.come(2, "h2:2", 1.0) == []
     assert ("copy", "pass-00001", 2) in orders(made.offer(save("pass-00001"), 2.0))
-
-
-def test_the_end_waits_a_limited_time_and_says_so_once() -> None:
-    made = tracker()
-    assert not made.waits(0.0)
-    assert made.unfinished() == []
-    made.offer(save("pass-00000"), 10.0)
-    assert made.waits(1.0)
-    assert made.tell(1.0) == []
-    assert [event["event"] for event in events(made.tell(3.0))] == ["copying"]
-    assert made.tell(4.0) == []
-    assert made.waits(END_LIMIT_S - 1)
-    assert not made.waits(END_LIMIT_S + 1)
-    assert "the run ended before pass-00000 was copied and merged" in events(made.unfinished())[0]["message"]
 
 
 def test_the_end_waits_for_a_manifest_that_is_being_written() -> None:

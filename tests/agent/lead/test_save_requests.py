@@ -120,14 +120,6 @@ def test_a_checkpoint_that_lacks_a_state_is_no_answer_even_if_it_is_asked_for_ag
     assert (number, answer["again"]) == (2, True)
 
 
-def test_outside_sync_a_cut_begins_and_the_answer_waits_for_its_checkpoint() -> None:
-    saves = Saves(policy=ASYNC)
-    assert saves.wants(1) == [(0, "hold", 1), (1, "hold", 1)]
-    assert saves.cuts(1, 9) == []
-    assert saves.writes(9) == []
-    assert saves.completes(9) == [(1, found(9))]
-
-
 def test_outside_sync_a_cut_that_has_begun_before_does_not_count() -> None:
     saves = Saves(policy=ASYNC)
     saves.wants(1)

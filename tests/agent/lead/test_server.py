@@ -226,15 +226,6 @@ def test_a_silent_lead_is_lost_after_the_grace_period(loop: EventLoop, keys: Key
     assert 0.5 <= follower.silent_s < 30
 
 
-def test_a_lead_that_is_lost_after_the_end_is_ignored(loop: EventLoop, leader: Lead, keys: Keys) -> None:
-    follower = begin(loop, leader, keys, node_grace_s=0.3)
-    follower.lead.let_go()
-    close(leader)
-    deadline = time.monotonic() + 1.0
-    run_until(loop, lambda: time.monotonic() > deadline)
-    assert follower.lost == []
-
-
 def test_a_supervisor_does_not_follow_the_lead_of_another_run(loop: EventLoop, leader: Lead, other_keys: Keys) -> None:
     follower = Follower(loop, other_keys.of(1), leader.port)
     run_until(loop, lambda: follower.lost)

@@ -22,13 +22,6 @@ def test_a_run_without_failures_goes_through_all_phases_and_succeeds() -> None:
     assert play.ended() == {"event": "ended", "state": "succeeded", "cause": None, "not_heard_of": [], "warnings": []}
 
 
-def test_nothing_is_spawned_before_every_node_has_joined() -> None:
-    play = Play(nodes=3)
-    assert play.says(2, "hello") == play.says(0, "hello") == play.says(2, "hello") == []
-    play.says(1, "hello")
-    assert play.orders() == ["spawn"]
-
-
 def test_trainers_start_only_when_every_pserver_is_ready_and_learn_their_addresses_by_rank() -> None:
     play = Play(nodes=3).reach("pservers")
     play.ready(2)
@@ -84,18 +77,6 @@ def test_the_run_fails_if_ports_are_taken_again_and_again() -> None:
     assert play.ended()["cause"]["rank"] == 0
 
 
-def test_a_process_that_stops_while_all_start_again_is_waited_for() -> None:
-    play = Play(nodes=2, processes=TORCH)
-    play.says(0, "hello")
-    play.says(1, "hello")
-    play.exits("trainer", 0, 1, port_taken=True)
-    play.says(0, "stop_wanted")
-    play.says(0, "idle")
-    assert play.lead.phase == "stopping"
-    play.says(1, "idle")
-    assert play.ended()["state"] == "stopped"
-
-
 @pytest.mark.parametrize(("leave", "state"), [(True, "succeeded"), (False, "failed")])
 def test_pservers_may_exit_before_the_trainers_only_if_the_engine_allows_it(leave: bool, state: str) -> None:
     play = Play(nodes=1, pservers_leave=leave).reach("running")
@@ -113,15 +94,6 @@ def test_a_trainer_that_is_done_before_another_has_started_does_not_end_the_run(
     assert play.lead.phase == "running"
     play.exits("trainer", 1)
     assert play.lead.phase == "finishing"
-
-
-def test_a_run_finishes_even_if_all_trainers_are_done_before_the_last_one_was_reported_running() -> None:
-    play = Play(nodes=2).reach("trainers")
-    play.running(0)
-    play.exits("trainer", 0)
-    play.exits("trainer", 1)
-    play.running(1)
-    assert play.phases()[-2:] == ["running", "finishing"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -142,17 +114,6 @@ def test_a_failing_process_stops_the_whole_run_in_any_phase(phase: str) -> None:
         "exit_code": 3,
         "tail": ["last words"],
     }
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_failure_of_a_node_stops_the_whole_run_in_any_phase(phase: str) -> None:
-    play = Play().reach(phase)
-    play.says(1, "failed", message="cannot start 'nope'", role="trainer", rank=1)
-    play.says(0, "idle")
-    play.says(1, "idle")
-    ended = play.ended()
-    assert ended["state"] == "failed"
-    assert (ended["cause"]["node"], ended["cause"]["message"]) == (1, "cannot start 'nope'")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -233,18 +194,6 @@ def test_a_suspect_node_that_sends_again_has_rejoined_and_nothing_is_stopped() -
     assert play.lead.phase == "running"
 
 
-def test_a_node_that_never_says_hello_is_lost_after_the_grace_period_and_ends_the_run() -> None:
-    play = Play(nodes=3)
-    play.says(0, "hello")
-    play.says(1, "hello")
-    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
-    assert play.noted("suspect") == []
-    assert [note["node"] for note in play.noted("lost")] == [2]
-    play.says(0, "idle")
-    play.says(1, "idle")
-    assert play.ended()["not_heard_of"] == [2]
-
-
 def test_an_idle_node_may_be_silent() -> None:
     play = Play().reach("running")
     play.exits("trainer", 1)
@@ -263,29 +212,3 @@ def test_a_node_that_never_answers_a_stop_does_not_delay_the_end_forever() -> No
     play.pass_time(2, alive=(0, 1))
     ended = play.ended()
     assert (ended["state"], ended["not_heard_of"]) == ("stopped", [1])
-
-
-def test_messages_after_the_end_change_nothing() -> None:
-    play = Play().reach("finishing")
-    play.says(0, "idle")
-    play.says(1, "idle")
-    count = len(play.actions)
-    play.exits("pserver", 1, 1)
-    play.says(1, "stop_wanted")
-    play.says(0, "hello")
-    play.ready(0)
-    play.lose(1)
-    play.pass_time(100)
-    assert len(play.actions) == count
-
-
-def test_a_manifest_is_written_when_every_pserver_has_saved() -> None:
-    play = Play(nodes=3).reach("running")
-    for rank in (2, 0):
-        assert play.says(rank, "saved", rank=rank, tag="pass-00000", step=7) == []
-    assert play.says(0, "saved", rank=0, tag="pass-00001", step=14) == []
-    play.says(1, "saved", rank=1, tag="pass-00000", step=7)
-    (manifest,) = play.manifests()
-    assert manifest.tag == "pass-00000"
-    assert [receipt["rank"] for receipt in manifest.receipts] == [0, 1, 2]
-    assert play.noted("saved") == [{"event": "saved", "tag": "pass-00000", "step": 7, "complete": True}]

@@ -232,22 +232,6 @@ def test_wait_keeps_orders_for_a_node_that_is_cut_off_until_it_is_back() -> None
     assert play.lead.phase == "finishing"
 
 
-def test_a_new_supervisor_of_a_node_that_was_waited_for_gets_its_orders() -> None:
-    play = go(loss="wait")
-    play.lose(2)
-    play.says(2, "hello", new=True)
-    assert (orders(play, "respawn")[-1]["rank"], orders(play, "respawn")[-1]["attempt"]) == (2, 3)
-    play.lose(1)
-    assert play.lead.phase == "gathering"
-    play.says(0, "hello", epoch=1)
-    play.says(2, "hello", epoch=1)
-    play.says(1, "hello", new=True)
-    assert orders(play, "again")[-1]["epoch"] == 1
-    assert play.lead.phase == "gathering"
-    play.says(1, "hello", epoch=1)
-    assert play.lead.phase == "pservers"
-
-
 @pytest.mark.parametrize("phase", ["gathering", "pservers", "trainers", "running", "finishing"])
 def test_a_node_that_considered_the_lead_lost_is_lost_to_the_lead(phase: str) -> None:
     """The lead's machine was stopped for longer than the grace period; then it reads what the others sent."""

@@ -112,16 +112,6 @@ def trainers(count: int) -> list[tuple[str, int, int]]:
     return [("trainer", rank, 0) for rank in range(count)]
 
 
-def test_a_roll_back_makes_a_checkpoint_void_that_lacks_a_state() -> None:
-    play = Play(nodes=2, policy=Policy(restarts={"pserver": 1})).reach("running")
-    piece(play, 0, 10, 0)
-    piece(play, 1, 10, 0)
-    play.exits("pserver", 1, 1)
-    assert state(play, 0, 10) == [], "of an attempt that is over"
-    state(play, 0, 10, attempt=2)
-    assert play.manifests() == []
-
-
 def test_a_trainer_that_lost_its_state_brings_all_back_to_the_newest_checkpoint() -> None:
     play = Play(nodes=2, policy=Policy(restarts={"trainer": 1})).reach("running")
     complete(play, 10)

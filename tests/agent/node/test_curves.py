@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.node.curves import MOST_LEFT, MOST_NAMES, NAME_CHARS, ProcessCurves
+from clusterctl.agent.node.curves import ProcessCurves
 from clusterctl.common.curves import Bucket
 
 T = 1.7e9
@@ -87,45 +87,12 @@ def test_the_figures_of_a_pserver_are_curves_with_the_staleness_since_the_event_
     assert len(curves["step", "send_s"]) == 5
 
 
-def test_metrics_beyond_a_limit_are_counted_and_long_names_are_cut() -> None:
-    process = ProcessCurves()
-    names = ["n" * 1000, *(f"metric {number}" for number in range(MOST_NAMES + 49))]
-    for t in range(3):
-        process.add(event("log", t, step=t, values=dict.fromkeys(names, 1.0)))
-        process.add(event("step", t, step=t, loss=1.0, tables=[{"name": "word", "rows": 1}]))
-    curves = {(curve["of"], curve["name"]): curve for curve in process.curves(10)}
-    assert process.left == 50
-    assert len(curves) == MOST_NAMES + 2
-    assert len(curves["log", "n" * NAME_CHARS]["buckets"]) == 3
-    for number in range(MOST_LEFT + 100):
-        process.add(event("log", number, values={f"new {number}": 1}))
-    assert process.left == MOST_LEFT
-
-
 def test_points_are_in_order_of_time_even_if_the_clock_was_set_back() -> None:
     events = [event("step", t, step=step, loss=float(t)) for step, t in enumerate((5, 6, 1, 2, 3, 5))]
     assert [bucket[9] for bucket in reduced(events)["step", "loss"]] == [1, 2, 3, 5, 5, 6]
     assert [bucket[2] for bucket in reduced(events)["step", "loss"]] == [2, 3, 4, 0, 5, 1]
     (bucket,) = reduced(events, 1)["step", "loss"]
     assert bucket == (T + 1, T + 6, 0, 5, 6, 6.0, 1.0, 6.0, pytest.approx(22 / 6), 6.0, 0)
-
-
-def test_huge_values_have_a_mean() -> None:
-    huge = 1.7e308
-    events = [event("log", t, values={"a": huge, "b": -huge if t % 2 else huge}, weight=1e18) for t in range(4)]
-    curves = reduced(events, 1)
-    assert curves["log", "a"][0][4:] == (4, 4e18, huge, huge, pytest.approx(huge), huge, 0)
-    assert curves["log", "b"][0][4:] == (4, 4e18, -huge, huge, pytest.approx(0, abs=1e300), -huge, 0)
-
-
-def test_a_weight_of_zero_counts_as_one_only_if_all_are_zero() -> None:
-    def mean(*weights: Any) -> Any:
-        events = [event("log", t, values={"a": t}, weight=weight) for t, weight in enumerate(weights)]
-        return reduced(events, 1)["log", "a"][0][8]
-
-    assert mean(0, 2, 0) == 1
-    assert mean(0, 0, 0, 0) == 1.5
-    assert mean(None, "x", -5, math.nan, math.inf, True, 10**400) == 3, "what is no weight is 1"
 
 
 class Point(NamedTuple):

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.node import log_files
-from clusterctl.agent.node.log_files import INDEX_ENTRY, LONGEST_LINE, LoggedLine, LogReader, LogWriter
-from clusterctl.agent.node.log_index import LogIndex
+from clusterctl.agent.node.log_files import INDEX_ENTRY, LoggedLine, LogReader, LogWriter
 
 
 class Clock:
@@ -43,12 +42,6 @@ def texts(lines: list[LoggedLine]) -> list[bytes]:
     return [line.text for line in lines]
 
 
-def test_the_log_holds_exactly_the_bytes_that_were_written(tmp_path: Path) -> None:
-    pieces = [b"one\r", b"\x1b[31mtwo\0\n", b"\xff\xfe\n\n", b"no end"]
-    write(tmp_path, *pieces).close()
-    assert (tmp_path / "train.log").read_bytes() == b"".join(pieces)
-
-
 def test_every_line_has_the_time_of_its_first_byte_and_the_offset_of_its_end(tmp_path: Path) -> None:
     write(tmp_path, b"a\nb", b"b\n", b"c\n")
     assert read(tmp_path) == [LoggedLine(1000, b"a", 2), LoggedLine(1000, b"bb", 5), LoggedLine(1002, b"c", 7)]
@@ -66,24 +59,6 @@ def test_every_line_stays_readable_when_the_clock_is_set_back(tmp_path: Path) ->
         clock.t = t
         writer.write(b"x\n")
     assert [line.t for line in read(tmp_path)] == [1000.0, 900.0, 900.5]
-
-
-def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
-    assert read(tmp_path) == []
-    reader = LogReader(tmp_path, "train")
-    reader.seek_tail(5)
-    assert list(reader.lines(final=True)) == []
-
-
-@pytest.mark.parametrize("length", [LONGEST_LINE, 5 * LONGEST_LINE + 7])
-def test_an_overlong_line_is_read_in_pieces_and_nothing_is_lost(tmp_path: Path, length: int) -> None:
-    write(tmp_path, b"before\n", b"x" * length, b"\nafter\n")
-    lines = read(tmp_path)
-    assert texts(lines)[0] == b"before"
-    assert texts(lines)[-1] == b"after"
-    assert b"".join(texts(lines)[1:-1]) == b"x" * length
-    assert lines[-1].end == length + 14
-    assert max(map(len, texts(lines))) == min(length, LONGEST_LINE)
 
 
 def test_the_tail_of_a_log_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:
@@ -177,17 +152,6 @@ def peak_bytes(call: object) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def test_looking_up_times_opens_the_index_no_more_than_once_for_each_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, b"x\n" * 1000)
-    looks: list[int] = []
-    really = LogIndex.times
-    monkeypatch.setattr(LogIndex, "times", lambda self, *part: (looks.append(1), really(self, *part))[1])
-    assert len(read(tmp_path)) == 1000
-    assert len(looks) <= 3
 
 
 @settings(max_examples=20)

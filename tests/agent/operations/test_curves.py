@@ -15,7 +15,6 @@ from clusterctl.agent.operations.curves import curves
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
-from clusterctl.common.requests import MOST_BUCKETS
 
 PROCESSES = [
     {"role": "pserver", "rank": 3, "index": 0},
@@ -82,15 +81,6 @@ def test_torn_lines_are_skipped_however_many_they_are(run: RunPaths) -> None:
     assert [bucket[0] for bucket in messages[0]["curves"][0]["buckets"]] == [1.7e9, 1.7e9 + 1]
 
 
-def test_curves_have_at_most_as_many_buckets_as_asked_for(run: RunPaths) -> None:
-    run.events.write_bytes(b"".join(line("trainer", 6, t=1.7e9 + t, step=t) for t in range(3000)))
-    for asked, got in ((1, 1), (7, 7), (MOST_BUCKETS, MOST_BUCKETS)):
-        (message,), _ = ask(run, buckets=asked)
-        buckets = message["curves"][0]["buckets"]
-        assert len(buckets) == got
-        assert sum(bucket[4] for bucket in buckets) == 3000
-
-
 def test_curves_of_very_many_metrics_are_sent_in_several_messages(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,8 +100,3 @@ def test_a_job_that_was_never_started_has_no_curves(run: RunPaths) -> None:
     assert (messages, done["run"], done["at"]) == ([], None, 0)
     with pytest.raises(AgentError, match="there is no job"):
         ask(run, ref="JOB20261121-999999")
-
-
-def test_a_run_without_events_has_no_curves(run: RunPaths) -> None:
-    messages, done = ask(run)
-    assert (messages, done["run"], done["at"]) == ([], "0001", 0)

@@ -153,14 +153,6 @@ def test_bytes_that_are_not_text_are_replaced(node: Node) -> None:
     assert node.texts() == ["\ufffd\ufffd\0ok"]
 
 
-def test_the_tail_is_the_last_lines_of_one_process(node: Node) -> None:
-    for n in range(10):
-        node.say(n, "trainer6", f"{n}\n")
-    assert node.texts(tail=3) == ["7", "8", "9"]
-    assert node.texts(tail=2, grep="[0-5]") == ["4", "5"]
-    assert node.texts(tail=0) == []
-
-
 @pytest.mark.parametrize("more", [{}, {"grep": "line"}])
 def test_the_tail_is_the_last_lines_of_each_process(node: Node, more: dict[str, Any]) -> None:
     for n in range(5):
@@ -177,13 +169,6 @@ def test_the_tail_since_a_time_is_the_last_matching_lines_since_then(node: Node)
     assert node.texts(since=17, tail=3, grep="[24680]$") == ["18"]
     assert node.texts(since=18, tail=5) == ["18", "19"]
     assert node.texts(since=30, tail=5) == []
-
-
-def test_lines_since_a_time_include_those_from_before_the_clock_was_set_back(node: Node) -> None:
-    for n, t in enumerate((1, 50, 2, 3, 60, 4)):
-        node.say(t, "trainer6", f"{n}\n")
-    assert node.texts(since=40) == ["1", "4"]
-    assert node.texts(since=40, tail=1) == ["4"]
 
 
 def test_following_begins_with_the_last_matching_lines(node: Node) -> None:
@@ -234,14 +219,6 @@ def test_a_job_that_never_ran_has_no_logs_and_reports_so(tmp_path: Path) -> None
     with pytest.raises(AgentError) as raised:
         logs(tmp_path, {"ref": JOB}, Peer(-1, -1))
     assert raised.value.kind == "no_run"
-
-
-def test_following_a_finished_run_sends_everything_once_and_ends(node: Node) -> None:
-    node.event(event="phase", phase="running")
-    node.say(1, "trainer6", "a\nlast words")
-    messages = node.ask(follow)
-    assert [e["event"] for m in messages for e in m.get("events", ())] == ["phase"]
-    assert [row[2] for m in messages for row in m.get("lines", ())] == ["a", "last words"]
 
 
 def test_following_continues_where_it_left_off(node: Node) -> None:

@@ -144,18 +144,6 @@ def test_the_package_that_pip_works_on_is_known_from_its_output(output: str, pac
         assert _current_package(f.fileno()) == package
 
 
-def test_only_missing_wheels_are_requested(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
-    with asked(home, REQUEST) as call:
-        install(call, lock, store)
-    more = [*lock, store.adopt(make_wheel(tmp_path, "more", "2", {"more.py": ""}))]
-    with asked(home, {**REQUEST, "requirements": ["tiny", "more"]}) as call:
-        call.receive()
-        call.send({"do": "offer", "lock": more, "online": False, "options": []})
-        assert call.receive() == {"missing": [1]}
-
-
 def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
@@ -401,15 +389,6 @@ def test_a_lock_that_names_more_than_wheels_is_refused(tmp_path: Path) -> None:
             call.receive()
 
 
-def test_an_unknown_order_is_an_error(tmp_path: Path) -> None:
-    with asked(tmp_path / "home", REQUEST) as call:
-        call.receive()
-        call.send({"do": "dance", "lock": []})
-        with pytest.raises(Exception, match="does not know 'dance'"):
-            call.receive()
-    assert ask(tmp_path / "home", {"op": "jobs"}) == {"jobs": []}
-
-
 # Pure functions.
 
 
@@ -502,12 +481,6 @@ def test_a_node_that_disconnects_while_sending_wheels_does_not_affect_others(tmp
     work._gather(NodeGroup(platform_of([facts()]), list(cluster.nodes), [wheel]))
     assert [(id_, error.node) for id_, error in work._errors.items()] == [(0, "node0")]
     assert work._downloads.store.has(wheel)
-
-
-def test_a_wheel_is_described_by_its_bytes(tmp_path: Path) -> None:
-    path = tiny(tmp_path)
-    wheel = describe(path)
-    assert (wheel.name, wheel.version, wheel.size) == ("tiny", "1.0", path.stat().st_size)
 
 
 def test_the_names_of_required_projects_are_known_unless_they_are_in_other_places() -> None:

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent.specs import make_process
-from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.supervisor import child as child_module
 from clusterctl.agent.supervisor import event_log
-from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.event_log import PAUSED_S, SNAPSHOT_S, EventLog
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, RunPaths
-from clusterctl.common.procfs import Identity
 
 
 @pytest.fixture
@@ -24,16 +19,6 @@ def run(tmp_path: Path) -> RunPaths:
     made = JobPaths(tmp_path / "JOB").run("0001")
     made.dir.mkdir(parents=True)
     return made
-
-
-class Alive(Child):
-    """A process that was started, or, without a pid, was not."""
-
-    def __init__(self, role: str, rank: int, pid: int | None, attempt: int = 1) -> None:
-        super().__init__(make_process(role, rank), EventLoop(), lambda *_: None, lambda *_: None, attempt)
-        self.identity = Identity(pid, 0, "") if pid is not None else None
-
-    alive = True  # type: ignore[assignment]
 
 
 def begin(run: RunPaths) -> EventLog:
@@ -55,34 +40,6 @@ def test_a_supervisor_that_did_not_run_for_a_while_records_it_once(
         written.heartbeat()
     (paused,) = events(run)
     assert (paused["event"], paused["paused_s"]) == ("paused", PAUSED_S + 40.0)
-
-
-def test_cpu_and_memory_of_live_processes_are_recorded_every_ten_seconds(
-    run: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, used_s = [1000.0], {1: 3.0, 2: 0.0}
-    monkeypatch.setattr(child_module, "cpu_and_memory", lambda pid: (used_s[pid], 4096 * pid))
-    children = [Alive("trainer", 4, pid=1), Alive("pserver", 2, pid=2, attempt=3), Alive("trainer", 5, pid=None)]
-    log = EventLog(run, 0, lambda: children, lambda: now[0])
-    for second in range(36):
-        log.heartbeat()
-        now[0] += 1.0
-        used_s[1] += 0.5 if second < 10 else 2.0
-        used_s[2] += 0.125
-        if second == 25:
-            children[1] = Alive("pserver", 2, pid=2, attempt=4)
-    usage = events(run)
-    names = ("event", "role", "rank", "attempt", "cpu", "memory")
-    assert [tuple(event[name] for name in names) for event in usage] == [
-        ("usage", "trainer", 4, 1, 0.5, 4096),
-        ("usage", "pserver", 2, 3, 0.125, 8192),
-        ("usage", "trainer", 4, 1, 2.0, 4096),
-        ("usage", "pserver", 2, 3, 0.125, 8192),
-        ("usage", "trainer", 4, 1, 2.0, 4096),
-    ], "the fourth attempt of the pserver has not lived for ten seconds"
-    state = read_json(run.state)
-    assert state is not None
-    assert state["last_event"] is None, "it is not an event to show"
 
 
 def test_a_pause_is_recorded_before_the_events_detected_after_it(

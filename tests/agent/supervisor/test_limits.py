@@ -90,13 +90,6 @@ def test_a_real_out_of_memory_kill_is_distinguished_from_another_kill(small_grou
     assert done.stdout.splitlines() == ["-9 True", "-9 False"], done.stderr
 
 
-def test_a_process_starts_with_its_limits() -> None:
-    limit = limiter(Limits(memory_limit_mb=500, open_files=64))
-    show = "import resource as r; print(r.getrlimit(r.RLIMIT_AS), r.getrlimit(r.RLIMIT_NOFILE))"
-    done = subprocess.run([sys.executable, "-c", show], preexec_fn=limit, capture_output=True, text=True, check=True)
-    assert done.stdout == "(500000000, 500000000) (64, 64)\n"
-
-
 def test_asking_for_more_open_files_than_the_node_allows_is_refused_with_its_limit() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most == resource.RLIM_INFINITY:

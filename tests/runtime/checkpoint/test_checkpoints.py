@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import threading
 from collections.abc import Sequence
@@ -296,14 +295,6 @@ def test_a_saved_model_is_not_a_checkpoint(world: World, tmp_path: Path) -> None
         open_checkpoint(tmp_path / TAG)
     with pytest.raises(ModelError, match="no pieces of a checkpoint"):
         open_checkpoint(tmp_path)
-
-
-def test_the_manifest_of_a_checkpoint_records_where_its_pieces_are(saved: Path) -> None:
-    manifest = json.loads((saved / "manifest.json").read_text())
-    assert manifest["checkpoint"] is True
-    assert (manifest["lanes"], manifest["trainers"], manifest["pservers"]) == ([2, 2], 3, 3)
-    assert [file["node"] for file in manifest["files"]] == [0, 1, 2]
-    assert manifest["tables"]["word"]["held"] == len(World().rows["word"].ids)
 
 
 def test_without_sync_a_receipt_records_the_step_of_each_trainer(world: World, tmp_path: Path) -> None:

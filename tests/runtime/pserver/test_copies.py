@@ -15,7 +15,6 @@ from clusterctl.runtime import SGD, Adagrad, load_model
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.pserver.copying import LaneCopies
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_cut import Moment
 from clusterctl.runtime.pserver.lane_state import CopiedCut, Output
 from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.store import growable as slices
@@ -71,18 +70,6 @@ def value_in(outputs: list[Output]) -> float:
     return float(save.tables[0].current[0])
 
 
-def test_a_step_that_is_complete_is_applied_after_the_copy_that_it_makes_due() -> None:
-    lane = SavingLane("sync")
-    assert answered(lane.save(0, "pass-00000", at_pass_end=True)) == [(0, 800)]
-    assert lane.push(0, 0) == []
-    assert lane.push(1, 0) == [], "trainer 1 has not ended the pass, so the model is one of before its push"
-    assert (lane.is_saving(), lane.core.step) == (True, 0)
-    made, then = lane.finish()
-    assert value_in(made) == 0.0
-    assert (sorted(answered(then)), lane.core.step, lane.is_saving()) == ([(0, 100), (1, 100)], 1, False)
-    assert lane.pull() != 0.0
-
-
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp(3)", "geo(2)"])
 def test_pulls_are_answered_and_pushes_wait_until_the_tables_are_copied(mode: str) -> None:
     lane = SavingLane(mode)
@@ -97,33 +84,6 @@ def test_pulls_are_answered_and_pushes_wait_until_the_tables_are_copied(mode: st
     assert value_in(made) == 0.0
     expected = [(1, 901)] if mode == "sync" else [(1, 100), (1, 901)]
     assert (sorted(answered(then)), lane.core.step) == (expected, len(expected) - 1)
-
-
-def test_a_copy_for_a_cut_has_the_pushes_of_the_cut_and_none_after_it() -> None:
-    lane = SavingLane("async")
-    lane.push(0, 0)
-    lane.core.policy.hold_cut(1)
-    assert lane.push(1, 0) == []
-    out = lane.core.do(lambda core: core.policy.make_cut(1, Moment((1, 0), 1, 0, 1)))
-    assert (out, lane.core.policy.copied_cut) == ([], 1)
-    assert lane.push(0, 1) == []
-    made, then = lane.finish()
-    assert value_in(made) == 1.0
-    assert sorted(answered(then)) == [(0, 110), (1, 100)]
-    assert lane.pull() == 3.0
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_trainer_that_leaves_meanwhile_leaves_afterwards(mode: str) -> None:
-    lane = SavingLane(mode)
-    lane.save(0, "mine")
-    lane.push(0, 0)
-    assert lane.leave(1) == []
-    assert lane.core.do(lambda core: core.drop([1])) == []
-    _, then = lane.finish()
-    assert lane.core.step == 1
-    assert (0, 100) in answered(then)
-    assert lane.core.trainers[1].left
 
 
 def test_messages_beyond_the_bound_are_not_kept_and_not_reported_as_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from clusterctl.runtime.pserver.lane_state import CopiedCut, DueCut, HeldCut, La
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
-from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import ThreadCluster, thread_cluster
@@ -114,35 +113,6 @@ def test_replies_announce_a_checkpoint_to_trainers_and_not_a_model() -> None:
         assert reply.message.cut == announced
 
 
-def test_a_lane_waits_for_the_pushes_that_another_lane_has() -> None:
-    lane = LaneOfTwo()
-    lane.core.policy.hold_cut(1)
-    assert lane.core.policy.make_cut(1, Moment((0, 2), 2, 0, 1)) == []
-    assert answered(lane.push(0, 0)) == []
-    assert answered(lane.push(1, 0)) == [(1, 100)]
-    last = lane.push(1, 1)
-    assert copied(last) == (2, [0, 2], 2.0)
-    assert answered(last) == [(1, 110), (0, 100)]
-
-
-def test_what_a_dropped_trainer_has_sent_to_all_lanes_counts_on_all() -> None:
-    """One lane has applied its last push; on this one it waits for the cut."""
-    lane = LaneOfTwo()
-    lane.core.policy.hold_cut(1)
-    lane.push(1, 0)
-    lane.core.drop([1])
-    assert (lane.pull(), lane.core.policy.cut) == (1.0, None)
-
-
-def test_a_trainer_whose_next_attempt_makes_a_table_late_goes_on_there() -> None:
-    """Its first attempt had made the table on this lane, and the second pushes to other lanes for a while."""
-    lane = LaneOfTwo()
-    lane.push(0, 0)
-    lane.begin(0)
-    lane.core.handle(0, wire.Message(wire.CREATE, 0, 2, attempt=2, step=5, parts=[wire.json_part(SPEC.to_json())]))
-    assert answered(lane.push(0, 5)) == [(0, 150)]
-
-
 def test_a_push_that_has_begun_is_part_of_the_cut() -> None:
     lane = LaneOfTwo()
     lane.push(0, 0, pieces=2)
@@ -170,60 +140,11 @@ def test_no_more_pushes_are_held_than_may_be_on_their_way() -> None:
     assert refused.message.kind == wire.ERROR
 
 
-def test_a_new_table_waits_for_the_end_of_the_cut() -> None:
-    lane = LaneOfTwo(new=True)
-    lane.core.policy.hold_cut(1)
-    assert lane.create(0) == []
-    assert lane.held(0) == [2]
-    out = lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1))
-    assert [type(output) for output in out] == [CopiedCut, Reply]
-    assert out[0].table_sum == 0  # type: ignore[union-attr]
-
-
-def test_a_trainer_without_a_table_here_and_one_that_has_left_are_not_waited_for() -> None:
-    lane = LaneOfTwo(new=True, number=1)
-    lane.create(0)
-    lane.core.policy.hold_cut(1)
-    assert any(isinstance(output, CopiedCut) for output in lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)))
-    lane = LaneOfTwo()
-    lane.core.policy.hold_cut(1)
-    assert lane.core.policy.make_cut(1, Moment((0, 7), 7, 0, 1)) == []
-    assert [type(output) for output in lane.core.leave([1])] == [CopiedCut]
-
-
-def test_a_new_attempt_replaces_what_the_old_one_had_sent() -> None:
-    lane = LaneOfTwo()
-    lane.core.policy.hold_cut(1)
-    lane.push(0, 0)
-    assert lane.begin(0)["step"] == 0
-    assert lane.core.policy.drop_cut() == []
-    assert lane.pull() == 0.0
-    assert answered(lane.push(0, 0)) == [(0, 100)]
-
-
-def test_a_cut_ends_with_its_epoch() -> None:
-    lane = LaneOfTwo()
-    lane.core.policy.hold_cut(1)
-    lane.push(0, 0)
-    assert lane.core.begin_epoch(1) == []
-    assert lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1)) == []
-    assert lane.core.policy.cut is None
-
-
 def test_orders_about_another_cut_are_ignored() -> None:
     lane = LaneOfTwo()
     lane.core.policy.hold_cut(2)
     assert lane.core.policy.make_cut(1, Moment((0, 0), 0, 0, 1)) == lane.core.policy.drop_cut(1) == []
     assert lane.core.policy.cut is not None
-
-
-def test_in_ssp_the_answer_of_one_that_is_ahead_waits_for_the_slowest_and_not_for_the_cut() -> None:
-    lane = LaneOfTwo("ssp(0)")
-    assert answered(lane.push(0, 0)) == []
-    lane.core.policy.hold_cut(1)
-    out = lane.core.policy.make_cut(1, Moment((1, 0), 1, 0, 1))
-    assert (copied(out), answered(out)) == ((1, [1, 0], 1.0), [])
-    assert sorted(answered(lane.push(1, 0))) == [(0, 100), (1, 100)]
 
 
 def test_a_cut_by_the_clock_is_due_when_there_is_something_new() -> None:
@@ -233,14 +154,6 @@ def test_a_cut_by_the_clock_is_due_when_there_is_something_new() -> None:
     assert lane.core.request_cut(1) == [DueCut(1)]
     assert lane.core.request_cut(1) == []
     assert lane.core.request_cut(2) == [DueCut(2)]
-
-
-def test_a_probe_of_a_new_attempt_is_answered_before_its_hello_in_any_epoch() -> None:
-    lane = LaneOfTwo()
-    lane.core.begin_epoch(1)
-    [reply] = lane.core.handle(0, wire.Message(wire.PROBE, 0, 7, attempt=2))
-    assert isinstance(reply, Reply)
-    assert reply.message.kind == wire.STATE
 
 
 # Runs with all lanes, and the lead's coordinator.
@@ -297,23 +210,6 @@ def test_a_trainer_that_blocks_in_its_reader_stops_neither_the_others_nor_their_
     assert cluster.lead.dropped == []
 
 
-def test_a_checkpoint_of_the_last_push_does_not_take_the_place_of_the_last_model(tmp_path: Path) -> None:
-    with thread_cluster(tmp_path, 2, 1, mode="async", checkpoints=True, save_every={"unit": "step", "n": 5}) as cluster:
-
-        def program(ps: Session) -> None:
-            w = ps.dense("w", 3, SGD(1.0))
-            for batch in ps.steps(lambda pass_, rng: range(9), passes=1):
-                ps.push({w: np.ones(3)}, samples=1)
-                if batch == 4:
-                    break
-            ps._parameters.settle()
-            cluster.lead.wait_for_cut()
-
-        cluster.train(program)
-    assert list(checkpoints(cluster)) == ["step-000000005"]
-    assert models(cluster) == ["pass-00000"]
-
-
 def test_a_cut_that_is_copied_is_not_given_up(tmp_path: Path) -> None:
     """A lane has copied, and applies what it has held before it says so."""
     with thread_cluster(tmp_path, 1, 1, mode="async", checkpoints=True) as cluster:
@@ -342,33 +238,3 @@ def test_values_do_not_change_while_the_program_works(tmp_path: Path) -> None:
 
         cluster.train(program)
     assert len(checkpoints(cluster)) > 2
-
-
-def test_a_cut_without_a_push_that_one_pserver_has_is_dropped_by_name_and_the_next_one_is_made(tmp_path: Path) -> None:
-    with thread_cluster(tmp_path, 2, 2, mode="async", checkpoints=True, save_every={"unit": "s", "n": 1e9}) as cluster:
-        for pserver in cluster.pservers:
-            pserver.cuts._patience_s = 0.2
-        dying, other = cluster.session(0), cluster.session(1)
-        tables = [ps.dense("w", 3, SGD(1.0)) for ps in (dying, other)]
-        assert [table.value.any() for table in tables] == [False, False]  # they are made
-        push = dying._client._push_maker(StepContext(0, 0, False), 1)(0, 0, 1, [])
-        dying._client._link.post(0, push, lambda reply: None)
-        assert wait_until(lambda: cluster.cores[0].trainers[0].pushed == 1)
-        cluster.lanes[0].submit(lambda core: core.request_cut())
-        assert wait_until(lambda: bool(cluster.lead.dropped))
-        [event] = cluster.lead.dropped
-        assert event["trainers"] == [0]
-        assert "a push of trainer0 did not reach all pservers in 5 s" in event["message"]
-        dying._client.close()
-
-        def train(ps: Session, table: Any) -> None:
-            for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
-                ps.push({table: np.ones(3)}, samples=1)
-
-        with other:
-            train(other, tables[1])
-            with cluster.session(0, attempt=2) as again:
-                train(again, again.dense("w", 3, SGD(1.0)))
-                cluster.lanes[0].submit(lambda core: core.request_cut())
-                assert wait_until(lambda: len(checkpoints(cluster)) == 1)
-    assert list(checkpoints(cluster).values()) == [6]

@@ -12,18 +12,11 @@ import numpy as np
 import pytest
 
 from clusterctl.common.manifest import is_scheduled_tag, pass_of, step_tag
-from clusterctl.common.modes import Mode, SaveInterval
+from clusterctl.common.modes import SaveInterval
 from clusterctl.runtime import SGD, load_model
-from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import CHECKPOINT, MODEL, CutSchedule
-from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.lane_state import LaneState, Output
-from clusterctl.runtime.table.initializers import zeros
-from clusterctl.runtime.table.sharding import Layout
-from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.session import Session
-from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import ThreadCluster, thread_cluster
 
 STEPS = 6  # of a pass
@@ -162,56 +155,3 @@ def test_what_the_program_saves_is_not_of_the_schedule_and_cannot_take_its_tags(
     assert tags(cluster) == ["mine", "pass-00000"]
     assert [tag for tag in (*tags(cluster), "step-000000007", "at-step-7") if is_scheduled_tag(tag)] == ["pass-00000"]
     assert [pass_of(tag) for tag in ("pass-00012", step_tag(12), "pass-1")] == [12, None, None]
-
-
-class AsyncLane:
-    """A lane of an async run with two trainers that have made a table there."""
-
-    def __init__(self) -> None:
-        self.core = ServerCore(LaneState(0, Layout(1), 2, mode=Mode("async"), save_model_every=SaveInterval("end", 0)))
-        self._request = 0
-        self.spec = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
-        for rank in range(2):
-            self.send(wire.HELLO, rank, {"trainers": 2})
-            self.send(wire.CREATE, rank, self.spec.to_json())
-
-    def send(self, kind: int, rank: int, facts: dict[str, Any] | None = None, **fields: Any) -> list[Output]:
-        self._request += 1
-        parts = [] if facts is None else [wire.json_part(facts)]
-        return self.core.handle(rank, wire.Message(kind, rank, self._request, parts=parts, **fields))
-
-    def push(self, rank: int, step: int, pass_: int, batch: int, *, last: bool = False) -> None:
-        flags = wire.LAST_OF_PASS if last else 0
-        self.send(wire.PUSH, rank, step=step, pass_=pass_, batch=batch, samples=1, flags=flags)
-
-    def end_pass(self, rank: int) -> list[Output]:
-        return self.send(wire.SAVE, rank, {"tag": "pass-00000"}, flags=wire.END_OF_PASS)
-
-    def leave(self) -> list[str]:
-        outputs = [output for rank in range(2) for output in self.send(wire.BYE, rank)]
-        return [output.tag for output in outputs if isinstance(output, Save)]
-
-
-@pytest.mark.parametrize("late_push", [False, True])
-def test_lanes_choose_the_same_tag_for_the_last_values_whatever_the_order_of_messages(late_push: bool) -> None:
-    """The last push of trainer 0, of a pass that it does not end, comes before or after trainer 1 has ended its own."""
-    lane = AsyncLane()
-    lane.push(0, 0, 0, 0, last=True)
-    lane.end_pass(0)
-    if not late_push:
-        lane.push(0, 1, 1, 0)
-    lane.push(1, 0, 0, 0, last=True)
-    assert not any(isinstance(output, Save) for output in lane.end_pass(1))
-    if late_push:
-        lane.push(0, 1, 1, 0)
-    assert lane.leave() == ["pass-00001"]
-
-
-def test_a_repeated_request_for_a_skipped_model_is_answered_and_the_last_values_are_saved_once() -> None:
-    lane = AsyncLane()
-    for rank in range(2):
-        lane.push(rank, 0, 0, 0, last=True)
-        lane.end_pass(rank)
-    assert [type(output).__name__ for output in lane.end_pass(1)] == ["Reply"]
-    assert lane.leave() == ["pass-00000"]
-    assert lane.leave() == []

@@ -169,16 +169,6 @@ def test_a_successor_that_pushes_something_else_in_a_step_already_begun_is_refus
     assert "attempt 2 of trainer 1 pushed something else in step 0 than attempt 1:" in reply.json()["message"]
 
 
-def test_a_successors_push_replaces_one_that_is_still_waiting() -> None:
-    core, expected = made_core(), made_core()
-    values = pulled(core, 0)
-    send(core, push(1, 0, values, samples=9))
-    join(core, 1, attempt=2)
-    send(core, [*push(1, 0, values, samples=4, attempt=2), *push(0, 0, values)])
-    send(expected, [*push(0, 0, values), *push(1, 0, values, samples=4)])
-    assert_same(pulled(expected, 0), pulled(core, 0))
-
-
 @pytest.mark.parametrize("mode", ["async", "geo(2)"])
 @pytest.mark.parametrize("sent", range(1, 2 + PIECES))
 def test_outside_sync_a_push_of_a_killed_trainer_is_not_applied_again(mode: str, sent: int) -> None:

@@ -25,7 +25,6 @@ from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import thread_cluster
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
-PULLED = [wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)]
 
 
 def made_core(mode: str, trainers: int = 2, connected: int | None = None) -> ServerCore:
@@ -66,14 +65,6 @@ def test_pushes_are_answered_up_to_the_bound_and_pulls_wait_beyond_it(bound: int
         assert pull(core, 0, 900) == []
 
 
-def test_a_trainer_that_repeats_a_push_gets_the_values_that_it_needs_for_it() -> None:
-    """Another lane lacks the push. The others may wait there for this trainer, and it would wait for them here."""
-    core = made_core("ssp(0)")
-    push(core, 0, 0)
-    assert len(core.handle(0, wire.Message(wire.PULL, 0, 900, step=0, parts=PULLED))) == 1
-    assert core.handle(0, wire.Message(wire.PULL, 0, 901, step=1, parts=PULLED)) == []
-
-
 def test_a_delayed_pull_sees_the_push_that_released_it() -> None:
     core = made_core("ssp(0)")
     push(core, 0, 0)
@@ -82,31 +73,6 @@ def test_a_delayed_pull_sees_the_push_that_released_it() -> None:
     outputs = core.handle(1, wire.Message(wire.PUSH, 1, 100, samples=1, parts=[part]))
     [mine] = [out.message for out in outputs if isinstance(out, Reply) and out.message.request == 900]
     assert mine.parts[0].array.tolist() == [2.0] * 4
-
-
-def test_when_the_slowest_leaves_the_others_continue() -> None:
-    core = made_core("ssp(1)", trainers=3)
-    for step in range(4):
-        push(core, 1, step)
-    assert [len(push(core, 0, step)) for step in range(2)] == [1, 0]
-    gone = answered(core.handle(2, wire.Message(wire.BYE, 2, 7)))
-    assert sorted(gone) == [(0, 101), (2, 7)]
-    assert sorted(push(core, 0, 2)) == [(0, 102), (1, 103)]
-
-
-def test_a_trainer_that_returns_after_all_have_left_does_not_wait() -> None:
-    """The trainer had left too, and its process was restarted because a pserver was lost just then."""
-    core = made_core("ssp(2)")
-    for step in range(4):
-        for rank in range(2):
-            push(core, rank, step)
-    answered(core.handle(1, wire.Message(wire.BYE, 1, 200)))
-    fields = {"attempt": 2, "parts": [wire.json_part({"trainers": 2})]}
-    answered(core.handle(1, wire.Message(wire.HELLO, 1, 300, **fields)))
-    answered(core.handle(0, wire.Message(wire.BYE, 0, 200)))
-    part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
-    outputs = core.handle(1, wire.Message(wire.PULL, 1, 301, attempt=2, parts=[part]))
-    assert answered(outputs) == [(1, 301)]
 
 
 def test_a_trainer_that_has_not_joined_yet_counts_as_zero_pushes() -> None:

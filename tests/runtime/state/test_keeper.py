@@ -214,22 +214,6 @@ def test_a_run_goes_on_from_the_states_of_a_checkpoint(tmp_path: Path, saves: An
         assert_equal(cluster.train(program), expected)
 
 
-def test_a_step_cut_that_the_clock_asks_for_has_states(tmp_path: Path) -> None:
-    saves = {"checkpoints": True, "save_every": {"unit": "s", "n": 3600}}
-    with thread_cluster(tmp_path, 1, 2, **saves) as cluster:
-
-        def run(ps: Session) -> Any:
-            if ps.rank == 0:
-                cluster.lanes[0].submit(lambda core: core.request_cut())
-            return program(ps)
-
-        cluster.train(run)
-    assert cuts(tmp_path) == cuts(tmp_path, 1)
-    [(tag, step)] = cuts(tmp_path).items()
-    assert tag == f"step-{step:09d}"
-    assert (tmp_path / ".clusterctl/runs" / RUN / "checkpoints" / tag / "pserver-00000.safetensors").exists()
-
-
 def test_a_cut_due_while_a_trainer_is_away_does_not_replace_the_one_it_was_killed_at(tmp_path: Path) -> None:
     saves = {"checkpoints": True, "save_every": {"unit": "s", "n": 3600}}
     with thread_cluster(tmp_path, 1, 1, **saves) as cluster:

@@ -100,14 +100,3 @@ def test_cells_are_direct_while_that_wastes_no_pages() -> None:
     assert isinstance(make_index(100_000_000, 2, 4), DirectIndex)
     assert isinstance(make_index(100_000_000, 0, 1), HashIndex)
     assert isinstance(make_index(None, 0, 1), HashIndex)
-
-
-@pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (1023, 3), (10_000, 7)])
-def test_every_id_of_every_lane_has_its_own_cell(rows: int, lanes: int) -> None:
-    every = np.arange(rows)
-    for lane in range(lanes):
-        own = every[owners_of(every, rows, lanes) == lane]
-        book = Book(DirectIndex(rows, lane, lanes), rows)
-        book.add(own)
-        book.check(own)
-        assert book.index.bytes <= 4 * (len(own) + 2 * SLOTS)

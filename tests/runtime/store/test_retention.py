@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,6 @@ from clusterctl.runtime.table.retention import (
 from clusterctl.runtime.table.rules import SGD, Adagrad
 from clusterctl.runtime.table.sharding import SLOTS, owners_of, slots_of
 from clusterctl.runtime.table.spec import TableSpec, spec_from_json
-from clusterctl.runtime.trainer.session import Session
-from tests.runtime.cluster import thread_cluster
 
 DIM = 3
 LR, EPS = np.float32(0.5), np.float32(1e-10)
@@ -219,33 +216,6 @@ def test_any_history_on_any_lanes_matches_the_oracle(
     assert {name: gone[name] + table.counter(name) for name in gone} == oracle.gone
 
 
-def long_history(steps: int) -> list[list[tuple[int, dict[int, Any]]]]:
-    """Return ids of a drifting window: in every slot, rows are added, pushed again, and removed."""
-    rng = np.random.default_rng(2)
-    named = [
-        [(t + 1, np.unique(rng.integers(40 * step, 40 * step + 6_000, 900))) for t in range(2)] for step in range(steps)
-    ]
-    return [
-        [
-            (n, dict(zip(ids.tolist(), rng.normal(size=(len(ids), DIM)).astype(np.float32), strict=True)))
-            for n, ids in pushes
-        ]
-        for pushes in named
-    ]
-
-
-def test_the_cap_holds_in_every_slot_while_rows_are_added_and_removed() -> None:
-    table = SparseTable(spec_of(Retention(max_rows=3_000)), 0)
-    for step, pushes in enumerate(long_history(40)):
-        rows = {key: row for _, named in pushes for key, row in named.items()}
-        ids = np.array(sorted(rows))
-        table.apply([SparseGrad(np.float32(1), ids, np.array([rows[i] for i in ids.tolist()]))], np.float32(1), step)
-        held = np.bincount(slots_of(table.ids, None), minlength=SLOTS)
-        assert (held <= np.diff(np.arange(SLOTS + 1) * 3_000 // SLOTS)).all()
-    assert len(table) > 2_900
-    assert table.live().max() < 6_000  # positions are reused: memory does not grow with the number of ids seen
-
-
 @pytest.mark.parametrize("first", [0, 5_000])
 def test_a_loaded_row_counts_as_pushed_once_before_the_next_step(first: int) -> None:
     rows, one = 9 * SLOTS, np.float32(1)
@@ -365,32 +335,3 @@ GOOD = Retention(after_sightings(2), older_than(5), 2048).to_json()
 def test_a_damaged_definition_is_refused(data: Any) -> None:
     with pytest.raises(UseError):
         retention_from_json(data)
-
-
-def forgetful_program(ps: Session) -> tuple[list[float], dict[int, list[float]]]:
-    """Gradients depend on values and ids drift, so rows are added and removed, and any difference grows."""
-    retention = Retention(after_sightings(2), older_than(3), max_rows=SLOTS, sweep_every=2)
-    table = ps.embedding("e", DIM, Adagrad(0.1), retention=retention)
-    sums = []
-    for step in ps.steps(lambda pass_, rng: range(8), passes=2):
-        ids = np.random.default_rng([ps.rank, step]).integers(200 * step, 200 * step + 900, 700)
-        rows = table.pull(ids)
-        sums.append(float(rows.sum(dtype=np.float64)))
-        ps.push({table: (ids, rows * np.float32(1 + ps.rank))}, samples=ps.rank + 1 if step != 5 else 0)
-    ids = np.arange(3_000)
-    return sums, dict(zip(ids.tolist(), table.pull(ids).tolist(), strict=True))
-
-
-def test_an_embedding_evicts_the_same_rows_on_any_pservers_and_ports(tmp_path: Path) -> None:
-    results = []
-    for pservers, ports in ((1, {}), (2, {"ports_num": 1, "ports_num_for_sparse": 2})):
-        with thread_cluster(tmp_path / str(pservers), pservers, 2, **ports) as cluster:
-            trained = cluster.train(forgetful_program)
-            tables = [t for core in cluster.cores for t in core.tables.values() if isinstance(t, SparseTable)]
-            held = sorted(i for t in tables for i in t.ids.tolist())
-            counted = [
-                sum(t.counters()[name] for t in tables) for name in ("admitted", "refused", "expired", "evicted")
-            ]
-            results.append((trained, held, counted))
-    assert results[0] == results[1]
-    assert min(results[0][2]) > 50
