@@ -79,7 +79,7 @@ test: $(VENV)/dev.stamp
 
 slow: $(VENV)/site.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not docker and not engines and not upgrade"
-	$(IN_MEMORY) CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q -n 2 tests/runtime/test_hostile.py
+	$(IN_MEMORY) CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q -n 2 tests/unit/runtime/test_hostile.py
 
 lowest: $(LOWEST)/dev.stamp
 	$(IN_MEMORY) $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not ($(SEPARATE))"
@@ -91,25 +91,25 @@ docker: $(VENV)/docker.stamp
 	.ci/docker
 
 engines: $(VENV)/engines.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime tests/torch_api
+	$(IN_MEMORY) $(BIN)/python -m pytest -m engines --timeout 600 tests/real/examples tests/unit/runtime tests/unit/torch_api
 
 faults: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 -m faults tests/faults
+	$(BIN)/python -m pytest -n 2 -m faults tests/real/faults
 
 slurm: $(VENV)/dev.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1 -m slurm tests/slurm/test_lives.py tests/slurm
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1 -m slurm tests/real/slurm/test_lives.py tests/real/slurm
 
 mpi: $(VENV)/dev.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m mpi tests/mpi
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m mpi tests/real/mpi
 
 kubernetes: $(VENV)/kubernetes.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m kubernetes tests/kubernetes
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m kubernetes tests/real/kubernetes
 
 upgrade: $(VENV)/dev.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m upgrade tests/upgrade
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m upgrade tests/real/upgrade
 
 soak: $(VENV)/dev.stamp
-	cd tests && ../$(BIN)/python -m faults.soak $(SECONDS) "$(SEED)" $(ROUND)
+	cd tests && ../$(BIN)/python -m real.faults.soak $(SECONDS) "$(SEED)" $(ROUND)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

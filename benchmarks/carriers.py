@@ -15,10 +15,10 @@ from pathlib import Path
 
 from clusterctl.schedulers.slurm.hosts import carrier as srun
 from farm import Contest, Cost, Farm, farm, options, program, run, scratch, show
-from mpi.lab import AGENT
-from mpi.lab import missing as no_mpirun
-from slurm.lab import missing as no_slurm
-from slurm.lab import slurm
+from real.mpi.lab import AGENT
+from real.mpi.lab import missing as no_mpirun
+from real.slurm.lab import missing as no_slurm
+from real.slurm.lab import slurm
 
 COMMANDS = {"exec -- true": ("exec", "--", "true"), "status": ("status",)}
 ALONE = "alone"

@@ -20,8 +20,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
-    *("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport"),
-    *("kubernetes/test_page.py", "kubernetes/test_faults.py"),
+    "contract/docs/test_examples.py",
+    "contract/e2e",
+    "real/examples",
+    "contract/fake",
+    "contract/security",
+    "unit/dispatch",
+    "contract/template",
+    "unit/transport",
+    "real/kubernetes/test_page.py",
+    "real/kubernetes/test_faults.py",
 )
 
 

@@ -27,8 +27,8 @@ from contract.documents import command_of, problems
 from contract.messages import declared, documents, tapped
 from contract.programs import OTHER, OUTER, REGRESSION
 from contract.shapes import merged, misfits, normal, structure, without
+from support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).parent / "recorded/structure.json"
 NODES = 2
 AFTER = (

@@ -19,8 +19,9 @@ from clusterctl.common.run_spec import RunSpec, RunSummary
 from clusterctl.common.schema import reader
 from clusterctl.observe.record.contents import files_in
 from clusterctl.observe.record.model import Figures
+from support.places import TESTS
 
-SPEC = Path(__file__).parents[1] / "common/recorded/spec.json"
+SPEC = TESTS / "unit/common/recorded/spec.json"
 RECORDED = Path(__file__).parent / "recorded/verdicts.json"
 COUNT = 2000
 JOB = "JOB20261121-081530"

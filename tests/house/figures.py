@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.places import ROOT
+
 BASES = {"NamedTuple", "TypedDict", "Record", "FieldGroup", "Enum", "IntEnum", "StrEnum", "Protocol"}
 SMALL = 60
-ROOT = Path(__file__).parents[2]
 
 
 def figures(tree: Path) -> dict[str, int]:

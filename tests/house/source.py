@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.places import ROOT
+
 PACKAGE = ROOT / "clusterctl"
 SHIPPED = (
     "common",

@@ -9,9 +9,9 @@ import zlib
 
 import pytest
 
-from agent.nodes import OLDEST, needs
 from clusterctl.cluster.agent_call import Bundle
 from house.source import PACKAGE, ROOT, SHIPPED, modules
+from unit.agent.nodes import OLDEST, needs
 
 
 def test_code_that_is_sent_to_nodes_compiles_under_python_3_9() -> None:

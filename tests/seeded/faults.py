@@ -17,7 +17,11 @@ else:
     import tomli as tomllib
 
 LIST = Path(__file__).with_name("faults.toml")
-ALWAYS = ("tests/e2e/test_programs.py", "tests/e2e/test_recovery.py", "tests/e2e/test_resume.py")
+ALWAYS = (
+    "tests/contract/e2e/test_programs.py",
+    "tests/contract/e2e/test_recovery.py",
+    "tests/contract/e2e/test_resume.py",
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,14 @@ def files_reaching(fault: Fault, source: str, known: Sequence[Mapping[str, Any]]
     block, folders = fault.block(source), fault.file.removesuffix(".py").split("/")[1:]
 
     def distance(test: str) -> int:
-        parts = test.split("/")[1:]
+        parts = test.split("/")[2:]
         return -next((n for n in range(len(folders), 0, -1) if parts[:n] == folders[:n]), 0)
 
     reaching = [entry for entry in known if entry["code"] == 0 and block in entry["reached"].get(fault.file, ())]
     if reaching:
         ordered = sorted(reaching, key=lambda entry: (distance(entry["test"]), entry["seconds"]))
         return [(entry["test"], entry["seconds"]) for entry in ordered]
-    near = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / folders[0]).rglob("test_*.py")]
+    near = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/unit" / folders[0]).rglob("test_*.py")]
     return [(test, 60.0) for test in [*sorted(near, key=lambda test: (distance(test), test)), *ALWAYS]]
 
 

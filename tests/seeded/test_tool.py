@@ -84,10 +84,19 @@ def test_the_tests_of_a_fault_are_those_that_reach_its_block_the_nearest_and_qui
         Fault("x", "clusterctl/cli/thing.py", "n > 3", "n >= 3"),
         {"clusterctl/cli/thing.py": ["Thing.size+2"]},
     )
-    tests = [("tests/e2e/a.py", 2, 0), ("tests/cli/b.py", 9, 0), ("tests/cli/c.py", 3, 0), ("tests/cli/d.py", 1, 1)]
+    tests = [
+        ("tests/contract/e2e/a.py", 2, 0),
+        ("tests/unit/cli/b.py", 9, 0),
+        ("tests/unit/cli/c.py", 3, 0),
+        ("tests/unit/cli/d.py", 1, 1),
+    ]
     known = [{"test": test, "seconds": seconds, "code": code, "reached": reached} for test, seconds, code in tests]
-    known.append({"test": "tests/cli/e.py", "seconds": 1, "code": 0, "reached": {}})
-    assert files_reaching(fault, SOURCE, known) == [("tests/cli/c.py", 3), ("tests/cli/b.py", 9), ("tests/e2e/a.py", 2)]
+    known.append({"test": "tests/unit/cli/e.py", "seconds": 1, "code": 0, "reached": {}})
+    assert files_reaching(fault, SOURCE, known) == [
+        ("tests/unit/cli/c.py", 3),
+        ("tests/unit/cli/b.py", 9),
+        ("tests/contract/e2e/a.py", 2),
+    ]
 
 
 def test_there_are_120_faults_and_no_two_have_one_name() -> None:

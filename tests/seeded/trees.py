@@ -13,7 +13,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.places import ROOT
+
 WORK = Path(tempfile.gettempdir(), "clusterctl-seeded")
 CAGE = Path(__file__).with_name("cage.py")
 SEPARATE = "docker or engines or faults or kubernetes or mpi or slurm or upgrade"

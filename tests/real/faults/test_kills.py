@@ -1,0 +1,70 @@
+"""kill -9, SIGSTOP and power failures: the outcome of the run, and no process left anywhere."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from real.faults.laboratory import Laboratory
+from real.faults.runs import Model, assert_same, model_of, resume, start
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize(("victim", "event"), [("trainer1", "restarting"), ("pserver1", "rolled_back")])
+def test_a_killed_process_is_restarted_and_the_model_is_the_same(
+    lab: Laboratory, expected: Model, victim: str, event: str
+) -> None:
+    run = start(lab)
+    run.reach(30)
+    lab.kill(victim)
+    run.event(event)
+    run.succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize("how", ["its supervisor is killed", "it is switched off"])
+@pytest.mark.parametrize(("node", "state"), [(3, "failed"), (0, "lost")], ids=["node", "lead"])
+def test_a_lost_node_ends_the_run_everywhere_and_it_can_be_resumed(
+    lab: Laboratory, expected: Model, node: int, state: str, how: str
+) -> None:
+    run = start(lab)
+    run.reach(50)
+    if how == "it is switched off":
+        lab.machines[node].power_off()
+    else:
+        lab.kill(f"supervisor{node}")
+    lab.wait_for_end(run.job)
+    lab.boot()
+    output = run.ends(state, 1, half_written=how != "it is switched off")
+    assert f"first cause: node{node} is lost" in output
+    lab.ok("stop", run.job)
+    lab.assert_nothing_remains()
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_the_run_waits_for_a_pserver_that_is_stopped_briefly(lab: Laboratory, expected: Model) -> None:
+    run = start(lab)
+    run.reach(30)
+    with lab.paused("pserver0"):
+        time.sleep(2.5)  # less than NODE_GRACE_S
+    run.succeeds()
+    assert run.events("restarting") == run.events("rolled_back") == run.events("lost") == []
+    assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize("node", [3, 0], ids=["node", "lead"])
+def test_a_supervisor_that_was_stopped_for_too_long_finds_the_run_over_and_exits(
+    lab: Laboratory, expected: Model, node: int
+) -> None:
+    run = start(lab)
+    run.reach(50)
+    with lab.paused(f"supervisor{node}"):
+        run.event("ended", node=1)
+        time.sleep(1)  # it wakes after all others have gone
+    run.fails()
+    assert lab.ok("why", run.job, "--json").json()["cause"]["node"] == node
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)

@@ -1,0 +1,103 @@
+"""Partitions, loss, delay and slow links: the faults a run survives, and that it survives on neither side of a cut."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from real.faults.laboratory import EVERYBODY, Laboratory
+from real.faults.machines import Machine
+from real.faults.runs import Model, assert_same, model_of, resume, start
+
+pytestmark = pytest.mark.faults
+
+
+def test_a_run_waits_out_a_short_partition(lab: Laboratory, expected: Model) -> None:
+    run = start(lab, NODE_GRACE_S=10)
+    run.reach(30)
+    lab.cut("node3")
+    time.sleep(7)  # the kernel would retry the old connections only after 12 s
+    lab.heal_network()
+    run.succeeds()
+    assert run.events("lost") == []
+    assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize("directions", ["both", "out", "in"])
+def test_a_node_that_is_cut_off_for_too_long_is_lost_and_its_processes_end(
+    lab: Laboratory, expected: Model, directions: str
+) -> None:
+    run = start(lab)
+    run.reach(50)
+    if directions in ("both", "out"):
+        lab.rule("node3", EVERYBODY, loss=1)
+    if directions in ("both", "in"):
+        lab.rule(EVERYBODY, "node3", loss=1)
+    run.event("lost", node=3)
+    lab.wait_for_end(run.job)  # on the other side of the cut too
+    lab.heal_network()
+    output = run.fails()
+    assert "node3 is lost" in output
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_a_lead_that_is_cut_off_ends_the_run_on_both_sides(lab: Laboratory, expected: Model) -> None:
+    run = start(lab)
+    run.reach(50)
+    lab.cut("node0")
+    lab.wait_for_end(run.job)
+    lab.heal_network()
+    output = run.ends("failed", 1)
+    assert "lost" in output
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize(
+    "weather", [{"loss": 0.05}, {"delay_s": 0.02}, {"bytes_per_s": 2e6}], ids=["loss", "delay", "thin"]
+)
+def test_bad_links_only_slow_a_run_down(lab: Laboratory, expected: Model, weather: dict[str, float]) -> None:
+    run = start(lab, NODE_GRACE_S=30)
+    run.reach(10)
+    lab.rule(EVERYBODY, EVERYBODY, **weather)
+    run.succeeds()
+    assert run.events("lost") == run.events("restarting") == []
+    assert_same(model_of(lab, run.job), expected)
+
+
+#: Where the lab's pservers listen for streams, from PORT+500 up. Supervisors listen at the top of PORT..PORT+999.
+STREAM_PORTS = range(7_664, 8_064)
+ESTABLISHED = "01"
+
+
+def streams_between(lab: Laboratory) -> int:
+    """Return the number of connections for streams that a machine of a run has."""
+    lines = [line.split() for m in lab.machines for line in Path(f"/proc/{m.pid}/net/tcp").read_text().splitlines()[1:]]
+    ports = [int(line[2].rpartition(":")[2], 16) for line in lines if line[3] == ESTABLISHED]
+    return sum(port in STREAM_PORTS for port in ports)
+
+
+@pytest.mark.parametrize("firewall", [False, True])
+def test_between_machines_streams_carry_messages_unless_a_firewall_closes_their_ports(
+    lab: Laboratory, expected: Model, firewall: bool
+) -> None:
+    ports = f"{STREAM_PORTS.start}:{STREAM_PORTS.stop - 1}"
+    if firewall:
+        for machine in lab.machines:
+            in_network(machine, "iptables", "-A", "INPUT", "-p", "tcp", "--dport", ports, "-j", "DROP")
+    run = start(lab)
+    run.reach(50)
+    assert (streams_between(lab) > 0) is not firewall
+    run.succeeds()
+    assert_same(model_of(lab, run.job), expected)
+    if firewall:
+        for machine in lab.machines:
+            in_network(machine, "iptables", "-D", "INPUT", "-p", "tcp", "--dport", ports, "-j", "DROP")
+
+
+def in_network(machine: Machine, *argv: str) -> None:
+    subprocess.run(["nsenter", "-t", str(machine.pid), "-n", *argv], check=True, capture_output=True)
