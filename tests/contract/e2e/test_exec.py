@@ -25,8 +25,8 @@ def wait_for(path: Path) -> str:
     return f"while ! test -e {path}; do sleep 0.05; done"
 
 
-def test_identical_output_is_shown_once_and_failures_are_counted(any_site: Site) -> None:
-    result = any_site.run("exec", "--fold", "--", f"echo same; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
+def test_identical_output_is_shown_once_and_failures_are_counted(site: Site) -> None:
+    result = site.run("exec", "--fold", "--", f"echo same; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
     assert result.code == 3
     assert result.out == "--- node[0,1,3]\nsame\nerr\n--- node2 (exit code 7)\nsame\nerr\n"
     assert "the command exited with code 7" in result.err
@@ -107,8 +107,7 @@ def test_an_unreachable_node_and_a_failing_command_are_both_reported(site: Site)
 
 
 @pytest.mark.slow
-def test_in_job_runs_in_the_directory_of_the_job_on_every_node(any_site: Site) -> None:
-    site = any_site
+def test_in_job_runs_in_the_directory_of_the_job_on_every_node(site: Site) -> None:
     site.conf(ROOT_DIR="~/my jobs", ENGINE="none")
     site.ok("start", "--job_dispatch_package", str(site.workspace("pass")))
     ran = site.ok("jobs", "--json").json()["jobs"][0]["job"]

@@ -173,18 +173,6 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
 
 
 @pytest.mark.slow
-def test_outside_sync_a_node_rejoins_too(site: Site) -> None:
-    site.conf(**QUICK, ON_TRAINER_LOSS="wait", MODE="ssp(2)")
-    job = site.dispatch(TRAIN)
-    start_and_hold(site, job)
-    lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
-    os.kill(site.supervisor(job, 2), signal.SIGKILL)
-    assert wait_until(lambda: '"event":"lost"' in lead.read_text())
-    assert "node2 has rejoined run 1" in site.ok("start", "--rejoin", "--only", "node2", "--job_workspace", job).out
-    release_and_finish(site, job)
-
-
-@pytest.mark.slow
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:

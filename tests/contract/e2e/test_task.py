@@ -22,9 +22,9 @@ def tasks(site: Site, text: str, name: str = "tasks.py") -> None:
     (site.directory / name).write_text(HEAD + text)
 
 
-def test_identical_output_is_shown_once_and_failures_leave_the_others_alone(any_site: Site) -> None:
+def test_identical_output_is_shown_once_and_failures_leave_the_others_alone(site: Site) -> None:
     tasks(
-        any_site,
+        site,
         """
 @task(aliases=["d"])
 def deploy(c, word, count=1):
@@ -37,7 +37,7 @@ def deploy(c, word, count=1):
     c.run("echo end")
 """,
     )
-    result = any_site.run("task", "d", "--fold", "--", "you", "--count=3")
+    result = site.run("task", "d", "--fold", "--", "you", "--count=3")
     assert result.code == 3
     begin = "hello you 3\nfrom the node\n"
     assert result.out == f"--- node[0,3]\n{begin}end\nerr\n--- node[1,2] (failed)\n{begin}err\n"
@@ -46,7 +46,7 @@ def deploy(c, word, count=1):
         "  node1  ValueError: no way (tasks.py:9)",
         "  node2  exit code 7 of: echo hidden >&2; exit 7: hidden (tasks.py:11)",
     ]
-    again = any_site.run("task", "d", "--only", "failed@last", "--json", "--", "you")
+    again = site.run("task", "d", "--only", "failed@last", "--json", "--", "you")
     assert again.code == 3
     document = again.json()
     assert document["task"] == "d"

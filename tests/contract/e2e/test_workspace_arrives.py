@@ -47,11 +47,11 @@ def make_odd_tree(top: Path) -> None:
     (top / "read-only directory").chmod(0o555)
 
 
-def test_a_workspace_arrives_unchanged(any_site: Site) -> None:
-    top = any_site.directory / "odd"
+def test_a_workspace_arrives_unchanged(site: Site) -> None:
+    top = site.directory / "odd"
     make_odd_tree(top)
     expected = described(top)
-    document = any_site.ok("dispatch", str(top), "--json").json()
+    document = site.ok("dispatch", str(top), "--json").json()
     for node in document["nodes"]:
         assert described(Path(node["dir"])) == expected
         assert Path(node["dir"], "nodefile").read_text() == f"{node['node']}\n"

@@ -29,8 +29,7 @@ def job_count(site: Site) -> int:
     return len(site.ok("jobs", "--json").json()["jobs"])
 
 
-def test_an_unreachable_host_is_named_the_others_have_the_job_and_it_can_be_completed_later(any_site: Site) -> None:
-    site = any_site
+def test_an_unreachable_host_is_named_the_others_have_the_job_and_it_can_be_completed_later(site: Site) -> None:
     workspace = str(site.workspace(SLEEP))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

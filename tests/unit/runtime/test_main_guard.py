@@ -30,12 +30,6 @@ with connect() as ps:
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         print(list(pool.map(square, [3])))
 """
-PROCESS = """
-with connect() as ps:
-    process = context.Process(target=square, args=(3,))
-    process.start()
-    time.sleep(60)  # it waits for a result that nobody will send
-"""
 THREAD = """
 import threading
 def work():
@@ -82,10 +76,9 @@ def run(directory: Path, program: str, method: str) -> subprocess.CompletedProce
     [
         (POOL, "spawn"),
         pytest.param(FUTURES, "forkserver", marks=pytest.mark.slow),
-        pytest.param(PROCESS, "spawn", marks=pytest.mark.slow),
         pytest.param(PERSISTENT, "spawn", marks=pytest.mark.slow),
     ],
-    ids=["pool", "futures-forkserver", "process", "persistent"],
+    ids=["pool", "futures-forkserver", "persistent"],
 )
 def test_a_program_that_its_own_processes_import_ends_with_an_error_that_shows_the_guard(
     tmp_path: Path, program: str, method: str

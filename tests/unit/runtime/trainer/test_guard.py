@@ -139,7 +139,7 @@ def test_any_thread_may_log(session: tuple[Session, Any, Any]) -> None:
     assert group.count == group.weight == 4000 - 1  # the first one was sent at once
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))])
 def test_a_random_walk_through_the_api_never_ends_the_interpreter(tmp_path: Path, seed: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WALK, str(seed)], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
