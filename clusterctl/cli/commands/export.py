@@ -13,7 +13,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.cluster import unwatched
 from clusterctl.documents.local import MetricsDocument
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.export import TENSORBOARD, TRACE, Export
+from clusterctl.export import FORMATS, TENSORBOARD, TRACE, Export
 from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
 
 PROMETHEUS = "prometheus"
@@ -35,10 +35,12 @@ def export(
             raise UsageError("export --to prometheus serves the newest run of a JOB, and writes no files")
         metrics(invocation, listen or LISTEN, words[0] if words else None)
         return
+    if to not in FORMATS:
+        raise UsageError(f"unknown format --to {to}", hint=f"choose one of {', '.join((*FORMATS, PROMETHEUS))}")
     if listen is not None:
         raise UsageError("--listen is for --to prometheus only")
     if output is None and not words:
-        raise UsageError("export needs a directory: -o DIR")
+        raise UsageError("export needs a directory: -o DIR", hint=f"clusterctl export --to {to} -o DIR")
     directory, names = (output, words) if output is not None else (Path(words[0]), words[1:])
     if len(names) > 1:
         raise UsageError(f"clusterctl export: unexpected argument {names[1]!r}", hint="clusterctl export --help")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from clusterctl.cli.completion import SHELLS, one_of
 from clusterctl.cli.declarations.root import MORE, NAME, app
 from clusterctl.cli.typer_adapter import command
 from clusterctl.documents.local import HelpDocument
+from clusterctl.errors import UsageError
 
 
 @command(app, "completion", "clusterctl completion bash", panel=MORE)
@@ -40,7 +41,12 @@ def help_(
     ] = None,
 ) -> None:
     """Show the help of a command, as clusterctl COMMAND --help does."""
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
+    known: Any = group
+    for word in words or ():
+        if known is not None and not hasattr(known, "commands"):
+            raise UsageError(f"clusterctl help: unexpected argument {word!r}", hint="clusterctl help start")
+        known = known and known.commands.get(word)
     shown = io.StringIO()
     with (
         contextlib.redirect_stdout(shown),

@@ -23,9 +23,11 @@ BackendOption = Annotated[
         autocompletion=completion.one_of("embedded", "ssh", "docker"),
     ),
 ]
+SUMMARY = "Run a fake cluster of SSH servers or containers on this machine."
 fake_app = typer.Typer(
     cls=CommandGroup,
-    help="Run a fake cluster of SSH servers or containers on this machine.",
+    help=SUMMARY,
+    short_help=SUMMARY,
     epilog=GLOBAL_HELP,
     rich_markup_mode=None,
 )

@@ -176,7 +176,8 @@ def test_a_missing_conf_py_is_exit_code_2_with_a_hint(tmp_path: Path, capsys: py
 
 def test_the_help_lists_every_command_once_in_four_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert finish("--help") == 0
-    groups = capsys.readouterr().out.split("Show this message and exit.")[1].split("\n\n")
+    printed = capsys.readouterr().out
+    groups = printed.split("Show this message and exit.")[1].split("\n\n")
     listed: dict[str, list[str]] = {}
     for lines in (group.strip("\n").splitlines() for group in groups if ":\n" in group):
         if not lines[0].startswith(" "):
@@ -186,6 +187,7 @@ def test_the_help_lists_every_command_once_in_four_groups(capsys: pytest.Capture
     shown = [name for names in listed.values() for name in names]
     assert sorted(shown) == sorted(name for name, command in GROUP.commands.items() if not command.hidden)
     assert not {"metrics", "disconnect"} & set(shown)
+    assert printed.count("...") == 1, "the usage has it, and no summary is cut"
 
 
 @pytest.mark.parametrize("words", [(), ("start",), ("fake", "up"), ("metrics",)], ids=str)
@@ -199,6 +201,8 @@ def test_help_of_a_command_is_its_own_help(words: tuple[str, ...], capsys: pytes
 def test_help_of_what_is_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert finish("help", "statsu") == 2
     assert "did you mean status?" in capsys.readouterr().err
+    assert finish("help", "start", "now") == 2
+    assert "unexpected argument 'now'" in capsys.readouterr().err
 
 
 def test_an_argument_of_older_versions_is_in_no_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,6 +214,7 @@ def test_an_argument_of_older_versions_is_in_no_help(capsys: pytest.CaptureFixtu
     ("words", "message"),
     [
         (["--to", "csv"], "export needs a directory: -o DIR"),
+        (["--to", "excel"], "choose one of tensorboard, trace, csv, prometheus"),
         (["--to", "csv", "-o", "out", "one", "two"], "unexpected argument 'two'"),
         (["--to", "csv", "-o", "out", "--listen", ":1"], "--listen is for --to prometheus only"),
         (["--to", "prometheus", "-o", "out"], "writes no files"),
