@@ -17,7 +17,8 @@ from typing import Any, Callable
 
 from clusterctl.agent.node.locks import EnvironmentsLock
 from clusterctl.agent.packages import uv
-from clusterctl.agent.packages.venvs import Built, Venvs
+from clusterctl.agent.packages.venv_build import Built, build
+from clusterctl.agent.packages.venvs import Venvs
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.relay.relay import Relay
 from clusterctl.agent.relay.take import be_ready, take_relayed
@@ -110,7 +111,7 @@ class _Worker:
             except (AgentError, OSError) as exc:
                 problem = str(exc)
         chosen = self._uv if order.get("with_uv") else None
-        made = venvs.build(list(order["lock"]), self._store, self._looks("install"), chosen)
+        made = build(venvs, list(order["lock"]), self._store, self._looks("install"), chosen)
         return made._replace(problem=made.problem or problem)
 
     def serve(self, order: Any) -> None:
