@@ -22,6 +22,7 @@ from clusterctl.runtime.pserver.lane_state import CopiedCut, DueCut, HeldCut, La
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.support.processes import wait_until
@@ -238,3 +239,33 @@ def test_values_do_not_change_while_the_program_works(tmp_path: Path) -> None:
 
         cluster.train(program)
     assert len(checkpoints(cluster)) > 2
+
+
+def test_a_cut_without_a_push_that_one_pserver_has_is_dropped_by_name_and_the_next_one_is_made(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 2, mode="async", checkpoints=True, save_every={"unit": "s", "n": 1e9}) as cluster:
+        for pserver in cluster.pservers:
+            pserver.cuts._patience_s = 0.2
+        dying, other = cluster.session(0), cluster.session(1)
+        tables = [ps.dense("w", 3, SGD(1.0)) for ps in (dying, other)]
+        assert [table.value.any() for table in tables] == [False, False]  # they are made
+        push = dying._client._push_maker(StepContext(0, 0, False), 1)(0, 0, 1, [])
+        dying._client._link.post(0, push, lambda reply: None)
+        assert wait_until(lambda: cluster.cores[0].trainers[0].pushed == 1)
+        cluster.lanes[0].submit(lambda core: core.request_cut())
+        assert wait_until(lambda: bool(cluster.lead.dropped))
+        [event] = cluster.lead.dropped
+        assert event["trainers"] == [0]
+        assert "a push of trainer0 did not reach all pservers in 5 s" in event["message"]
+        dying._client.close()
+
+        def train(ps: Session, table: Any) -> None:
+            for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
+                ps.push({table: np.ones(3)}, samples=1)
+
+        with other:
+            train(other, tables[1])
+            with cluster.session(0, attempt=2) as again:
+                train(again, again.dense("w", 3, SGD(1.0)))
+                cluster.lanes[0].submit(lambda core: core.request_cut())
+                assert wait_until(lambda: len(checkpoints(cluster)) == 1)
+    assert list(checkpoints(cluster).values()) == [6]
