@@ -32,7 +32,7 @@ from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.trainer.zmq_link import RemoteLink
 from clusterctl.runtime.wire import messages as wire
-from tests.support.processes import wait_until
+from support.processes import wait_until
 
 RUN = "0001"
 DEADLINE_S = 180.0

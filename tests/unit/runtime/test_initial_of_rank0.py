@@ -13,7 +13,7 @@ from clusterctl.runtime import SGD, Adagrad, Retention, connect, constant, from_
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 from unit.runtime.small import PART, cut_small
 

@@ -23,7 +23,7 @@ from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.sealed import SealedStream
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 from unit.runtime.small import PART, cut_small
 

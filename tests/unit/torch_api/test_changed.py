@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.torch_api.programs import DATASET, SIZE, cluster_of, furthest, mlp, values
-from tests.torch_api.test_epochs import Killed
 from torch import nn, optim
 from torch.nn.functional import normalize
 
 import clusterctl.torch as ct
 from clusterctl.runtime.checkpoint.model import load_model
 from clusterctl.runtime.errors import UseError
+from unit.torch_api.programs import DATASET, SIZE, cluster_of, furthest, mlp, values
+from unit.torch_api.test_epochs import Killed
 
 pytestmark = pytest.mark.engines
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.torch_api.programs import DATASET, SIZE, X, Y, cluster_of, mlp
 from torch import optim
 from torch.optim import lr_scheduler as lrs
 
 import clusterctl.torch as ct
 from clusterctl.runtime.errors import UseError
+from unit.torch_api.programs import DATASET, SIZE, X, Y, cluster_of, mlp
 
 pytestmark = pytest.mark.engines
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.torch_api.programs import DATASET, SIZE, cluster_of, fit, mlp
 from torch import nn, optim
 
 import clusterctl.torch as ct
@@ -20,6 +19,7 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.state.files import SavedState, StateContent
 from clusterctl.torch.packing import ValuePacker, unpack
 from clusterctl.torch.state import Value, gradients_of
+from unit.torch_api.programs import DATASET, SIZE, cluster_of, fit, mlp
 
 pytestmark = pytest.mark.engines
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.torch_api.stateful import BATCHES, PASSES, TRAINERS, Job, Kill, assert_same, processes
 
 from unit.runtime.cluster import DEADLINE_S, thread_cluster
+from unit.torch_api.stateful import BATCHES, PASSES, TRAINERS, Job, Kill, assert_same, processes
 
 pytestmark = pytest.mark.engines
 

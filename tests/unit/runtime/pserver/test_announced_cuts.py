@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.runtime import SGD
 from clusterctl.runtime.trainer.session import Session
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import ThreadCluster, thread_cluster
 
 STEPS = 12

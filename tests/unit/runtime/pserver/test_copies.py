@@ -25,7 +25,7 @@ from clusterctl.runtime.table.retention import Retention, Sightings
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import DEADLINE_S, thread_cluster
 from unit.runtime.pserver.test_cuts import SPEC, LaneOfTwo, answered
 

@@ -25,7 +25,7 @@ from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import ThreadCluster, thread_cluster
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())

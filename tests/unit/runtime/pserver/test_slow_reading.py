@@ -20,7 +20,7 @@ from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import Output, Reply
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import ThreadCluster, thread_cluster
 
 EVERY = {"checkpoints": True, "save_every": {"unit": "step", "n": 3}}

@@ -19,7 +19,7 @@ from clusterctl.runtime.stream.framed import Stream
 from clusterctl.runtime.stream.server import StreamServer
 from clusterctl.runtime.stream.tcp import open_listener
 from clusterctl.runtime.stream.tokens import GREETING_BYTES, answer_to, greeting
-from tests.support.processes import wait_until
+from support.processes import wait_until
 from unit.runtime.cluster import free_port, is_ready
 
 DEADLINE_S = 60.0
