@@ -127,6 +127,7 @@ def test_before_its_time_limit_a_job_saves_and_resumes_on_other_nodes(cgroup_lab
         lab.output("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     lab.output("scontrol", "update", f"jobid={job.id}", "endtime=now+110")
     lab.wait_for(job.id, "PENDING", deadline_s=LIFE_S)
+    lab.output("scontrol", "update", f"jobid={job.id}", "timelimit=60")  # the next life is as short otherwise
     status = job.site.status(job.id)
     assert (status["state"], status["scheduler"]["stage"]) == ("stopped", "queued"), job.output
     began = job.resumes()
