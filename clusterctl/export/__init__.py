@@ -4,6 +4,6 @@ May import `cluster`, `common`, `documents`, `errors`, `escape`, `inventory` and
 and, for Prometheus, at `scraped.py`.
 """
 
-from clusterctl.export.export import CSV, FORMATS, TENSORBOARD, TRACE, Export, export
+from clusterctl.export.export import CSV, TENSORBOARD, TRACE, Export, check_format, export
 
-__all__ = ["CSV", "FORMATS", "TENSORBOARD", "TRACE", "Export", "export"]
+__all__ = ["CSV", "TENSORBOARD", "TRACE", "Export", "check_format", "export"]

@@ -57,14 +57,19 @@ class Export:
         }
 
 
+def check_format(to: str, *others: str) -> None:
+    """Raise UsageError if a run is not exported in this format. Its hint names `others`, too."""
+    if to not in FORMATS:
+        raise UsageError(f"unknown format --to {to}", hint=f"choose one of {', '.join((*FORMATS, *others))}")
+
+
 def export(cluster: Cluster, ref: str | None, to: str, directory: Path, *, run: str | None = None) -> Export:
     """Export `run` (None: the newest) of job `ref` (None: the job that is meant) into `directory`.
 
     Raises UsageError if the format is unknown, its extra is not installed, or the directory has files of others. It
     is complete or unchanged, except that the parts of nodes that do not answer are missing.
     """
-    if to not in FORMATS:
-        raise UsageError(f"unknown format --to {to}", hint=f"choose one of {', '.join(FORMATS)}")
+    check_format(to)
     if to == TENSORBOARD:
         need_tensorboardx()
     target = usable(directory)

@@ -44,7 +44,7 @@ def build(venvs: Venvs, lock: Sequence[Wheel], store: WheelStore, is_gone: IsGon
     beside = Path(tempfile.mkdtemp(prefix=".", dir=venvs.directory))
     try:
         builder, problem = _install(venvs, beside, lock, store, is_gone, uv)
-        try_out(beside / "bin" / "python", lock)
+        _try_out(beside / "bin" / "python", lock)
         write_json(beside / "clusterctl.json", {"v": 1, "lock": [list(wheel) for wheel in lock]})
         sync_disk(beside)
         shutil.rmtree(venvs.path(name), ignore_errors=True)
@@ -93,7 +93,7 @@ def _make(venvs: Venvs, top: Path, *, relocatable: bool = False) -> Path:
     return site
 
 
-def try_out(python: Path, lock: Sequence[Wheel]) -> None:
+def _try_out(python: Path, lock: Sequence[Wheel]) -> None:
     """Raise `AgentError` if the environment's interpreter cannot import the modules that training needs."""
     modules = [MODULES[wheel.name] for wheel in lock if wheel.name in MODULES]
     program = f"import {', '.join(['sys', *modules])}; sys.exit(sys.prefix == sys.base_prefix)"

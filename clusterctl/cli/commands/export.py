@@ -13,7 +13,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster.cluster import unwatched
 from clusterctl.documents.local import MetricsDocument
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.export import FORMATS, TENSORBOARD, TRACE, Export
+from clusterctl.export import TENSORBOARD, TRACE, Export, check_format
 from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
 
 PROMETHEUS = "prometheus"
@@ -35,8 +35,7 @@ def export(
             raise UsageError("export --to prometheus serves the newest run of a JOB, and writes no files")
         metrics(invocation, listen or LISTEN, words[0] if words else None)
         return
-    if to not in FORMATS:
-        raise UsageError(f"unknown format --to {to}", hint=f"choose one of {', '.join((*FORMATS, PROMETHEUS))}")
+    check_format(to, PROMETHEUS)
     if listen is not None:
         raise UsageError("--listen is for --to prometheus only")
     if output is None and not words:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from clusterctl.cli.completion import SHELLS, one_of
 from clusterctl.cli.declarations.root import MORE, NAME, app
-from clusterctl.cli.typer_adapter import command
+from clusterctl.cli.typer_adapter import CommandGroup, command
 from clusterctl.documents.local import HelpDocument
 from clusterctl.errors import UsageError
 
@@ -41,19 +39,14 @@ def help_(
     ] = None,
 ) -> None:
     """Show the help of a command, as clusterctl COMMAND --help does."""
-    group: Any = typer.main.get_command(app)
-    known: Any = group
+    group = typer.main.get_command(app)
+    shown = group.context_class(group, info_name=NAME, **group.context_settings)
     for word in words or ():
-        if known is not None and not hasattr(known, "commands"):
+        if not isinstance(shown.command, CommandGroup):
             raise UsageError(f"clusterctl help: unexpected argument {word!r}", hint="clusterctl help start")
-        known = known and known.commands.get(word)
-    shown = io.StringIO()
-    with (
-        contextlib.redirect_stdout(shown),
-        contextlib.suppress(typer.Exit),
-        group.make_context(NAME, [*(words or ()), "--help"], obj=context.obj) as inner,
-    ):
-        group.invoke(inner)
-    document: HelpDocument = {"help": shown.getvalue()}
+        inner = shown.command.get_command(shown, word)
+        shown = inner.context_class(inner, info_name=word, parent=shown, **inner.context_settings)
+    text = shown.get_help()
+    document: HelpDocument = {"help": text + "\n"}
     context.obj.console.document(document)
-    context.obj.console.output(shown.getvalue().rstrip("\n"))
+    context.obj.console.output(text)
