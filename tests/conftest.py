@@ -7,10 +7,11 @@ would the programs that tests start and interrupt.
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from support.places import TESTS
 
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -18,7 +19,6 @@ settings.load_profile("tests")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TESTS = Path(__file__).parent
 LONGEST_FIRST = (
     "contract/docs/test_examples.py",
     "contract/e2e",

@@ -47,17 +47,6 @@ def processes_below(directory: Path) -> list[Proc]:
     return matches
 
 
-def processes_with_argument(argument: str) -> list[int]:
-    """Return the other live processes that have this word on their command lines."""
-    found = []
-    for pid in _pids():
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if pid != os.getpid() and argument.encode() in words and is_alive(pid):
-                found.append(pid)
-    return found
-
-
 def wait_for_environment(pid: int) -> None:
     """Wait until a process that was just started can be found by its environment.
 

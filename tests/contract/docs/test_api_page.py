@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import clusterctl
-from contract.docs.pages import ROOT, Block, blocks
+from contract.docs.pages import Block, blocks
+from support.places import ROOT
 
 PAGE = ROOT / "docs" / "api.md"
 TEXT = PAGE.read_text(encoding="utf-8")

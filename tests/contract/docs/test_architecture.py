@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.docs.pages import ROOT
+from support.places import ROOT
 
 DEVELOPER_PAGES = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
 NAMED = re.compile(r"`([\w./-]+(?:\.(?:py|md|svg|toml|example)|/))`")  # `agent/lead/`, `docs/why.md`

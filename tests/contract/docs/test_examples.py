@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl import config, fake
-from contract.docs.pages import JOB, PAGES, ROOT, Block, Example, Shell, blocks, examples, missing_words
+from contract.docs.pages import JOB, PAGES, Block, Example, Shell, blocks, examples, missing_words
 from contract.documents import command_of, problems
+from support.places import ROOT
 from support.processes import processes_with_environment
 
 SHORT = ("openmpi.md",)  # the pages that `make test` runs; `make slow` runs the others

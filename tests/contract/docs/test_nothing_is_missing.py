@@ -16,7 +16,7 @@ from clusterctl.common.engines import ENGINES
 from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.observe.record.status import WORST_FIRST
 from clusterctl.observe.why.errno_and_signals import ERRNOS, SHELL_CODES, SIGNALS
-from contract.docs.pages import ROOT
+from support.places import ROOT
 from unit.agent.specs import make_process, make_spec
 
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.config import from_values, load
 from clusterctl.config.settings import TABLE
-from contract.docs.pages import ROOT
+from support.places import ROOT
 
 sys.path.append(str(ROOT / "docs"))
 import make_settings

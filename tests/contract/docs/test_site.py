@@ -14,8 +14,8 @@ import pytest
 
 from clusterctl.config.settings import TABLE
 from clusterctl.documents.commands import COMMANDS
-from contract.docs.pages import ROOT
 from support.browser import CHROMIUM, WITHOUT_CHROMIUM, Browser, browser
+from support.places import ROOT
 
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS))

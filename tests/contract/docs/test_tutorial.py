@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl import fake
-from contract.docs.pages import ROOT, Shell, blocks, examples, missing_words
+from contract.docs.pages import Shell, blocks, examples, missing_words
 from support.openssh import OpenSshCluster, openssh_cluster
+from support.places import ROOT
 
 MACHINES = ("alpha", "beta", "gamma")
 

@@ -12,13 +12,13 @@ from support.site import Site
 
 pytestmark = pytest.mark.nodes(1)
 WAIT_S = 120.0
-FAILS_IF_TOLD = REGRESSION + "\nimport sys\nif '--fail=yes' in sys.argv: raise SystemExit('told to')\n"
+FAILS_ON_REQUEST = REGRESSION + "\nimport sys\nif '--fail=yes' in sys.argv: raise SystemExit('asked to fail')\n"
 
 
 def test_a_sweep_runs_each_of_the_settings_as_a_job_and_gives_a_table(site: Site, cluster: clusterctl.Cluster) -> None:
     settings = [{"num_passes": 2, "MODE": "async"}, {"num_passes": 1, "fail": "yes", "RESTARTS": 0}]
     sweep = cluster.map(
-        settings, workspace=site.workspace(FAILS_IF_TOLD), most=2, timeout=WAIT_S, collect=site.directory / "swept"
+        settings, workspace=site.workspace(FAILS_ON_REQUEST), most=2, timeout=WAIT_S, collect=site.directory / "swept"
     )
     trials = list(sweep)
     assert sorted(trial.ok for trial in trials) == [False, True]

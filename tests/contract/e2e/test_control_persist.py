@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from contract.docs.pages import ROOT, blocks
+from contract.docs.pages import blocks
 from support.openssh import OpenSshCluster, openssh_cluster
+from support.places import ROOT
 from support.processes import wait_until
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

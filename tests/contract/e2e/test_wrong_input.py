@@ -25,10 +25,6 @@ def failing(site: Site, code: int, *args: str, **options: object) -> Result:
     return result
 
 
-def job_count(site: Site) -> int:
-    return len(site.ok("jobs", "--json").json()["jobs"])
-
-
 def test_an_unreachable_host_is_named_the_others_have_the_job_and_it_can_be_completed_later(site: Site) -> None:
     workspace = str(site.workspace(SLEEP))
     with socket.socket() as sock:

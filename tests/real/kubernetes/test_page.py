@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.docs.pages import ROOT, Shell, blocks, examples, missing_words
+from contract.docs.pages import Shell, blocks, examples, missing_words
 from real.kubernetes.lab import Lab
 from support.models import assert_same_bits, model_bits
+from support.places import ROOT
 
 pytestmark = pytest.mark.kubernetes
 PAGE = ROOT / "docs" / "kubernetes.md"

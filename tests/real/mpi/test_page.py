@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.docs.pages import ROOT, Ran, Shell, blocks, examples, missing_words
+from contract.docs.pages import Ran, Shell, blocks, examples, missing_words
 from real.mpi.lab import HOSTS, SLOTS, Lab, end
 from support.models import assert_same_bits, model_bits
+from support.places import ROOT
 from support.site import make_site
 
 pytestmark = pytest.mark.mpi

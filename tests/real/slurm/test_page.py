@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.docs.pages import ROOT, Example, Shell, blocks, examples, missing_words
+from contract.docs.pages import Example, Shell, blocks, examples, missing_words
 from real.slurm.lab import Lab
 from support.models import assert_same_bits, model_bits
+from support.places import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 #: The page's job without Slurm.

@@ -11,7 +11,7 @@ import pytest
 from support.places import ROOT
 from unit.agent.nodes import OLDEST, needs
 
-TESTS = Path(__file__).parent
+HERE = Path(__file__).parent
 PACKAGES = ("pytest<9", "hypothesis")  # the last pytest for Python 3.9 is 8
 
 
@@ -27,7 +27,7 @@ def test_the_tests_of_common_pass_under_python_3_9(tmp_path: Path) -> None:
     if installed.returncode:
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
         give_up(f"pip cannot install {' and '.join(PACKAGES)}: {installed.stderr[-300:]}")
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if path != Path(__file__)]
+    files = [path for path in sorted(HERE.glob("test_*.py")) if path != Path(__file__)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],

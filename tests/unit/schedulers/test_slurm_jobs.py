@@ -1,4 +1,4 @@
-"""What Slurm prints about jobs, as recorded from 22.05.8 in the laboratory of `tests/real/slurm`."""
+"""The output of Slurm's commands about jobs, recorded with Slurm 22.05.8 as `tests/real/slurm/lab.py` sets it up."""
 
 from __future__ import annotations
 

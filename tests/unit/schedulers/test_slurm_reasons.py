@@ -1,4 +1,4 @@
-"""Slurm's states, reasons and last words, as recorded from 22.05.8 in the laboratory of `tests/real/slurm`."""
+"""Slurm's job states, reasons and last messages, recorded with Slurm 22.05.8; see `tests/real/slurm/lab.py`."""
 
 from __future__ import annotations
 

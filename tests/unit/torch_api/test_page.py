@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.docs.pages import ROOT, Block, blocks
+from contract.docs.pages import Block, blocks
+from support.places import ROOT
 
 pytestmark = pytest.mark.engines
 
