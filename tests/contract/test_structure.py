@@ -15,10 +15,11 @@ from contract.messages import declared
 from contract.record import KNOWN, misdeclared, record, structures, unknown
 from contract.shapes import merged, misfits, structure
 
-SLOW = ("failed", "killed", "stopped", "outer", "ssp(2)", "geo(3)", "none", "paddle")
+RUNS = ("sync", "failed", "killed", "stopped", "outer", "ssp(2)", "geo(3)", "none", "paddle")
 
 
-@pytest.mark.parametrize("name", ["sync", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_shows_and_writes_what_was_recorded(name: str, tmp_path: Path) -> None:
     values = record([name], tmp_path / "recorded")
     found = structures(values)

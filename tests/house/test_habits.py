@@ -1,4 +1,4 @@
-"""Habits that few modules or none may have, and the docstrings of packages."""
+"""Habits that few modules or none may have, the sizes of files and functions, and the docstrings of packages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from house.source import PACKAGE, ROOT, calls, imports, modules, paths, tree, within
 from test_house import INSIDE_AGENT, INSIDE_RUNTIME, MAY_IMPORT
 
+MOST_LINES_OF_A_FILE = 500
+MOST_LINES_OF_A_FUNCTION = 60
 MAY_PRINT = {
     "cli": "people read it",
     "agent.boot": "a program of its own, on a node where nothing is installed yet; it answers the control machine",
@@ -215,3 +217,18 @@ def test_no_tracked_file_contains_a_path_of_this_machine() -> None:
         if re.search(rb"(?<![\w.*~})-])" + re.escape(place.encode()), (ROOT / path).read_bytes())
     ]
     assert named == []
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {module: path.read_text(encoding="utf-8").count("\n") for module, path in paths().items()}
+    assert {module: count for module, count in lines.items() if count > MOST_LINES_OF_A_FILE} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    lengths = {
+        f"{module}.{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for module in modules()
+        for node in ast.walk(tree(module))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES_OF_A_FUNCTION} == {}

@@ -64,7 +64,7 @@ def choose(found: tuple[str, ...] | None, allowed: tuple[str, ...] | None, limit
     return (devices or ())[:limit]
 
 
-def report(limit: int | None) -> dict[str, Any] | None:
+def inspect_gpus(limit: int | None) -> dict[str, Any] | None:
     """Return what `check` shows of this node's GPUs; None if conf.py wants none of them, or nvidia-smi is missing."""
     program = nvidia_smi.find_program()
     if limit == 0 or program is None:

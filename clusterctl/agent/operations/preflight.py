@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.gpus.usage import report as report_gpus
+from clusterctl.agent.gpus.usage import inspect_gpus
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of
 from clusterctl.agent.node.ports import take_as_a_job
@@ -45,7 +45,7 @@ def check(root: Path, request: CheckRequest, peer: Peer) -> dict[str, Any]:
     if report["address"] is not None:
         with _recorded(problems, "ports"):
             listeners, busy = take_as_a_job(report["address"], request["port"], request["count"], lead=request["lead"])
-    report["gpus"] = report_gpus(request["gpus"])
+    report["gpus"] = inspect_gpus(request["gpus"])
     with answering(listeners) as listening:
         report.update(_more_facts(root), listening=listening, busy=ports.holders(busy))
         peer.send({"facts": report})

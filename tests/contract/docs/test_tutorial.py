@@ -12,6 +12,8 @@ from contract.docs.pages import Shell, blocks, examples, missing_words
 from support.openssh import OpenSshCluster, openssh_cluster
 from support.places import ROOT
 
+pytestmark = pytest.mark.slow
+
 MACHINES = ("alpha", "beta", "gamma")
 
 
@@ -29,7 +31,6 @@ def give_ssh_config(home: Path, machines: OpenSshCluster) -> None:
         python.chmod(0o755)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     shell = Shell.make(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from contract.e2e.programs import REGRESSION
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 NAME = "ctr-model"
 OURS = {"log", "output", "nodefile", ".clusterctl"}
 Deploy = Callable[..., None]
@@ -45,7 +45,6 @@ def listed(site: Site) -> dict[str, Any]:
     return {job["job"]: job for job in site.ok("jobs", "--json").json()["jobs"]}
 
 
-@pytest.mark.slow
 def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: Deploy) -> None:
     deploy(REGRESSION)
     before = [look(site.job_dir(NAME, node)) for node in range(2)]

@@ -12,7 +12,7 @@ from contract.e2e.test_control_away import breakable
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 ATTACHED, STREAM = 2, 1  # at most so many
 ROUNDS = 4
@@ -56,7 +56,6 @@ def release(site: Site, job: str) -> None:
         (site.job_dir(job, node) / "go").touch()
 
 
-@pytest.mark.slow
 def test_an_attached_start_needs_two_agents_on_a_node(site: Site, counted: Counted) -> None:
     """With the dispatch before it, even if that finds nothing changed, and the question for the cause after it."""
     site.conf(ENGINE="none")
@@ -74,7 +73,6 @@ def test_an_attached_start_needs_two_agents_on_a_node(site: Site, counted: Count
     assert counted() <= ATTACHED
 
 
-@pytest.mark.slow
 def test_followers_need_one_agent_on_a_node_however_often_they_ask_and_one_for_each_lost_connection(
     site: Site, counted: Counted
 ) -> None:

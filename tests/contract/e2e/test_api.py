@@ -131,6 +131,7 @@ def test_a_failed_run_is_an_error_with_its_first_cause_or_an_outcome(site: Site,
         job.run().wait_until_running()
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_an_interrupt_or_a_time_limit_leaves_the_run_running(site: Site, cluster: clusterctl.Cluster) -> None:
     job = cluster.dispatch(site.workspace(SLEEP))
@@ -157,6 +158,7 @@ def interrupt_once_it_runs(run: clusterctl.Run) -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_an_interrupt_of_a_start_stops_what_it_has_started(
     site: Site, cluster: clusterctl.Cluster, monkeypatch: pytest.MonkeyPatch

@@ -9,11 +9,10 @@ from contract.e2e.programs import LEAVE, REGRESSION, SLEEP
 from support.site import Site
 from support.wheels import tiny
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 WAIT_S = 120.0
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_runs_are_saved_become_files_and_are_compared(site: Site, cluster: clusterctl.Cluster) -> None:
     job = cluster.dispatch(site.workspace(REGRESSION))
@@ -62,7 +61,6 @@ def test_nodes_are_checked_and_old_jobs_go(site: Site, cluster: clusterctl.Clust
     assert old.id not in [job.id for job in cluster.jobs()]
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_an_environment_is_made_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))

@@ -15,6 +15,7 @@ WAIT_S = 120.0
 FAILS_ON_REQUEST = REGRESSION + "\nimport sys\nif '--fail=yes' in sys.argv: raise SystemExit('asked to fail')\n"
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_of_the_settings_as_a_job_and_gives_a_table(site: Site, cluster: clusterctl.Cluster) -> None:
     settings = [{"num_passes": 2, "MODE": "async"}, {"num_passes": 1, "fail": "yes", "RESTARTS": 0}]
     sweep = cluster.map(

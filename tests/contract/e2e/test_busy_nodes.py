@@ -11,10 +11,9 @@ from clusterctl.cluster import who_asks
 from contract.e2e.programs import SLEEP
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 
-@pytest.mark.slow
 def test_another_running_job_is_a_warning_and_with_exclusive_a_refusal(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     first = site.start(SLEEP)

@@ -80,6 +80,7 @@ def test_every_command_works_over_a_carrier_without_a_secret_on_its_command_line
     assert [secret for secret in ("TOKEN", "a-secret-value", "PRIVATE KEY") if secret in lines] == []
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_ctrl_c_stops_a_run_over_a_carrier(site: Site) -> None:
     """The interrupt goes to the whole foreground group, as at a terminal."""

@@ -61,6 +61,7 @@ def test_an_unknown_host_key_exits_with_4(site: Site) -> None:
     assert {severity for _, severity, _ in findings(done)} == {"stops"}
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_a_port_in_use_by_another_program_is_a_warning(site: Site) -> None:
     with socket.socket() as other:
@@ -144,6 +145,7 @@ def _shell_output(sshd: Any) -> bytes:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(3)
 def test_nodes_that_cannot_reach_each_other_block_a_start_before_anything_runs(site: Site) -> None:
     """Node 2 answers like another program at its address."""

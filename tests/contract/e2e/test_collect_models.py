@@ -13,7 +13,7 @@ from contract.e2e.programs import REGRESSION
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = [pytest.mark.nodes(2), pytest.mark.copies]
+pytestmark = [pytest.mark.nodes(2), pytest.mark.copies, pytest.mark.slow]
 FAIL = REGRESSION.replace('print("end of pass"', 'pass_ == 3 and 1 / len(rest); print("end of pass"')
 
 
@@ -25,7 +25,6 @@ def collect(site: Site, *args: str) -> Any:
     return site.ok("collect", *args, "--json").json()
 
 
-@pytest.mark.slow
 def test_keep_models_limits_the_nodes_and_collect_brings_the_newest_unless_asked_for_more(site: Site) -> None:
     site.conf(KEEP_MODELS=3)
     program = REGRESSION.replace('print("end of pass"', 'pass_ == 1 and ps.save("mine"); print("end of pass"')
@@ -52,7 +51,6 @@ def test_keep_models_limits_the_nodes_and_collect_brings_the_newest_unless_asked
     assert set(load_model(site.directory / named["model"])) == {"w", "e"}
 
 
-@pytest.mark.slow
 def test_a_model_of_an_earlier_run_can_be_collected_after_a_later_one_failed(site: Site) -> None:
     job = site.dispatch(FAIL)
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")

@@ -10,7 +10,7 @@ import pytest
 from contract.e2e.programs import REGRESSION
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(1)
+pytestmark = [pytest.mark.nodes(1), pytest.mark.slow]
 
 
 def offered(site: Site, *words: str) -> list[str]:
@@ -26,7 +26,6 @@ def offered(site: Site, *words: str) -> list[str]:
     return [line.partition("\t")[0] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_commands_refresh_what_is_completed(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     assert job in offered(site, "start", "")

@@ -100,6 +100,7 @@ def job_of(starting: subprocess.Popen[str], until: str) -> str:
     return match[0]
 
 
+@pytest.mark.slow
 def test_followers_that_lose_their_connections_resume_without_gap_or_repeat(any_site: Site) -> None:
     """An attached start and `logs -f`, both cut off twice, once around the restart of the trainer.
 
@@ -153,6 +154,7 @@ def test_an_attached_start_that_gets_a_term_detaches_and_says_so(site: Site) -> 
     site.ok("stop", job)
 
 
+@pytest.mark.slow
 def test_a_control_machine_that_slept_through_the_end_reports_everything(site: Site) -> None:
     with site.popen("start", "--job_dispatch_package", str(site.workspace(UNTIL_RELEASED))) as starting:
         job = job_of(starting, "begun")

@@ -19,6 +19,8 @@ from support.openssh import OpenSshCluster, openssh_cluster
 from support.places import ROOT
 from support.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -75,7 +77,6 @@ def logins(sshd: OpenSshCluster) -> list[int]:
     return [log.count("Accepted publickey") for log in logs]
 
 
-@pytest.mark.slow
 def test_the_second_command_logs_in_nowhere_until_the_masters_are_ended(
     sshd: OpenSshCluster, call: Call, tmp_path: Path
 ) -> None:

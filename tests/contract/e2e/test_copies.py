@@ -17,7 +17,7 @@ from contract.e2e.programs import REGRESSION
 from support.processes import wait_until
 from support.site import Site, agent_processes, events_in
 
-pytestmark = [pytest.mark.nodes(3), pytest.mark.copies]
+pytestmark = [pytest.mark.nodes(3), pytest.mark.copies, pytest.mark.slow]
 
 
 def events(site: Site, job: str, run: str = "0001") -> list[dict[str, Any]]:
@@ -63,7 +63,6 @@ def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_th
 NOBODY = "root@127.0.0.1:1"  # where no node answers any more
 
 
-@pytest.mark.slow
 def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) -> None:
     """Collect without it, without the lead's node, and with a damaged piece; the model is the same."""
     site.conf()
@@ -102,7 +101,6 @@ def has_copied(site: Site, job: str, tag: str) -> bool:
     return any(event["event"] == "copied" and event["tag"] == tag for event in events(site, job))
 
 
-@pytest.mark.slow
 def test_a_piece_server_that_is_killed_is_replaced_when_it_is_needed_again(site: Site) -> None:
     site.conf()
     job = site.dispatch(GATED)
@@ -119,7 +117,6 @@ def test_a_piece_server_that_is_killed_is_replaced_when_it_is_needed_again(site:
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -> None:
     site.conf()
     early = GATED.replace("        import os, time\n", "        import os, time\n        write_own()\n").replace(
@@ -142,7 +139,6 @@ def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -
     assert (site.directory / "home/node-0/output/pass-00000/model.safetensors").read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_a_copied_checkpoint_stays_until_a_newer_one_is_copied(site: Site) -> None:
     """The copies stand still while the run goes on; then a machine is lost with its disk."""
     site.conf(NODE_GRACE_S=2, KEEP=1, KEEP_MODELS=1, SAVE_EVERY="5 steps")
@@ -173,7 +169,6 @@ def test_a_copied_checkpoint_stays_until_a_newer_one_is_copied(site: Site) -> No
     assert f"checkpoint {checkpoint} of run 1" in resumed.out + resumed.err
 
 
-@pytest.mark.slow
 def test_collect_takes_the_newest_model_that_can_be_completed(site: Site) -> None:
     """Node 2 is lost with its disk, and its pieces of the newest model were not copied yet."""
     site.conf(MODEL_ON_LEAD_MB=0)

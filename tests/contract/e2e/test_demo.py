@@ -110,6 +110,7 @@ def test_a_killed_demo_leaves_no_process_and_the_next_two_train_concurrently_and
         assert not (target / "cluster/nodes").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path: Path) -> None:
     with begin(tmp_path, "-n", "1", "--dir", "it", "--passes", "50") as demo:
         assert demo.stdout is not None

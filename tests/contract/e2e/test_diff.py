@@ -9,7 +9,7 @@ import pytest
 from contract.e2e.programs import REGRESSION
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(1)
+pytestmark = [pytest.mark.nodes(1), pytest.mark.slow]
 SECRET = "hunter2-in-env"
 
 
@@ -30,7 +30,6 @@ def two_jobs(site: Site) -> list[str]:
     return [first_job, second_job]
 
 
-@pytest.mark.slow
 def test_two_runs_differ_in_what_was_changed(site: Site) -> None:
     jobs = two_jobs(site)
     document = site.ok("diff", "a", jobs[1], "--json")

@@ -9,6 +9,8 @@ import pytest
 
 from support.site import Site
 
+pytestmark = pytest.mark.slow
+
 NO_PUSH = """
 from clusterctl.runtime import connect, Adagrad, zeros
 
@@ -17,7 +19,6 @@ with connect() as ps:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_a_run_that_learned_nothing_succeeds_with_a_warning_that_commands_show(site: Site) -> None:
     started = site.ok("start", "--job_dispatch_package", str(site.workspace(NO_PUSH)))

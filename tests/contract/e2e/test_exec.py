@@ -58,6 +58,7 @@ def test_a_long_command_shows_its_lines_as_they_come(site: Site) -> None:
     assert "exec failed on 4 of 4 nodes" in err
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_large_output_is_truncated_and_the_dropped_amount_is_reported(site: Site) -> None:
     flood = "yes 12345678 | head -n 200000"

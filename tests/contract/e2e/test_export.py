@@ -90,6 +90,7 @@ def same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
+@pytest.mark.slow
 def test_all_points_of_a_run_are_exported_as_the_events_have_them(site: Site, job: str) -> None:
     """The clocks of these nodes are one: the times differ by what the measurement of the offset may be wrong."""
     expected = sorted(logged(site, job), key=lambda point: point[0])  # in each process in their order
@@ -114,6 +115,7 @@ def test_all_points_of_a_run_are_exported_as_the_events_have_them(site: Site, jo
     assert SECRET not in "".join(path.read_text() for path in (site.directory / "tables").iterdir())
 
 
+@pytest.mark.slow
 def test_event_files_have_the_same_points_as_float32(site: Site, job: str) -> None:
     said = site.ok("export", "--to", "tensorboard", "logs/one", job)
     assert "tensorboard --logdir logs/one" in said.out

@@ -83,6 +83,7 @@ def test_code_in_a_directory_writable_by_others_is_not_run(site: Site) -> None:
     assert "can be written by others" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_collect_brings_everything_that_is_safe_and_names_the_rest(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)

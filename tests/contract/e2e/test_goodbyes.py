@@ -7,7 +7,7 @@ import pytest
 from contract.e2e.test_programs import newest_job
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 TRAIN = """
 import os, sys
 from clusterctl.runtime import SGD, connect
@@ -29,7 +29,6 @@ def explained(site: Site) -> tuple[str, str]:
     return f"{cause['role']}{cause['rank']}@node{cause['node']}", cause["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("begins", ["with connect() as ps:\n    train(ps, 2, until=3)", "train(connect(), 2, until=3)"])
 def test_a_trainer_that_skips_its_goodbye_in_the_middle_of_a_pass_is_restarted(site: Site, begins: str) -> None:
     site.conf(RESTARTS=1)
@@ -40,7 +39,6 @@ def test_a_trainer_that_skips_its_goodbye_in_the_middle_of_a_pass_is_restarted(s
     assert (status["state"], sum(process["restarts"] for process in status["processes"])) == ("succeeded", 1)
 
 
-@pytest.mark.slow
 def test_an_exception_behind_a_pipe_fails_the_run_and_is_named(site: Site) -> None:
     site.conf(TRAINER_COMMAND="sh run.sh")
     train = f"{TRAIN}\nwith connect() as ps:\n    train(ps, 2, until=3)\n    raise ValueError('bad shard')"
@@ -51,7 +49,6 @@ def test_an_exception_behind_a_pipe_fails_the_run_and_is_named(site: Site) -> No
     assert explained(site)[1] == "exception"
 
 
-@pytest.mark.slow
 def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site) -> None:
     """Trainer 1 makes one pass, trainer 0 three: from the second on it waits for nobody."""
     site.ok(
@@ -62,7 +59,6 @@ def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_a_run_in_which_no_trainer_connects_fails(site: Site) -> None:
     """The shell of a trainer exits and leaves its program in the background."""

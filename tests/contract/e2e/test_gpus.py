@@ -13,6 +13,8 @@ from support.nvidia_smi import Smi
 from support.processes import wait_until
 from support.site import Site
 
+pytestmark = pytest.mark.slow
+
 SHOW = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('CUDA_DEVICE_ORDER'), flush=True)"
 SLEEP = "import time; time.sleep(600)"
 
@@ -44,7 +46,6 @@ def logs(site: Site, job: str, node: int, count: int) -> list[str]:
     return [(site.job_dir(job, node) / "log" / name).read_text().strip() for name in names]
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_nodes_of_one_machine_share_its_gpus_and_conf_py_overrides_them(site: Site, gpus: Any) -> None:
     for node in range(2):
@@ -61,7 +62,6 @@ def test_nodes_of_one_machine_share_its_gpus_and_conf_py_overrides_them(site: Si
     assert logs(site, own, 0, 2) + logs(site, own, 1, 1) == ["0,1 PCI_BUS_ID", "2,3 PCI_BUS_ID", "0 PCI_BUS_ID"]
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(1)
 def test_two_trainers_see_two_gpus_each_and_status_and_check_show_who_uses_them(site: Site, gpus: Any) -> None:
     directory = gpus(0, recorded.A100)

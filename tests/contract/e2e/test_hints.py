@@ -10,7 +10,7 @@ import pytest
 from contract.e2e.programs import REGRESSION
 from support.site import Result, Site
 
-pytestmark = pytest.mark.nodes(1)
+pytestmark = [pytest.mark.nodes(1), pytest.mark.slow]
 CONF = "my lab/conf.py"
 BROKEN = """
 from clusterctl.runtime import SGD, connect, zeros
@@ -44,7 +44,6 @@ def commands(text: str) -> list[str]:
     return [match.strip() for match in re.findall(r"clusterctl .*?(?=;|   |$)", text, re.MULTILINE)]
 
 
-@pytest.mark.slow
 def test_the_next_command_of_each_step_works(elsewhere: Site) -> None:
     site = elsewhere
     said = site.ok("--conf", CONF, "dispatch", str(site.workspace(REGRESSION))).out
@@ -57,7 +56,6 @@ def test_the_next_command_of_each_step_works(elsewhere: Site) -> None:
     assert list(site.directory.glob("JOB*"))
 
 
-@pytest.mark.slow
 def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site: Site) -> None:
     site.conf(SAVE_EVERY="5 steps")
     site.workspace(BROKEN)
@@ -76,7 +74,6 @@ def test_after_a_failure_the_hints_name_the_command_for_a_corrected_program(site
     assert "resuming from checkpoint step-0000000" in done.out
 
 
-@pytest.mark.slow
 def test_output_of_commands_and_logs_is_not_rewritten(elsewhere: Site) -> None:
     site, words = elsewhere, "clusterctl stop JOB1"
     assert site.ok("--conf", CONF, "exec", "--fold", "--", "echo", words).out == f"--- node0\n{words}\n"

@@ -16,6 +16,8 @@ from support.processes import processes_with_environment, wait_until
 from support.site import Site
 from support.trees import described
 
+pytestmark = pytest.mark.slow
+
 NODES = 4
 
 
@@ -33,13 +35,9 @@ def assert_arrives(site: Site, top: Path) -> None:
         assert list((Path(node["dir"]).parent / ".clusterctl/incoming").iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("any_site", "relay"),
-    [
-        ("embedded", "always"),
-        pytest.param("openssh", "never", marks=pytest.mark.slow),
-    ],
+    [("embedded", "always"), ("openssh", "never")],
     indirect=["any_site"],
 )
 def test_after_a_kill_on_either_side_the_next_dispatch_is_complete(any_site: Site, relay: str) -> None:

@@ -11,11 +11,10 @@ import pytest
 from contract.e2e.programs import REGRESSION, SLEEP
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 DONE = "print('done')\n"
 
 
-@pytest.mark.slow
 def test_the_running_job_is_meant_though_a_newer_one_was_dispatched(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     running = site.start(SLEEP)
@@ -31,7 +30,6 @@ def test_the_running_job_is_meant_though_a_newer_one_was_dispatched(site: Site) 
     site.assert_nothing_left(running)
 
 
-@pytest.mark.slow
 def test_a_stop_of_an_ended_job_says_when_it_ended(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     never = site.dispatch(DONE)
@@ -42,7 +40,6 @@ def test_a_stop_of_an_ended_job_says_when_it_ended(site: Site) -> None:
     assert f"it had already ended: succeeded at {today} " in site.ok("stop").out
 
 
-@pytest.mark.slow
 def test_of_two_running_jobs_one_has_to_be_named_and_status_shows_both(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     jobs = [site.start(SLEEP) for _ in range(2)]
@@ -59,7 +56,6 @@ def test_of_two_running_jobs_one_has_to_be_named_and_status_shows_both(site: Sit
         site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_if_none_runs_the_one_that_ran_last_is_meant_whatever_a_node_that_is_away_knows(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0)
     first, older = site.start(DONE), site.start(DONE + "\n")
@@ -74,7 +70,6 @@ def test_if_none_runs_the_one_that_ran_last_is_meant_whatever_a_node_that_is_awa
     assert "node1" in away.err
 
 
-@pytest.mark.slow
 def test_resume_means_the_one_that_ran_last_even_if_a_node_has_another_in_mind(site: Site) -> None:
     site.conf(SAVE_EVERY=5)
     job = site.start(REGRESSION, "--", "--num_passes", "2")

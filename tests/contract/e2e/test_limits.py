@@ -31,6 +31,7 @@ def events(site: Site, job: str, node: int) -> list[dict[str, Any]]:
     return events_in(site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl")
 
 
+@pytest.mark.slow
 def test_a_program_runs_under_its_limits_and_hitting_one_is_reported(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0, TRAINERS=1, MEMORY_LIMIT_MB=500, OPEN_FILES=100)
     job = site.dispatch(GREEDY)

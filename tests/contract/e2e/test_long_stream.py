@@ -11,8 +11,9 @@ import pytest
 
 from support.places import TESTS
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_record_of_a_stream_counts_once_and_neither_memory_nor_disk_grows(mode: str, tmp_path: Path) -> None:

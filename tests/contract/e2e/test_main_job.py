@@ -227,6 +227,7 @@ def test_an_attached_start_is_stopped_by_ctrl_c(site: Site, when: str) -> None:
         site.assert_nothing_left(jobs[0]["job"])
 
 
+@pytest.mark.slow
 def test_the_job_keeps_running_when_the_attached_start_is_killed(site: Site) -> None:
     site.conf(ENGINE="none")
     package = site.workspace(SLEEP)

@@ -13,7 +13,7 @@ from clusterctl.runtime import load_model
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 #: Trainer 0 waits before batch 5 until the file `go` exists; so do all others then.
 TRAIN = """
@@ -35,7 +35,6 @@ with connect() as ps:
 """
 
 
-@pytest.mark.slow
 def test_a_lost_node_rejoins_at_another_address(site: Site) -> None:
     """It has a pserver as well, which the others find where it listens now."""
 

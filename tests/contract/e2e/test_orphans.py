@@ -22,7 +22,7 @@ from support.processes import assert_none_left, is_alive, wait_until
 from support.site import Site, events_in
 
 NODES = 3
-pytestmark = pytest.mark.nodes(NODES)
+pytestmark = [pytest.mark.nodes(NODES), pytest.mark.slow]
 SLOW = pytest.mark.slow
 # A process in its own session whose parent has exited. It writes its pid to a file and ignores TERM.
 DAEMON = """
@@ -78,7 +78,6 @@ def running(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-@pytest.mark.slow
 def test_without_supervisor_and_guardian_stop_finds_and_ends_all_processes_but_no_others(
     site: Site, tmp_path: Path
 ) -> None:
@@ -116,7 +115,6 @@ def is_removed(directory: Path) -> bool:
     return not directory.exists()
 
 
-@pytest.mark.slow
 def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(KEEPS)
@@ -133,7 +131,6 @@ def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     assert "there is no job" in again.err
 
 
-@pytest.mark.slow
 def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(CLEARS)
@@ -146,7 +143,6 @@ def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site)
     assert_none_left("CLUSTERCTL_TEST", job)
 
 
-@pytest.mark.slow
 def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
     site.conf(ENGINE="none", TRAINERS=1)
     job = site.start(FORKS + SLEEP)
@@ -161,7 +157,6 @@ def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
     assert "KILL was needed" not in site.ok("stop", job).out, "it is continued so that TERM can end it"
 
 
-@pytest.mark.slow
 def test_stop_does_not_report_a_busy_port_as_free(site: Site) -> None:
     """The port of a pserver was taken by an unknown program; by one of another job would be fine."""
     site.conf(PSERVERS=1, TRAINERS=1, PORT=min(free_port(), 64_000))  # far from the ports of other tests
@@ -197,7 +192,6 @@ def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
     return events_in(site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim", ["supervisor", *(pytest.param(v, marks=SLOW) for v in ("pserver", "supervisor and guardian"))]
 )

@@ -10,6 +10,8 @@ import pytest
 from contract.e2e.programs import REGRESSION
 from support.site import Site
 
+pytestmark = pytest.mark.slow
+
 HOSTS = """
 first, second = HOSTS[:2]
 HOSTS = [
@@ -19,7 +21,6 @@ HOSTS = [
 """
 
 
-@pytest.mark.slow
 def test_hosts_run_the_configured_number_of_processes_at_the_configured_addresses(site: Site) -> None:
     conf = site.conf()
     conf.write_text(conf.read_text() + HOSTS)

@@ -54,6 +54,7 @@ def test_a_program_that_exits_3_at_once_fails_a_detached_start(site: Site) -> No
     assert "no licence" in result.err
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_be_started_is_named(site: Site) -> None:
     site.conf(ENGINE="none", TRAINER_COMMAND="does-not-exist --now")
     result = start_and_fail(site, "", "--detach")
@@ -117,6 +118,7 @@ print("left one behind", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_grandchild_that_called_setsid_is_ended_with_the_run(site: Site) -> None:
     site.conf(ENGINE="none")
     site.ok("start", "--job_dispatch_package", str(site.workspace(GRANDCHILD)))

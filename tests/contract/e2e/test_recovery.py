@@ -15,7 +15,7 @@ from contract.e2e.models import assert_same, model_of
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(3)
+pytestmark = [pytest.mark.nodes(3), pytest.mark.slow]
 
 QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2, "RESTARTS": 3}
 STEPS = 60
@@ -83,7 +83,6 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     return model_of(site, job)
 
 
-@pytest.mark.slow
 def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -97,7 +96,6 @@ def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undistur
     assert site.status(job)["state"] == "succeeded", done.out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "every"), [("async", "9 passes"), ("geo(5)", "1 pass")])
 def test_outside_sync_mode_only_the_pserver_is_rolled_back_and_the_loss_is_reported(
     site: Site, mode: str, every: object
@@ -118,7 +116,6 @@ def test_outside_sync_mode_only_the_pserver_is_rolled_back_and_the_loss_is_repor
     assert all(np.isfinite(model_of(site, job)["w"]))
 
 
-@pytest.mark.slow
 def test_the_others_continue_without_a_trainer_that_was_given_up_and_share_its_batches(site: Site) -> None:
     site.conf(**{**QUICK, "RESTARTS": {"trainer": 1}}, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(TRAIN)
@@ -148,7 +145,6 @@ def release_and_finish(site: Site, job: str) -> None:
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Site, expected: dict[str, Any]) -> None:
     """Node 2 has only a trainer, node 1 a pserver as well."""
     site.conf(**QUICK, ON_TRAINER_LOSS="wait")
@@ -172,7 +168,6 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
     assert after.count("its supervisor was killed, and its processes with it") == 2
 
 
-@pytest.mark.slow
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -192,7 +187,6 @@ def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     assert_same(model_of(site, job), expected)
 
 
-@pytest.mark.slow
 def test_all_processes_of_other_engines_restart_up_to_the_restarts_limit(site: Site) -> None:
     train = """
 import os, sys, time

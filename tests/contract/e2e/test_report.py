@@ -25,6 +25,7 @@ def report_of(job: str, run: int = 1) -> str:
     return f"{job}-run{run}.html"
 
 
+@pytest.mark.slow
 def test_an_attached_start_ends_with_a_report_if_the_settings_ask_for_one(site: Site) -> None:
     site.conf(REPORT=True, ENV={"API_TOKEN": SECRET})
     job = site.dispatch(FAIL)

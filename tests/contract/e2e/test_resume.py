@@ -11,7 +11,7 @@ import pytest
 from contract.e2e.models import assert_same, model_of
 from support.site import Result, Site
 
-pytestmark = pytest.mark.copies
+pytestmark = [pytest.mark.copies, pytest.mark.slow]
 QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
 STEPS = 85
 # With the arguments KIND, STEP and RUN, trainer 0 of that run kills a random process of that kind at that step. Before
@@ -100,7 +100,6 @@ def crash(site: Site, *args: str) -> Result:
     return result
 
 
-@pytest.mark.slow
 def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -130,7 +129,6 @@ def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_
     assert len(checkpoints(site, job, "0002")) == 2
 
 
-@pytest.mark.slow
 def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_pservers_and_more_lanes(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -148,7 +146,6 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_p
     assert_same(model_of(site, job), expected)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_same_one(
     site: Site, expected: dict[str, Any]
 ) -> None:
@@ -166,7 +163,6 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_sa
     assert_same(model_of(site, job), expected)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_has_the_settings_that_were_set_for_the_run_before(site: Site) -> None:
     quick(site)
     job = site.dispatch(TRAIN)
@@ -187,7 +183,6 @@ def test_a_resumed_run_has_the_settings_that_were_set_for_the_run_before(site: S
     assert "geheim" not in resumed.out + resumed.err + manifest
 
 
-@pytest.mark.slow
 def test_without_a_checkpoint_resume_is_refused_with_a_hint(site: Site) -> None:
     job = site.dispatch(TRAIN)
     refused = site.run("start", "--resume", "--json", "--job_workspace", job)  # the default is one that has run

@@ -107,6 +107,7 @@ def test_a_checkpoint_is_made_now_and_a_run_is_resumed_from_it(site: Site, mode:
     assert "is not training: it has ended (succeeded)" in result.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_is_refused_with_the_reason(site: Site) -> None:
     def refusal(*arguments: str) -> tuple[int, str]:
         result = site.run("save", *arguments, "--json")

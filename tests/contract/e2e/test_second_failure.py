@@ -11,7 +11,7 @@ from contract.e2e.programs import READY
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(3)
+pytestmark = [pytest.mark.nodes(3), pytest.mark.slow]
 # A trainer that takes 2 s to end on TERM, with a helper in a session of its own.
 SLOW_TO_END = f"""
 import os, signal, subprocess, sys, time
@@ -45,7 +45,6 @@ def begin(site: Site, node_grace_s: int) -> str:
     return job
 
 
-@pytest.mark.slow
 def test_a_stop_during_a_restart_reaches_every_node(site: Site) -> None:
     job = begin(site, node_grace_s=600)  # a node that the stop did not reach would go on for so long
     assert site.ok("stop", job, "--json").json()["survivors"] == 0
@@ -54,7 +53,6 @@ def test_a_stop_during_a_restart_reaches_every_node(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_a_node_that_is_lost_during_a_restart_does_not_silence_the_others(site: Site) -> None:
     job = begin(site, node_grace_s=10)
     os.kill(site.supervisor(job, 2), signal.SIGKILL)

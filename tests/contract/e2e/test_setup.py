@@ -16,6 +16,8 @@ from support.uv import write_program
 from support.wheels import tiny
 from unit.agent.nodes import PYTHONS
 
+pytestmark = pytest.mark.slow
+
 TRAIN = "import sys, tiny\nprint('got', tiny.VERSION, sys.prefix, flush=True)\n"
 
 
@@ -53,7 +55,6 @@ def _run(site: Site, directory: Path) -> str:
     return str(site.ok("jobs", "--json").json()["jobs"][0]["job"])
 
 
-@pytest.mark.slow
 def test_a_start_without_setup_warns_and_why_names_the_missing_environment(site: Site) -> None:
     directory = workspace(site, "7.0")
     done = site.run("start", "--job_dispatch_package", str(directory))
@@ -83,7 +84,6 @@ def test_offline_packages_are_sent_from_this_machine_and_cached_on_it(site: Site
     assert {node["environment"] for node in rest["nodes"]} == {first["nodes"][0]["environment"]}
 
 
-@pytest.mark.slow
 def test_packages_for_many_nodes_are_sent_once(site: Site) -> None:
     directory = workspace(site, "6.0")
     site.conf(ENGINE="none", RELAY="always")
@@ -94,7 +94,6 @@ def test_packages_for_many_nodes_are_sent_once(site: Site) -> None:
     assert [node["built"] for node in done["nodes"]] == [True] * 4
 
 
-@pytest.mark.slow
 def test_upgrade_resolves_versions_again(site: Site) -> None:
     directory = workspace(site, "3.0")
     (directory / "requirements.txt").write_text(f"--no-index\n--find-links {site.directory / 'index'}\ntiny>=3\n")
@@ -126,7 +125,6 @@ def test_an_unreachable_node_does_not_prevent_the_others_from_being_ready(site: 
     assert "clusterctl setup" in refused.err
 
 
-@pytest.mark.slow
 def test_nodes_with_other_pythons_get_matching_wheels_even_without_pip_and_venv(tmp_path: Path) -> None:
     ours = f"3.{sys.version_info.minor}"
     others = {version: path for version, path in PYTHONS.items() if int(version[2:]) >= 9 and version != ours}

@@ -11,7 +11,7 @@ import pytest
 from support.processes import wait_until
 from support.site import Site, events_in
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 QUICK = {"PSERVERS": 1, "TRAINERS": 2, "STALL_S": 2, "SAVE_EVERY": 5}
 # Trainer 1 hangs in batch 7 of its first attempt until the file `go_on` exists, or stops itself with SIGSTOP.
@@ -64,7 +64,6 @@ def states(site: Site, job: str) -> dict[str, str]:
     return {f"{p['role']}{p['rank']}": p["state"] for p in site.status(job)["processes"]}
 
 
-@pytest.mark.slow
 def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its_waiting_peers_are_not(
     site: Site,
 ) -> None:
@@ -95,7 +94,6 @@ def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site) -> None:
     site.conf(**{**QUICK, "STALL_S": 10}, ON_STALL="fail", RESTARTS=1)  # no other process is taken for a stalled one
     job = site.dispatch(TRAIN)
@@ -105,7 +103,6 @@ def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_a_trainer_that_hangs_before_it_connects_is_stalled_once_others_wait_for_it(site: Site) -> None:
     site.conf(**QUICK, ON_STALL="fail", RESTARTS=0)
     hangs = "import os, time\nwhile os.environ['CLUSTERCTL_RANK'] == '1':\n    time.sleep(1)\n"
@@ -119,7 +116,6 @@ def test_a_trainer_that_hangs_before_it_connects_is_stalled_once_others_wait_for
     site.assert_nothing_left(job)
 
 
-@pytest.mark.slow
 def test_a_deadlock_of_responsive_trainers_is_reported_with_all_stacks_and_fails_with_on_stall_fail(
     site: Site,
 ) -> None:

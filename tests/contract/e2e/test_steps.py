@@ -14,7 +14,7 @@ from contract.e2e.programs import REGRESSION, SLEEP
 from support.processes import Proc, processes_below, wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 #: A step in the home of a node. On TERM everything in it gets TERM; what is left at its end is killed.
 STEP = """#!{python}
@@ -76,7 +76,6 @@ def test_a_detached_run_keeps_one_step_on_each_node_until_it_has_ended(site: Sit
     assert site.status(job)["state"] == "succeeded"
 
 
-@pytest.mark.slow
 def test_term_of_a_step_stops_the_run(site: Site) -> None:
     job = site.start(SLEEP)
     os.kill(min(process.pid for process in steps(site)), signal.SIGTERM)
@@ -84,7 +83,6 @@ def test_term_of_a_step_stops_the_run(site: Site) -> None:
     assert site.status(job)["state"] == "stopped"
 
 
-@pytest.mark.slow
 def test_an_attached_start_needs_two_steps_and_ends_with_the_run(site: Site) -> None:
     done = site.ok("start", str(site.workspace(REGRESSION)), "--", "--num_passes=2")
     assert "end of pass 1 on trainer 0" in done.out

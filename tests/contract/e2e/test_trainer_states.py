@@ -11,7 +11,7 @@ import pytest
 from clusterctl.runtime import load_model
 from support.site import Site, events_in
 
-pytestmark = [pytest.mark.copies, pytest.mark.nodes(3)]
+pytestmark = [pytest.mark.copies, pytest.mark.nodes(3), pytest.mark.slow]
 QUICK = {"PSERVERS": 2, "TRAINERS": 2, "SAVE_EVERY": 7, "KEEP": 9, "RESTARTS": 3}
 STEPS = 34
 # The gradients are made of a state that only the trainer has, so the bits of the model depend on it. With the arguments
@@ -127,7 +127,6 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> b
     return model_of(site, job)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_is_half_written_when_its_trainer_dies_is_completed_by_the_successor(
     site: Site, expected: bytes
 ) -> None:
@@ -154,7 +153,6 @@ def test_a_trainer_whose_state_is_lost_brings_all_back_to_the_newest_checkpoint(
     assert model_of(site, job) == expected
 
 
-@pytest.mark.slow
 def test_states_follow_their_trainers_to_other_nodes(site: Site, expected: bytes) -> None:
     site.conf(**{**QUICK, "RESTARTS": 0, "COPIES": 1, "TRAINERS": site.hosts[:2]})
     job = site.dispatch(TRAIN)
@@ -170,7 +168,6 @@ def test_states_follow_their_trainers_to_other_nodes(site: Site, expected: bytes
     assert model_of(site, job) == expected
 
 
-@pytest.mark.slow
 def test_a_copy_of_a_state_is_resumed_from_when_its_node_is_lost(site: Site, expected: bytes) -> None:
     site.conf(**{**QUICK, "RESTARTS": 0})
     job = site.dispatch(TRAIN)
@@ -182,7 +179,6 @@ def test_a_copy_of_a_state_is_resumed_from_when_its_node_is_lost(site: Site, exp
     assert model_of(site, job) == expected
 
 
-@pytest.mark.slow
 def test_with_another_number_of_trainers_their_states_are_dropped(site: Site) -> None:
     site.conf(**{**QUICK, "RESTARTS": 0, "COPIES": 1})
     job = site.dispatch(TRAIN)

@@ -9,13 +9,14 @@ import pytest
 from contract.e2e.programs import SLEEP
 from support.site import Site
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.nodes(3)
-@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_one_of_two_starts_at_once_wins_and_the_other_names_it(site: Site, rounds: int) -> None:
+def test_one_of_two_starts_at_once_wins_and_the_other_names_it(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.dispatch(SLEEP)
-    for number in range(1, rounds + 1):
+    for number in range(1, 5):
         command = ("start", "--detach", "--job_workspace", job)
         with site.popen(*command) as one, site.popen(*command) as other:
             results = [(process.communicate(timeout=180), process.returncode) for process in (one, other)]

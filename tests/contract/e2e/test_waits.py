@@ -10,7 +10,7 @@ import pytest
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 # The reader of trainer 1 sleeps before batch 5 until the file `go_on` exists. Then all are quiet until `end` does.
 TRAIN = """
@@ -45,7 +45,6 @@ def waits(site: Site, job: str) -> list[dict[str, Any]]:
     return [one for one in found if one]
 
 
-@pytest.mark.slow
 def test_status_names_the_trainer_that_all_others_wait_for_until_it_goes_on(site: Site) -> None:
     site.conf(PSERVERS=1, TRAINERS_PER_NODE=2)
     job = site.start(TRAIN)

@@ -12,7 +12,7 @@ from support.processes import wait_until
 from support.site import Site
 from support.terminal import Terminal
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 # It ends when the file `end` is there; with the argument `fail`, trainer 1 fails instead.
 TRAIN = """
@@ -81,7 +81,6 @@ def test_the_screen_is_entered_and_left_without_an_effect_on_the_run(site: Site)
     assert wait_until(lambda: site.status(job)["state"] == "succeeded")
 
 
-@pytest.mark.slow
 def test_it_ends_with_the_run_and_shows_the_outcome(site: Site) -> None:
     job = site.dispatch(TRAIN)
     site.ok("start", "--job_workspace", job, "--detach", "--", "fail")
@@ -94,7 +93,6 @@ def test_it_ends_with_the_run_and_shows_the_outcome(site: Site) -> None:
     assert plain(shown.text).count("first cause") == 1
 
 
-@pytest.mark.slow
 def test_an_attached_start_shows_a_traceback_of_another_rank_in_one_line_and_can_be_left(site: Site) -> None:
     job = site.dispatch(TRAIN)
     with on_terminal(site, "start", "--job_workspace", job, columns=120, lines=40) as terminal:

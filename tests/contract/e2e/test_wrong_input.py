@@ -213,6 +213,7 @@ def test_init_overwrites_nothing(site: Site) -> None:
     assert (site.directory / "fresh/conf.py").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_workspace_without_the_script_that_is_to_run_is_not_sent(site: Site) -> None:
     site.conf(TRAINER_COMMAND="bash scripts/train.sh --fast")
     workspace = site.workspace("")

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from contract.security.liars import EVIL, is_harmless
 from support.site import Site, events_in
+
+pytestmark = pytest.mark.slow
 
 FORGE = """
 import json, os, socket, time

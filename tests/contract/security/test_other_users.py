@@ -64,6 +64,7 @@ def secrets_of(job: Path) -> list[bytes]:
     return secrets
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(site: Site) -> None:
     with shared_directory(0o755) as shared:
@@ -189,6 +190,7 @@ def test_an_agent_is_not_installed_into_a_directory_that_another_user_makes_at_t
         assert agent.returncode == 1
 
 
+@pytest.mark.slow
 @needs_root
 def test_jobs_that_another_user_puts_into_a_shared_root_dir_are_not_believed(site: Site) -> None:
     with shared_directory(0o1777) as place:

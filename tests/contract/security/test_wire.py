@@ -64,8 +64,9 @@ def overheard() -> Iterator[bytearray]:
             thread.join()
 
 
+@pytest.mark.slow
 @needs_root
-@pytest.mark.parametrize("security", ["curve", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("security", ["curve", "none"])
 def test_an_eavesdropper_sees_tables_only_without_encryption_and_never_sees_supervisor_messages(
     site: Site, security: str
 ) -> None:

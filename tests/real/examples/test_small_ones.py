@@ -13,8 +13,9 @@ import pytest
 from real.examples.programs import copy, losses, newest_job
 from support.site import Site
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_each_rank_finds_its_place_in_the_variables_of_open_mpi(site: Site) -> None:
     directory = copy(site, "mpi_style", 3)
     site.ok("start", "--job_dispatch_package", str(directory / "workspace"))
@@ -32,7 +33,6 @@ def test_each_rank_finds_its_place_in_the_variables_of_open_mpi(site: Site) -> N
     assert abs(offset + 1) < 0.1
 
 
-@pytest.mark.slow
 def test_the_old_conf_py_and_run_sh_work_as_they_were_written(site: Site) -> None:
     directory = copy(site, "old_launcher", 2, ROOT_DIR="~/clusterctl", PADDLE_NIC="lo")
     ran = run_sh(site, directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,14 +162,15 @@ def test_scancel_of_a_job_ends_its_steps_by_a_signal_without_a_reason(lab: Lab) 
     assert "DUE TO" not in words
 
 
-def test_srun_exits_with_0_when_a_node_goes_down(lab: Lab) -> None:
+def test_srun_exits_with_0_or_with_the_code_of_a_killed_program_when_a_node_goes_down(lab: Lab) -> None:
     job = lab.allocate("-N2", "--no-requeue")
     node = lab.nodes_of(job)[1]
     with begun(lab, job, node, "sh", "-c", "echo up; exec sleep 300") as step:
         assert answer(step, 30) == b"up\n"
         lab.output("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
         code, words = last_words(step)
-    assert (code, f"srun: error: Node failure on {node}" in words) == (0, True)
+    assert f"srun: error: Node failure on {node}" in words
+    assert code in (0, 128 + signal.SIGTERM)  # the slurmd of the node lives, and may report what it killed
     lab.wait_for(job, "NODE_FAIL")
 
 

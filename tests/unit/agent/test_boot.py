@@ -226,6 +226,7 @@ def crash(cluster: PipeCluster, node: int, job: str) -> str:
     return (cluster.home(node) / "clusterctl" / job / "log/supervisor.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_in_the_oldest_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_of(tmp_path, needs(OLDEST))
     job = begin(cluster, tmp_path / "workspace", SERVER, monkeypatch)

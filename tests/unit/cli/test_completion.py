@@ -226,6 +226,7 @@ def gets(shell_name: str, home: Path) -> Iterator[Callable[[str], list[str]]]:
         yield gets
 
 
+@pytest.mark.slow
 def test_a_shell_inserts_what_is_offered_and_runs_nothing_of_it(
     shell_name: str, home: Path, gets: Callable[[str], list[str]]
 ) -> None:

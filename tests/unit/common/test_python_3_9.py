@@ -11,11 +11,12 @@ import pytest
 from support.places import ROOT
 from unit.agent.nodes import OLDEST, needs
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 PACKAGES = ("pytest<9", "hypothesis")  # the last pytest for Python 3.9 is 8
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_tests_of_common_pass_under_python_3_9(tmp_path: Path) -> None:
     """Compiling is not enough: an argument such as zip(strict=True) fails only when the line is executed."""

@@ -181,6 +181,7 @@ def test_a_shard_goes_to_its_own_node_only(place: Place) -> None:
         assert reports[node][-1][0] >= shared + 1_000_000
 
 
+@pytest.mark.slow
 def test_a_large_file_that_every_node_has_partly_is_resumed_through_the_relay(place: Place) -> None:
     (place.workspace / "large").write_bytes(random.Random(2).randbytes(9 << 20))
     (entry,) = (entry for entry in scan(place.workspace).entries if entry.path == "large")
@@ -202,6 +203,7 @@ def test_corrupt_bytes_are_detected_and_sent_directly(place: Place) -> None:
     assert sent_directly(done) == [True, False, False, True, True]
 
 
+@pytest.mark.slow
 def test_a_large_file_cut_off_after_corrupt_bytes_is_not_resumed_from_them(place: Place) -> None:
     (place.workspace / "large").write_bytes(random.Random(2).randbytes(9 << 20))
     place.change(BAD, LIES_AND_DIES)
@@ -211,6 +213,7 @@ def test_a_large_file_cut_off_after_corrupt_bytes_is_not_resumed_from_them(place
     place.assert_same(done, but=(BAD,))
 
 
+@pytest.mark.slow
 def test_nodes_behind_an_unreachable_one_are_served_directly(place: Place) -> None:
     place.change(BAD, IS_DEAF)
     place.hurry()
@@ -229,6 +232,7 @@ def test_a_node_that_dies_fails_alone(place: Place) -> None:
     assert sent_directly(done)[3:] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_the_nodes_behind_it_still_get_everything_through_the_relay(place: Place) -> None:
     place.change(BAD, IS_FULL, "dispatch/staging")
     done = place.dispatch()

@@ -71,6 +71,7 @@ def nodes(tmp_path: Path) -> Nodes:
     return nodes
 
 
+@pytest.mark.slow
 def test_the_newest_model_of_the_newest_run_is_loaded_unless_another_one_is_named(nodes: Nodes) -> None:
     assert nodes.choose().to_json() == {"job": JOB, "run": "0002", "tag": "best", "step": 15, "pass": 0}
     assert nodes.choose(run=1).to_json()["tag"] == "pass-00001"

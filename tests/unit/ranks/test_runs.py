@@ -72,6 +72,7 @@ def test_the_settings_may_be_those_of_another_conf_py_and_its_hosts_do_not_count
     assert [(code, out) for code, out, _ in done] == [(0, "0 2 yes\n"), (0, "1 2 yes\n")], done
 
 
+@pytest.mark.slow
 def test_keys_are_private_while_the_run_is_under_way(ranks: Ranks) -> None:
     """Then `stop` ends all ranks."""
     ranks.train(OBEYS)
@@ -85,6 +86,7 @@ def test_keys_are_private_while_the_run_is_under_way(ranks: Ranks) -> None:
     assert [code for code, _, _ in ends(started)] == [143, 143]
 
 
+@pytest.mark.slow
 def test_commands_reach_a_node_of_another_machine_through_its_rank(ranks: Ranks) -> None:
     """As from another machine: the conf.py of this one says that no node is here."""
     ranks.obey()

@@ -181,6 +181,7 @@ def test_of_many_trainers_only_the_odd_ones_have_a_line() -> None:
     assert by_title["Loss"].odd == ()
 
 
+@pytest.mark.slow
 def test_a_large_run_fits_and_a_ten_times_longer_one_is_as_large() -> None:
     record, size = record_of("large"), len(page_of("large").encode())
     assert size < MOST_BYTES

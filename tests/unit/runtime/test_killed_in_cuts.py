@@ -16,12 +16,10 @@ from clusterctl.runtime import load_model
 from support.processes import wait_until
 from unit.runtime.cluster import DEADLINE_S, Process, TestLead, make_job
 
+pytestmark = pytest.mark.slow
 PSERVERS = TRAINERS = 2
 PASSES, BATCHES = 5, 20
-SLOW = [
-    pytest.param(*case, marks=pytest.mark.slow)
-    for case in (("hold", "half-async"), ("write", "geo(2)"), ("written", "async"))
-]
+CASES = [("hold", "half-async"), ("write", "geo(2)"), ("written", "async")]
 KILLED_AT_CUT = 3
 # Trainers wait for the files `pass-1` ... `pass-5`: on a busy machine they would have left before a cut is made.
 SCRIPT = f"""
@@ -135,7 +133,7 @@ def assert_each_push_counts_once(root: Path) -> None:
     np.testing.assert_array_equal(values, np.ones_like(values))
 
 
-@pytest.mark.parametrize(("phase", "mode"), [("make", "async"), *SLOW])
+@pytest.mark.parametrize(("phase", "mode"), [("make", "async"), *CASES])
 def test_a_run_resumes_after_a_pserver_was_killed_in_a_cut(tmp_path: Path, mode: str, phase: str) -> None:
     make(tmp_path, mode)
     with killed_run(tmp_path, "pserver1", phase) as run:
@@ -148,7 +146,7 @@ def test_a_run_resumes_after_a_pserver_was_killed_in_a_cut(tmp_path: Path, mode:
     assert_each_push_counts_once(tmp_path)
 
 
-@pytest.mark.parametrize(("phase", "mode"), SLOW)
+@pytest.mark.parametrize(("phase", "mode"), CASES)
 def test_a_run_goes_on_after_a_trainer_was_killed_in_a_cut(tmp_path: Path, mode: str, phase: str) -> None:
     make(tmp_path, mode)
     with killed_run(tmp_path, "trainer1", phase) as run:

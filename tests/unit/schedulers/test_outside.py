@@ -219,6 +219,7 @@ def test_a_job_that_has_begun_has_no_run_at_first(slurm: Played) -> None:
     assert (slurm.directory / "scancel").read_text() == "12\n"
 
 
+@pytest.mark.slow
 def test_a_job_that_has_ended_is_read_from_root_dir(ended: Played) -> None:
     ended.program("srun", "#!/bin/sh\necho 'srun: error: no allocation' >&2; exit 1\n")
     status = ended.json("status")

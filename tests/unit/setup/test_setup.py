@@ -46,6 +46,7 @@ def index_with_uv(tmp_path: Path) -> Requirements:
     return Requirements("", ("--no-index", f"--find-links {index}", "tiny"))
 
 
+@pytest.mark.slow
 def test_uv_is_sent_if_the_packages_are_large_or_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requirements = index_with_uv(tmp_path)
     done, _ = run(tmp_path, requirements, SetupOptions(offline=True), where="small")

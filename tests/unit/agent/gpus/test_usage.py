@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.gpus.usage import add_gpus, choose, find_devices, report
+from clusterctl.agent.gpus.usage import add_gpus, choose, find_devices, inspect_gpus
 from clusterctl.agent.operations.start import _renew
 from clusterctl.cluster.answers import FoundDevices, GpuReport
 from clusterctl.common.files import read_json
@@ -79,7 +79,7 @@ def test_nvidia_smi_is_asked_only_if_the_answer_counts(path: Path, monkeypatch: 
     assert reader(FoundDevices)(find_devices(None))["devices"] is None
     recorded.A100.install(path)
     assert find_devices(0)["devices"] == []
-    assert report(0) is None
+    assert inspect_gpus(0) is None
     assert recorded.calls(path) == []
     assert find_devices(None)["devices"] == ["0", "1", "2", "3"]
     monkeypatch.setenv(VISIBLE, "2,3")
@@ -102,7 +102,7 @@ def test_a_broken_driver_is_reported_and_conf_py_counts(path: Path) -> None:
     assert find_devices(None)["devices"] is None
     assert "couldn't communicate" in find_devices(2)["problem"]
     assert find_devices(2)["devices"] == ["0", "1"]
-    found = reader(GpuReport)(report(None))
+    found = reader(GpuReport)(inspect_gpus(None))
     assert found is not None
     assert (found["gpus"], "couldn't communicate" in str(found["problem"])) == ([], True)
 
@@ -112,7 +112,7 @@ def test_users_have_their_name_account_and_job(path: Path, started: Any) -> None
     plain = started(HOME="/")
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     recorded.A100.with_users((0, ours, 100), (1, plain, 200), (3, int(gone.stdout), 1)).install(path)
-    found = report(None)
+    found = inspect_gpus(None)
     assert found is not None
     assert [gpu["index"] for gpu in found["gpus"]] == [0, 1, 2, 3]
     whose = {"name": Path(sys.executable).name[:15], "account": getpass.getuser()}
@@ -129,7 +129,7 @@ def test_a_process_of_another_account_is_of_no_job_whatever_its_environment_says
     pid = started(CLUSTERCTL_ROLE="trainer", CLUSTERCTL_RANK="0", **OTHER)
     recorded.A100.with_users((0, pid, 100)).install(path)
     monkeypatch.setattr("os.getuid", lambda: 12_345)
-    found = reader(GpuReport)(report(None))
+    found = reader(GpuReport)(inspect_gpus(None))
     assert found is not None
     assert found["users"][0]["job"] is None
 

@@ -337,6 +337,7 @@ def test_pip_on_the_node_is_killed_when_the_control_machine_disconnects(tmp_path
     assert leftovers(home) == []
 
 
+@pytest.mark.slow
 def test_uv_provides_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
     home, index = tmp_path / "home", tmp_path / "index"
     wheel = describe(tiny(index))
@@ -358,6 +359,7 @@ def test_uv_provides_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
         assert call.receive() == {"failed": "exit code 9"}
 
 
+@pytest.mark.slow
 def test_uv_provides_pip_to_the_control_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = tmp_path / "index"
     wheel = describe(tiny(index))
