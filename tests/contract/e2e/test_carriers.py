@@ -65,6 +65,7 @@ def own_environment(site: Site) -> Iterator[None]:
     site.environment.clear()
 
 
+@pytest.mark.slow
 def test_every_command_works_over_a_carrier_without_a_secret_on_its_command_line(site: Site) -> None:
     use(site, "clean", ENV={"TOKEN": "a-secret-value"})
     assert "nodes 0,1     clean ok, python" in site.ok("check").out
@@ -152,6 +153,7 @@ def test_a_carrier_that_is_not_found_is_one_clear_error(site: Site) -> None:
     assert "install dockr on this machine, or write its full path in VIA" in done.err
 
 
+@pytest.mark.slow
 def test_the_hosts_and_slots_of_a_hostfile_train_on_this_machine(site: Site) -> None:
     use(site, "local")
     (site.directory / "hosts").write_text("a slots=2\nb\n")

@@ -27,7 +27,7 @@ from support.site import Site, events_in
 from unit.export.test_tensorboard import scalars
 from unit.export.test_trace import check
 
-pytestmark = pytest.mark.nodes(1)
+pytestmark = [pytest.mark.nodes(1), pytest.mark.slow]
 SECRET = "hunter2-in-env"
 #: A trainer that reports a NaN, logs metrics of its own, and repeats a step after it was restarted.
 TRAIN = """
@@ -90,7 +90,6 @@ def same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-@pytest.mark.slow
 def test_all_points_of_a_run_are_exported_as_the_events_have_them(site: Site, job: str) -> None:
     """The clocks of these nodes are one: the times differ by what the measurement of the offset may be wrong."""
     expected = sorted(logged(site, job), key=lambda point: point[0])  # in each process in their order
@@ -115,7 +114,6 @@ def test_all_points_of_a_run_are_exported_as_the_events_have_them(site: Site, jo
     assert SECRET not in "".join(path.read_text() for path in (site.directory / "tables").iterdir())
 
 
-@pytest.mark.slow
 def test_event_files_have_the_same_points_as_float32(site: Site, job: str) -> None:
     said = site.ok("export", "--to", "tensorboard", "logs/one", job)
     assert "tensorboard --logdir logs/one" in said.out
@@ -165,7 +163,6 @@ with connect() as ps:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.nodes(2)
 def test_points_that_a_roll_back_undid_are_kept_apart(site: Site) -> None:
     site.conf(RESTARTS=3)
@@ -229,7 +226,6 @@ class Served:
         self.process.communicate()
 
 
-@pytest.mark.slow
 def test_metrics_serves_the_state_of_the_run_until_ctrl_c(site: Site) -> None:
     job = site.start(STEPS_UNTIL_STOPPED)
     with Served(site) as served:
@@ -253,7 +249,6 @@ def test_metrics_serves_the_state_of_the_run_until_ctrl_c(site: Site) -> None:
     assert "honor_labels: true" in out
 
 
-@pytest.mark.slow
 def test_metrics_refuses_what_cannot_be_served_and_warns_of_what_others_can_see(site: Site) -> None:
     for wrong in (("--listen", "9464"), ("--listen", "127.0.0.1:0", "JOB-that-is-not"), ("-o", "out")):
         assert site.run(*PROMETHEUS, *wrong).code == 2
@@ -264,7 +259,6 @@ def test_metrics_refuses_what_cannot_be_served_and_warns_of_what_others_can_see(
     assert "has no login" in err
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus: apt-get install prometheus")
 @pytest.mark.nodes(2)
 def test_prometheus_scrapes_the_metrics_and_promtool_has_no_objection(site: Site, tmp_path: Path) -> None:

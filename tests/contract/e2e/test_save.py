@@ -16,7 +16,7 @@ from contract.e2e.programs import SLEEP
 from support.processes import wait_until
 from support.site import Site
 
-pytestmark = pytest.mark.nodes(2)
+pytestmark = [pytest.mark.nodes(2), pytest.mark.slow]
 
 # Trains until the file `end` exists, and prints the step at which each life began.
 TRAIN = """
@@ -69,10 +69,7 @@ def ended(site: Site, job: str) -> None:
     site.wait_for_end(job)
 
 
-SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("async", "geo(5)")]
-
-
-@pytest.mark.parametrize("mode", ["sync", *SLOW])
+@pytest.mark.parametrize("mode", ["sync", "async", "geo(5)"])
 def test_a_checkpoint_is_made_now_and_a_run_is_resumed_from_it(site: Site, mode: str) -> None:
     """In sync the trainers have to push for it. In async, the last checkpoint is as good if nobody has pushed since."""
     job = started(site, MODE=mode)
@@ -107,7 +104,6 @@ def test_a_checkpoint_is_made_now_and_a_run_is_resumed_from_it(site: Site, mode:
     assert "is not training: it has ended (succeeded)" in result.json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_what_cannot_be_saved_is_refused_with_the_reason(site: Site) -> None:
     def refusal(*arguments: str) -> tuple[int, str]:
         result = site.run("save", *arguments, "--json")
@@ -126,7 +122,6 @@ def test_what_cannot_be_saved_is_refused_with_the_reason(site: Site) -> None:
     assert site.run("save", job, "--only", "node0").code == 2
 
 
-@pytest.mark.slow
 def test_a_run_that_ends_meanwhile_is_reported_as_over(site: Site) -> None:
     job = started(site)
     touch(site, job, "pause")
@@ -139,7 +134,6 @@ def test_a_run_that_ends_meanwhile_is_reported_as_over(site: Site) -> None:
     assert "is not training" in json.loads(out)["error"]["message"]
 
 
-@pytest.mark.slow
 def test_a_lead_that_was_killed_is_reported_as_lost(site: Site) -> None:
     job = started(site)
     os.kill(site.supervisor(job, 0), signal.SIGKILL)
@@ -149,7 +143,6 @@ def test_a_lead_that_was_killed_is_reported_as_lost(site: Site) -> None:
     site.ok("stop", job)
 
 
-@pytest.mark.slow
 def test_a_lead_that_has_no_door_takes_no_requests(site: Site) -> None:
     """Its name is taken by another program here, so that the supervisor has none."""
     site.conf(**RARELY)
@@ -164,7 +157,6 @@ def test_a_lead_that_has_no_door_takes_no_requests(site: Site) -> None:
     ended(site, job)
 
 
-@pytest.mark.slow
 def test_one_command_begins_a_job_and_continues_it(site: Site) -> None:
     """As in the script of a job that Slurm queues again; before and after the first checkpoint."""
     site.conf(**RARELY)
