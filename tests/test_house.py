@@ -108,7 +108,7 @@ INSIDE_AGENT: Table = {
     "operations": ("gpus", "node", "packages", "peer", "relay", "supervisor"),
     "main": ("dispatch", "operations", "peer"),
     "boot": ("main",),
-    "entry": ("replication", "supervisor"),
+    "entry": ("lead", "replication", "supervisor"),
 }
 
 # The folders of the runtime, and the modules beside them. All may import `arrays` and `errors`.

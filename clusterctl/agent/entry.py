@@ -7,9 +7,16 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
     if sys.argv[1] == "guardian":
-        from clusterctl.agent.supervisor.guardian import end_run
+        from clusterctl.agent.lead.lease import losses
 
-        end_run(*sys.argv[2:])
+        job_dir, run_name, grace_s, *leased = sys.argv[2:]
+        for loss in losses(sys.stdin.fileno()) if leased else ("died",):
+            from clusterctl.agent.supervisor import guardian
+
+            if loss == "died":
+                guardian.end_run(job_dir, run_name, grace_s)
+            else:
+                guardian.kill_run(job_dir, run_name)
     elif sys.argv[1] == "piece-server":
         from clusterctl.agent.replication.process import main as serve_pieces
 

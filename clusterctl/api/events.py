@@ -246,6 +246,13 @@ class CutDropped(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moved(Event):
+    """A process of a lost node, `from_node`, starts on another."""
+
+    from_node: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolledBack(Event):
     """The `processes`, all if `whole`, restart from checkpoint `tag`, or from the beginning."""
 

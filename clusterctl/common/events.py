@@ -258,6 +258,13 @@ class RolledBackEvent(TypedDict):
     processes: Sequence[str]
 
 
+class MovedEvent(ProcessOnNode):
+    """A process of a lost node runs on `node` from now on; it ran on `from_node`."""
+
+    event: Literal["moved"]
+    from_node: int
+
+
 class StandstillEvent(TypedDict):
     event: Literal["standstill"]
     message: str
@@ -330,6 +337,7 @@ Event = Union[
     HeldEvent,
     LogEvent,
     LostEvent,
+    MovedEvent,
     PausedEvent,
     PhaseEvent,
     ReadyEvent,

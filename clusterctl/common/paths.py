@@ -145,6 +145,11 @@ class RunPaths:
         self.tls = self.keys / "tls.pem"
         self.tls_authority = self.keys / "ca.pem"
 
+    def process_keys(self, name: str) -> Path:
+        """Return the file with the CURVE keys of a process, such as `trainer0`."""
+        role = name.rstrip("0123456789")
+        return self.keys / f"{role}-{name[len(role) :]}.json"
+
     @property
     def door(self) -> str:
         """The name, in Linux's abstract namespace, of the socket at which the lead's supervisor takes requests."""

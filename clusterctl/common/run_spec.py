@@ -91,12 +91,16 @@ class PieceSources(Record):
 class Recovery(Record):
     """The checkpoint to which the run was rolled back; `tag` is None if there was none.
 
-    `left` are the trainers that had left the run by then, and the step of each at which it left.
+    `left` are the trainers that had left the run by then, and the step of each at which it left. `sources` are its
+    files and the nodes that have them, if processes have moved.
     """
+
+    OMITTED = ("sources",)
 
     tag: str | None
     step: int
     left: Mapping[str, int] = field(default_factory=dict)
+    sources: PieceSources | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,30 @@ class PlacedProcess(Record):
     role: str
     rank: int
     node: int
+
+
+@dataclass(frozen=True)
+class Program(Record):
+    """What a role runs on any node; `ours` speaks our control protocol."""
+
+    argv: tuple[str, ...]
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class MemberPlace(Record):
+    """What a member may run when another one is lost: its `roles`, and as many trainers as it has `gpus`, if those use
+    them. A `spare` had no processes at the start. Nodes of one `machine` are lost together.
+    """
+
+    OMITTED = ("gpus", "spare", "machine")
+
+    node: int
+    roles: tuple[str, ...]
+    cores: int = 1
+    machine: str | None = None
+    gpus: int | None = None
+    spare: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -172,10 +200,11 @@ class Saving(FieldGroup):
     `sources` are the pieces of the model that `load` names, or of the checkpoint to resume from if a node lacks some of
     those that it needs. Without `save_model_every` a model is saved at the end of every pass. `server_cuts` is there
     outside sync: nodes of earlier versions refuse to rejoin without it. The lead's spec has in `copies_from`, for each
-    node, the nodes whose pieces it copies, and in `model_on_lead_mb` the largest model that it merges.
+    node, the nodes whose pieces it copies, in `copies` their number with the original, if processes can move, and in
+    `model_on_lead_mb` the largest model that it merges.
     """
 
-    OMITTED = ("save_model_every", "keep_models", "server_cuts", "sources", "copies_from", "model_on_lead_mb")
+    OMITTED = ("save_model_every", "keep_models", "server_cuts", "sources", "copies_from", "copies", "model_on_lead_mb")
 
     load: str | None = None
     checkpoints: bool = False
@@ -188,6 +217,7 @@ class Saving(FieldGroup):
     resume: ResumePoint | None = None
     sources: PieceSources | None = None
     copies_from: Mapping[str, tuple[int, ...]] | None = None
+    copies: int | None = None
     model_on_lead_mb: int | None = None
 
 
@@ -207,16 +237,22 @@ class Failures(FieldGroup):
     an older version.
     """
 
-    OMITTED = ("takes_warnings",)
+    OMITTED = ("takes_warnings", "on_node_loss")
 
     restarts: Mapping[str, int] = field(default_factory=dict)
     on_trainer_loss: str = "fail"
+    on_node_loss: str | None = None
     time_limit_s: float | None = None
     stall_s: float = 600.0
     on_stall: str = "warn"
     on_nan: str = "warn"
     whole: bool = False
     takes_warnings: bool | None = None
+
+    @property
+    def node_loss(self) -> str:
+        """What happens when a node is lost: "fail", "wait" or "move". ON_TRAINER_LOSS said so in earlier versions."""
+        return self.on_node_loss or ("wait" if self.on_trainer_loss == "wait" else "fail")
 
 
 @dataclass(frozen=True)
@@ -247,7 +283,8 @@ class RunSpec(Record):
     USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
     the text of each setting that was given with `--set`. `shm` and `streams` are "off" in benchmarks. `cwd` is the
     directory in which processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names
-    any.
+    any. `programs` are what each role runs, so that any process can start on this node; the lead has in `places` what
+    the members may run.
     """
 
     OMITTED = (
@@ -264,6 +301,8 @@ class RunSpec(Record):
         "streams",
         "cwd",
         "gpus",
+        "programs",
+        "places",
     )
 
     job: str
@@ -301,9 +340,28 @@ class RunSpec(Record):
     streams: str | None = None
     cwd: str | None = None
     gpus: Gpus | None = None
+    programs: Mapping[str, Program] | None = None
+    places: tuple[MemberPlace, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"v": self.v, **super().to_json()}
+
+    def with_moved(self, moved: Mapping[str, int]) -> RunSpec:
+        """Return the spec after processes have moved, from their nodes by name."""
+        placed = tuple(p.replace(node=moved.get(f"{p.role}{p.rank}", p.node)) for p in self.all_processes)
+        own = [process for process in self.processes if moved.get(process.name, self.node) == self.node]
+        known = {process.name for process in own}
+        for process in placed:
+            name = f"{process.role}{process.rank}"
+            if name in moved and process.node == self.node and name not in known:
+                program = (self.programs or {})[process.role]
+                index = 1 + max((one.index for one in self.processes if one.role == process.role), default=-1)
+                index = max([index, *(one.index + 1 for one in own if one.role == process.role)])
+                own.append(ProcessSpec(process.role, process.rank, index, program.argv, program.ours))
+        hosts = dict(zip(self.members, self.hosts or ()))
+        servers = {p.rank: hosts.get(p.node) for p in placed if p.role == "pserver"}
+        pserver_hosts = tuple(servers.get(rank) or host for rank, host in enumerate(self.pserver_hosts))
+        return self.replace(processes=tuple(own), all_processes=placed, pserver_hosts=pserver_hosts)
 
     @property
     def lead_node(self) -> int:

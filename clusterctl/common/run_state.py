@@ -15,6 +15,7 @@ from clusterctl.common.events import EndCause, RunWarning
 Event = Mapping[str, Any]
 Key = tuple[str, int]
 ENDED = ("stopped", "failed", "succeeded")
+MOST = 1 << 60  # attempts
 
 
 @dataclass
@@ -67,8 +68,11 @@ class RunState(Generic[P]):
             handler(event)
 
     def process(self, event: Event) -> P | None:
-        """Return the process that an event is about, None if it is about none, or one that never started."""
-        return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
+        """Return the process that an event is about, None if it is about none, one that never started, or an attempt
+        that has been given up: that of a process which has moved may still report.
+        """
+        process = self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
+        return None if process is not None and int(event.get("attempt", MOST)) <= process.restarts else process
 
     # Events of a process.
 
@@ -78,6 +82,8 @@ class RunState(Generic[P]):
         process = self.processes.get(key)
         if process is None:
             process = self.processes[key] = self._make(event)
+        elif self.process(event) is None:
+            return
         process.restarts = int(event.get("attempt") or 1) - 1
         process.exit_code = None
         process.enter("starting", event["t"])
@@ -109,6 +115,9 @@ class RunState(Generic[P]):
         if process is not None:
             process.exit_code = None
             process.enter("restarting", event["t"])
+
+    def _on_moved(self, event: Event) -> None:
+        self._on_restarting(event)
 
     # Events of the run.
 

@@ -342,6 +342,13 @@ class Settings:
         "It is also done if its node is lost. `shrink` continues without it, and `wait` waits for `start --rejoin`",
         spec="failures.on_trainer_loss",
     )
+    on_node_loss: str | None = setting(
+        Topic.FAILURES,
+        optional(choice("move", "wait", "fail")),
+        None,
+        'what to do if a node is lost: `"move"` its processes to other nodes, `"wait"` for it, or `"fail"`',
+        "Without it, ON_TRAINER_LOSS decides, as above. See [lost nodes](runtime.md#lost-nodes)",
+    )
     save_every: SaveInterval = setting(
         Topic.CHECKPOINTS,
         SaveInterval.parse,

@@ -6,23 +6,16 @@ key pair per process, and for every pserver the list of public keys that it acce
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from clusterctl.certificates import issue_for_nodes
+from clusterctl.common.curve_keys import peer_keys, z85
 from clusterctl.launch.plan import LaunchPlan
 
 KeyFiles = dict[int, dict[str, str]]
-
-_DIGITS = "".join(map(chr, (*range(48, 58), *range(65, 91), *range(97, 123))))  # 0-9, A-Z, a-z
-_AS_Z85 = str.maketrans(
-    _DIGITS + "!#$%&()*+-;<=>?@^_`{|}~",  # of base64.b85encode
-    _DIGITS[:10] + _DIGITS[36:] + _DIGITS[10:36] + ".-:+=^!/*?&<>()[]{}@%$#",  # of ZeroMQ's RFC 32
-)
 
 
 def make_keys(launch: LaunchPlan) -> KeyFiles:
@@ -39,12 +32,11 @@ def _curve_files(launch: LaunchPlan) -> Iterable[tuple[int, str, str]]:
     pairs: dict[tuple[str, int], tuple[str, str]] = {}
     for process in launch.processes:
         pairs[process.role, process.rank] = _curve_pair()
-    servers = [pairs[key][0] for key in sorted(pairs) if key[0] == "pserver"]
-    allowed = {public: f"trainer-{rank}" for (role, rank), (public, _) in pairs.items() if role == "trainer"}
+    publics = {f"{role}{rank}": public for (role, rank), (public, _) in pairs.items()}
+    peers = {role: peer_keys(role, publics) for role in ("pserver", "trainer")}
     for process in launch.processes:
         public, secret = pairs[process.role, process.rank]
-        others: dict[str, Any] = {"allow": allowed} if process.role == "pserver" else {"servers": servers}
-        content = json.dumps({"public": public, "secret": secret, **others})
+        content = json.dumps({"public": public, "secret": secret, **peers[process.role]})
         yield process.node, f"{process.role}-{process.rank}.json", content
 
 
@@ -55,8 +47,4 @@ def _curve_pair() -> tuple[str, str]:
     """
     secret = X25519PrivateKey.generate()
     public, private = secret.public_key().public_bytes_raw(), secret.private_bytes_raw()
-    return _z85(public), _z85(private)
-
-
-def _z85(key: bytes) -> str:
-    return base64.b85encode(key).decode("ascii").translate(_AS_Z85)
+    return z85(public), z85(private)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from clusterctl.common.engines import ENGINES, ports_of
+from clusterctl.common.placement import copy_plan
 from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
@@ -17,10 +19,12 @@ from clusterctl.common.run_spec import (
     LeadAddress,
     LeftOut,
     Limits,
+    MemberPlace,
     PieceSources,
     PlacedProcess,
     Ports,
     ProcessSpec,
+    Program,
     ResumePoint,
     RunSpec,
     Saving,
@@ -32,34 +36,6 @@ from clusterctl.config.settings import BY_SPELLING
 from clusterctl.documents.jobs import ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
-
-
-def copy_plan(
-    originals: Sequence[int], members: Sequence[int], machines: Mapping[int, str], copies: int
-) -> dict[str, tuple[int, ...]]:
-    """Return, for each node that copies, the nodes whose pieces it copies.
-
-    The pieces of each of the nodes `originals` go to the next members on other machines, so that there are `copies` of
-    them with the original. If there are too few machines, as in a fake cluster, other nodes of a machine take them.
-    """
-    plan: dict[str, tuple[int, ...]] = {}
-    for node in originals:
-        for holder in _holders(node, members, machines)[: copies - 1]:
-            plan[str(holder)] = (*plan.get(str(holder), ()), node)
-    return plan
-
-
-def _holders(node: int, members: Sequence[int], machines: Mapping[int, str]) -> list[int]:
-    """Return the other members in the order in which they are to hold copies: one of each other machine first."""
-    at = list(members).index(node)
-    following = [*members[at + 1 :], *members[:at]]
-    used, first = {machines[node]}, []
-    for other in following:
-        if machines[other] not in used:
-            used.add(machines[other])
-            first.append(other)
-    return first + [other for other in following if other not in first]
-
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 OUR_ENGINE = "clusterctl"
@@ -149,6 +125,7 @@ class LaunchPlan:
         pserver_port: int | None = None,
         machines: Mapping[int, str] | None = None,
         gpus: Gpus | None = None,
+        cores: Mapping[int, int] = MappingProxyType({}),
     ) -> RunSpec:
         """Return the spec that the supervisor of `node` works from.
 
@@ -156,8 +133,9 @@ class LaunchPlan:
         why, for later requests. `resume`: the checkpoint that the run resumes from. `load`: the model that it starts
         with. `sources`: the pieces of either one. `sharing`: the processes on the node's machine, if other members are
         on it too. `by`: who starts it. `pserver_port`: free on all nodes. `machines`: the machine of each node.
-        `gpus`: what is known of the node's.
+        `gpus`: what is known of the node's. `cores`: how many each member has.
         """
+        moves = self.node_loss == "move"
         return RunSpec(
             job=job,
             run=run,
@@ -181,10 +159,12 @@ class LaunchPlan:
             processes=tuple(process.spec for process in self.on(node)),
             sharing=sharing,
             by=by,
-            hosts=tuple(addresses[node.id] for node in self.nodes) if self._lists_nodes() else None,
+            hosts=tuple(addresses[node.id] for node in self.nodes) if self._lists_nodes() or moves else None,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
             cwd=self.cwd,
             gpus=gpus,
+            programs=self._programs() if moves else None,
+            places=self._places(cores, machines or {}) if moves and lead is None and machines is not None else None,
         )
 
     def _lists_nodes(self) -> bool:
@@ -208,11 +188,36 @@ class LaunchPlan:
             limit_mb = self.settings.model_on_lead_mb
         cuts = True if ours and str(self.settings.mode) != "sync" else None
         values = {**self.settings.in_spec("saving"), "model_on_lead_mb": limit_mb}
-        return Saving(checkpoints=True, server_cuts=cuts, copies_from=copies, **values)
+        number = self.settings.copies if copies is not None and self.node_loss == "move" else None
+        return Saving(checkpoints=True, server_cuts=cuts, copies_from=copies, copies=number, **values)
 
     def _failures(self) -> Failures:
         values = self.settings.in_spec("failures")
-        return Failures(**values, whole=not self._restarts_one_by_one(), takes_warnings=True)
+        whole = not self._restarts_one_by_one()
+        failures = Failures(**values, whole=whole, takes_warnings=True)
+        return failures if failures.node_loss == self.node_loss else failures.replace(on_node_loss=self.node_loss)
+
+    @property
+    def node_loss(self) -> str:
+        """What happens if a node is lost: "move", "wait" or "fail"."""
+        return self.settings.on_node_loss or Failures(**self.settings.in_spec("failures")).node_loss
+
+    def _places(self, cores: Mapping[int, int], machines: Mapping[int, str]) -> tuple[MemberPlace, ...]:
+        """Return what each member may run when another one is lost."""
+        return tuple(
+            MemberPlace(
+                node=node.id,
+                roles=node.host.roles,
+                cores=cores.get(node.id, 1),
+                gpus=node.host.gpus if self.settings.use_gpu else None,
+                machine=machines[node.id],
+            )
+            for node in self.nodes
+        )
+
+    def _programs(self) -> dict[str, Program]:
+        """Return what each role runs."""
+        return {process.role: Program(process.argv, process.ours) for process in self.processes}
 
     def _restarts_one_by_one(self) -> bool:
         """True if one process can restart while the others keep running: they must all use our pservers."""

@@ -354,10 +354,11 @@ def _go(
     keys = make_keys(launch)
     addresses = {node: facts["address"] for node, facts in looks.items()}
     machines = {node: facts.get("machine", str(node)) for node, facts in looks.items()}
+    cores = {node: facts["cores"] for node, facts in looks.items()}
 
     def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
         more = run.origin.word(launch, node) if run.origin else {}
-        spec = _spec_for(node, launch, addresses, run, lead, machines, dealing(node, launch, looks))
+        spec = _spec_for(node, launch, addresses, run, lead, machines, dealing(node, launch, looks), cores)
         calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **more})
         answer: dict[str, Any] = calls[node.id].result(LAUNCH_S)
         return answer
@@ -388,6 +389,7 @@ def _spec_for(
     lead: LeadAddress | None,
     machines: Mapping[int, str],
     gpus: Gpus | None,
+    cores: Mapping[int, int],
 ) -> RunSpec:
     return launch.spec(
         node,
@@ -401,6 +403,7 @@ def _spec_for(
         pserver_port=run.pserver_port,
         machines={node: machine.partition(" ")[0] for node, machine in machines.items()},
         gpus=gpus,
+        cores=cores,
         **(run.origin.in_spec(run.job, run.run, launch, node) if run.origin else {}),
     )
 

@@ -56,7 +56,7 @@ MOST_METRICS = 20
 MOST_TABLES = 4
 MOST_MARKS = 200
 LONGEST_NAME = 60
-MARKED = ("restarting", "rolled_back", "lost")
+MARKED = ("restarting", "moved", "rolled_back", "lost")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ STATES = ("starting", "ready", "running", "stalled", "restarting", "failed", "lo
 SYMBOLS = {
     "saved": ("\u25be", "save"),
     "restarting": ("\u21bb", "restart"),
+    "moved": ("\u21b7", "moved"),
     "rolled_back": ("\u21b6", "roll back"),
     "state_lost": ("\u2717", "failure"),
     "stalled": ("\u2016", "stall"),

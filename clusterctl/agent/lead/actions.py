@@ -10,19 +10,25 @@ from clusterctl.agent.lead.messages import Order
 from clusterctl.agent.lead.saving.messages import SavedReport
 from clusterctl.common.answers import SaveOutcome
 from clusterctl.common.events import EndedEvent, Event, RunWarning, WarnedEvent
+from clusterctl.common.run_spec import MemberPlace
 
 
 class Policy(NamedTuple):
     """The response to failures.
 
     `restarts` is the limit within an hour, by role. `on_trainer_loss` ("fail", "shrink" or "wait") applies when a
-    trainer has reached it, or its node is lost. With `together`, pushes are applied together, so all processes roll
-    back when a pserver is lost. With `whole`, processes can only restart all at once. `time_limit_s` is for the whole
-    run. With `standstill_fails`, a run whose processes all wait for each other fails.
+    trainer has reached it, and `on_node_loss` ("fail", "wait" or "move") when a node is lost; "shrink" applies to nodes
+    with trainers only, too. Processes move to the `members`, which make `copies`
+    of pieces, with the original. With `together`, pushes are applied together, so all
+    processes roll back when a pserver is lost. With `whole`, processes can only restart all at once. `time_limit_s` is
+    for the whole run. With `standstill_fails`, a run whose processes all wait for each other fails.
     """
 
     restarts: Mapping[str, int] = MappingProxyType({})
     on_trainer_loss: str = "fail"
+    on_node_loss: str = "fail"
+    members: Sequence[MemberPlace] = ()
+    copies: int = 1
     together: bool = True
     whole: bool = False
     time_limit_s: Optional[float] = None

@@ -15,10 +15,13 @@ MAX_FRAME = 16 << 20
 class LeadFrame(TypedDict):
     """One line on a connection: message `m` with number `s`, or a heartbeat.
 
-    All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's.
+    All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's. `t` is when the
+    supervisor sent it, in seconds since its machine has booted, and `e` the last such time that the lead has got.
     """
 
     a: int
+    t: NotRequired[float]
+    e: NotRequired[float]
     s: NotRequired[int]
     m: NotRequired[Mapping[str, Any]]
     i: NotRequired[str]
@@ -44,6 +47,7 @@ class Channel:
         self._sent = 0
         self._received = 0
         self._unacknowledged: deque[LeadFrame] = deque()
+        self._echo: float | None = None
 
     def wrap(self, message: Mapping[str, Any]) -> LeadFrame:
         """Number a message and keep it until it is acknowledged."""
@@ -52,16 +56,23 @@ class Channel:
         self._unacknowledged.append(frame)
         return frame
 
-    def heartbeat(self) -> LeadFrame:
-        return self._signed({"a": self._received})
+    def heartbeat(self, t: float | None = None) -> LeadFrame:
+        """Return a frame without a message, which is sent at `t`; the other side answers with that time in its next."""
+        frame = self._signed({"a": self._received})
+        if t is not None:
+            frame["t"] = t
+        return frame
 
     def _signed(self, frame: LeadFrame) -> LeadFrame:
         if self._name is not None:
             frame["i"] = self._name
+        if self._echo is not None:
+            frame["e"] = self._echo
         return frame
 
     def accept(self, frame: LeadFrame) -> Mapping[str, Any] | None:
         """The message of a frame, or None for a heartbeat or a repeated message."""
+        self._echo = frame.get("t", self._echo)
         while self._unacknowledged and self._unacknowledged[0]["s"] <= frame["a"]:
             self._unacknowledged.popleft()
         if "s" not in frame or frame["s"] != self._received + 1:

@@ -12,6 +12,7 @@ from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.channel import Channel, LeadFrame
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, LeadConnection
 from clusterctl.agent.lead.failure_detector import suspect_s
+from clusterctl.agent.lead.lease import since_boot
 from clusterctl.agent.lead.messages import Order, Report, order_of
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import LeadAddress, RunSpec
@@ -24,9 +25,10 @@ class LeadClient:
     """`on_order` gets the lead's orders. `on_lost(why, silent_s, closed_s)` is called if the lead stays away, with the
     seconds of silence if that is the reason, and those since the connection ended, if it did.
 
-    If the run waits for lost nodes, `on_away(why)` is called instead, and the client keeps dialling. A silent
-    connection is not trusted: after a network cut the kernel may not retry it for as long as the cut lasted. The client
-    then opens another one beside it, but not at once: the lead may be busy with a thousand nodes.
+    If the run waits for lost nodes, `on_away(why)` is called instead, and the client keeps dialling. `on_answer(t)` is
+    called for each answer to what was sent at that time since boot. A silent connection is not trusted: after a network
+    cut the kernel may not retry it for as long as the cut lasted. The client then opens another one beside it, but not
+    at once: the lead may be busy with a thousand nodes.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class LeadClient:
         on_order: Callable[[Order], None],
         on_lost: Callable[[str, float | None, float | None], None],
         on_away: Callable[[str], None],
+        on_answer: Callable[[float], None] = lambda sent: None,
     ) -> None:
         self._loop = loop
         self._address = (lead.host, lead.port)
@@ -48,8 +51,9 @@ class LeadClient:
         self._on_order = on_order
         self._on_lost = on_lost
         self._on_away = on_away
+        self._on_answer = on_answer
         self._channel = Channel(os.urandom(8).hex())
-        self._patient = spec.failures.on_trainer_loss == "wait"
+        self._patient = spec.failures.node_loss == "wait"
         self._away = False
         self._connection: LeadConnection | None = None
         self._seeking = False
@@ -71,7 +75,7 @@ class LeadClient:
 
     def _heartbeat(self) -> None:
         if self._connection is not None:
-            self._connection.send(self._channel.heartbeat())
+            self._connection.send(self._channel.heartbeat(since_boot()))
         silent_s = self._loop.now() - self._heard
         if silent_s > self._seek_s:
             self._seek()
@@ -137,6 +141,8 @@ class LeadClient:
 
     def _frame(self, frame: LeadFrame) -> None:
         self._heard = self._loop.now()
+        if (sent := frame.get("e")) is not None:
+            self._on_answer(sent)
         message = self._channel.accept(frame)
         order = order_of(message) if message is not None else None
         if order is not None:

@@ -54,6 +54,10 @@ class FailureDetector:
                 self._suspect.add(node)
                 yield node, silent_s, False
 
+    def fenced_at(self, node: int) -> float:
+        """The time from which on no process of the run is left on a node that is lost."""
+        return self._heard[node] + self._grace_s
+
     def wait_for(self, node: int) -> None:
         self.awaited.add(node)
         self.idle.discard(node)

@@ -14,6 +14,7 @@ from clusterctl.agent.lead.messages import (
     FailureReport,
     HelloReport,
     IdleReport,
+    KeysReport,
     PaceReport,
     ReadyReport,
     RejoinReport,
@@ -33,6 +34,7 @@ from clusterctl.common.schema import Reader, SchemaError, readers, required_keys
 #: All reports that a node may send. Only the lead's own supervisor sends `kept`, `written` and `save_wanted`.
 REPORTS: Mapping[str, Callable[..., Report]] = {
     "hello": HelloReport,
+    "keys": KeysReport,
     "ready": ReadyReport,
     "running": RunningReport,
     "exited": ExitReport,
@@ -97,7 +99,7 @@ def _check_processes(message: Mapping[str, Any], processes: Collection[Key]) -> 
     """Raise ValueError if a supervisor reports on processes other than its own."""
     own = {name_of(key) for key in processes}
     ports = {RENDEZVOUS} if MEETING_HOST in own else set()
-    named = {*message.get("endpoints", ())} - ports | {*message.get("attempts", ())}
+    named = {*message.get("endpoints", ())} - ports | {*message.get("attempts", ()), *message.get("keys", ())}
     if "rank" in message:
         named.add(name_of((message.get("role", "trainer"), message["rank"])))
     if not named <= own:

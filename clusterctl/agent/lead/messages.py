@@ -31,6 +31,8 @@ from clusterctl.common.schema import Bound, Count, NotRequired, typed
 #: Other nodes put it into the environment of their processes.
 Place = Annotated[str, Bound("HOST:PORT", re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII).fullmatch)]
 
+PublicKey = Annotated[str, Bound("a CURVE key", re.compile(r"[!-~]{40}", re.ASCII).fullmatch)]
+
 # Fields that reports share.
 
 
@@ -53,13 +55,23 @@ class LastLines(TypedDict):
 
 
 class HelloReport(TypedDict):
-    """A supervisor joins an epoch; `new` if it replaces one that is gone. `pieces` is its piece server."""
+    """A supervisor joins an epoch; `new` if it replaces one that is gone. `pieces` is its piece server. Where processes
+    move, `keys` has the public keys of its own by name.
+    """
 
     do: Literal["hello"]
     epoch: NotRequired[Count]
     endpoints: NotRequired[Mapping[str, Place]]
     pieces: NotRequired[Place]
     new: NotRequired[bool]
+    keys: NotRequired[Mapping[str, PublicKey]]
+
+
+class KeysReport(TypedDict):
+    """The new public keys of processes that have moved to this node, by name."""
+
+    do: Literal["keys"]
+    keys: Mapping[str, PublicKey]
 
 
 class ReadyReport(TypedDict):
@@ -152,6 +164,7 @@ class WarningReport(RunWarning):
 
 Report = Union[
     HelloReport,
+    KeysReport,
     ReadyReport,
     RunningReport,
     ExitReport,
@@ -178,12 +191,21 @@ Report = Union[
 class Whereabouts(TypedDict):
     """The endpoints of the pservers by rank, and of all programs that listen, by the name of the process.
 
-    When pservers start, also those of the piece servers by node.
+    When pservers start, also those of the piece servers by node. `keys` has the public key of each process by name, if
+    processes may move.
     """
 
     pservers: Sequence[str]
     endpoints: Mapping[str, str]
+    keys: NotRequired[Mapping[str, str]]
     pieces: NotRequired[Mapping[str, str]]
+
+
+class KeysOrder(TypedDict):
+    """The public keys of all processes by name: a trainer has moved, and has a new one."""
+
+    do: Literal["keys"]
+    keys: Mapping[str, str]
 
 
 class SpawnOrder(Whereabouts):
@@ -193,21 +215,23 @@ class SpawnOrder(Whereabouts):
 
 
 class RecoveryPoint(TypedDict):
-    """JSON of `run_spec.Recovery`."""
+    """JSON of `run_spec.Recovery`. If processes have moved, `pieces` has a `run_spec.PieceSource` for each file."""
 
     tag: str | None
     step: int
     left: NotRequired[Mapping[str, int]]
+    pieces: NotRequired[Sequence[Mapping[str, Any]]]
 
 
 class AgainOrder(TypedDict):
-    """A new epoch: processes of these attempts restart."""
+    """A new epoch: processes of these attempts restart. `moved` has the nodes of those that have moved, by name."""
 
     do: Literal["again"]
     epoch: int
     attempts: Mapping[str, int]
     in_s: float
     recover: RecoveryPoint
+    moved: NotRequired[Mapping[str, int]]
 
 
 class RespawnOrder(Whereabouts):
@@ -258,6 +282,7 @@ class EndOrder(TypedDict):
 
 
 Order = Union[
+    KeysOrder,
     SpawnOrder,
     AgainOrder,
     RespawnOrder,
@@ -275,6 +300,7 @@ Order = Union[
     EndOrder,
 ]
 ORDERS: Mapping[str, Callable[..., Order]] = {
+    "keys": KeysOrder,
     "spawn": SpawnOrder,
     "again": AgainOrder,
     "respawn": RespawnOrder,

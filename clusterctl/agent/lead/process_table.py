@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.agent.lead.messages import ExitReport, RecoveryPoint, RespawnOrder, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
-from clusterctl.common.events import EndCause, LostEvent, ProcessOnNode, RestartingEvent, RolledBackEvent
+from clusterctl.common.events import EndCause, LostEvent, MovedEvent, ProcessOnNode, RestartingEvent, RolledBackEvent
 
 
 class ProcessTable:
@@ -26,6 +26,8 @@ class ProcessTable:
         self.ended_well: dict[int, int] = {}  # trainers, with the number of their pushes
         self.last_words: dict[int, ExitReport] = {}  # theirs
         self.endpoints: dict[str, str] = {}
+        self.keys: dict[str, str] = {}  # the public keys of processes
+        self.moved: dict[Key, int] = {}  # the nodes of the processes that are not where they were at the start
 
     def of_role(self, role: str) -> set[Key]:
         return {key for key in self.node_of if key[0] == role and not (role == "trainer" and key[1] in self.gone)}
@@ -50,7 +52,10 @@ class ProcessTable:
         """The endpoints passed to started processes."""
         names = [name_of(key) for key in sorted(self.of_role("pserver"))]
         pservers = [self.endpoints[name] for name in names if name in self.endpoints]
-        return {"pservers": pservers, "endpoints": dict(self.endpoints)}
+        about: Whereabouts = {"pservers": pservers, "endpoints": dict(self.endpoints)}
+        if self.keys:
+            about["keys"] = dict(self.keys)
+        return about
 
     def is_old(self, report: Mapping[str, Any]) -> bool:
         """Return True if a report of any kind is about an attempt that is over."""
@@ -110,6 +115,18 @@ class ProcessTable:
             "whole": self.fresh >= self.of_role("pserver") | self.of_role("trainer"),
             "processes": sorted(name_of(key) for key in self.fresh),
         }
+
+    def move(self, placed: Mapping[Key, int]) -> list[MovedEvent]:
+        """Put processes on other nodes; return an event for each."""
+        events: list[MovedEvent] = [
+            {"event": "moved", "role": key[0], "rank": key[1], "node": node, "from_node": self.node_of[key]}
+            for key, node in sorted(placed.items())
+        ]
+        self.node_of.update(placed)
+        self.moved.update(placed)
+        for key in placed:
+            self.endpoints.pop(name_of(key), None)
+        return events
 
     def give_up(self, keys: Collection[Key]) -> None:
         """Let the run continue without these trainers."""

@@ -15,6 +15,7 @@ from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, AnswerSave, Finish, ManifestAction, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.channel import Channel, LeadFrame
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, LeadConnection
+from clusterctl.agent.lead.lease import since_boot
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
 from clusterctl.agent.lead.save_door import SaveDoor
@@ -52,6 +53,9 @@ def policy_of(spec: RunSpec) -> Policy:
     return Policy(
         restarts=spec.failures.restarts,
         on_trainer_loss=spec.failures.on_trainer_loss,
+        on_node_loss=spec.failures.node_loss,
+        members=spec.places or (),
+        copies=spec.saving.copies or 1,
         together=spec.training.mode == "sync",
         whole=spec.failures.whole,
         time_limit_s=spec.failures.time_limit_s,
@@ -71,6 +75,7 @@ class LeadServer:
         on_order: Callable[[Order], None],
         record: Callable[[Event], None],
         change_manifests: Callable[[ManifestAction], None],
+        on_answer: Callable[[float], None] = lambda sent: None,
         models: Mapping[str, int] = MappingProxyType({}),
         warnings: Sequence[RunWarning] = (),
     ) -> None:
@@ -78,6 +83,7 @@ class LeadServer:
         self._on_order = on_order
         self._record = record
         self._change_manifests = change_manifests
+        self._on_answer = on_answer
         self._listener = listener
         self._context = run_context(run, server=True)
         self._node = spec.node
@@ -88,9 +94,8 @@ class LeadServer:
         self._missed: dict[int, LeadConnection] = {}  # the last connection of each disconnected node
         self._closed_at: dict[int, float] = {}  # the time at which it closed, until the node is back
         self._port = spec.ports.port
-        self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
         self._lead = Lead(
-            self._processes,
+            [(process.role, process.rank, process.node) for process in spec.all_processes],
             spec.members,
             now=loop.now(),
             node_grace_s=spec.timing.node_grace_s,
@@ -120,9 +125,13 @@ class LeadServer:
 
     def _heartbeat(self) -> None:
         now = self._loop.now()
+        self._on_answer(since_boot())
         self._do(self._lead.alive(self._node, now))
         for node, connection in list(self._connections.items()):
-            connection.send(self._channels[node].heartbeat())
+            if self._lead.is_moved_from(node):  # an answer would extend its lease
+                connection.close()
+            else:
+                connection.send(self._channels[node].heartbeat())
         self._do(self._lead.tick(now))
 
     def _lose(self, node: int) -> None:
@@ -143,6 +152,7 @@ class LeadServer:
 
     def _send_to(self, action: SendOrder) -> None:
         targets = [action.node] if action.node is not None else [self._node, *self._channels]
+        targets = [node for node in targets if not self._lead.is_moved_from(node)]
         for node in targets:
             if node == self._node:
                 self._loop.after(0, lambda: self._on_order(action.message))
@@ -177,6 +187,9 @@ class LeadServer:
             self._strangers.remove(connection)
         if node not in self._channels:
             connection.close(OSError(f"node{node} is not of this run"))
+            return
+        if self._lead.is_moved_from(node):
+            connection.close(OSError(f"the processes of node{node} run elsewhere now"))
             return
         old = self._connections.pop(node, None)
         if old is not None:
@@ -213,7 +226,7 @@ class LeadServer:
 
     def _checked(self, node: int, message: Mapping[str, Any]) -> Report:
         try:
-            return check(message, node, [(role, rank) for role, rank, home in self._processes if home == node])
+            return check(message, node, self._lead.processes_on(node))
         except ValueError as exc:
             return {"do": "failed", "message": f"its supervisor sent a malformed message: {exc}", "errno": None}
 

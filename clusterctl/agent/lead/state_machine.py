@@ -31,10 +31,18 @@ from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker
+from clusterctl.common.errors import first_of
 from clusterctl.common.events import EndCause, EndedEvent, LostEvent, RunWarning
+from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
+from clusterctl.common.run_spec import MemberPlace
 
 STOP_MARGIN_S = 20.0
+MOST_NAMED = 4
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
+
+
+def some_serve(keys: Collection[Key]) -> bool:
+    return any(role != "trainer" for role, _ in keys)
 
 
 class Lead:
@@ -70,6 +78,8 @@ class Lead:
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
         serving = [self._table.node_of[key] for key in self._table.of_role("pserver")]
+        self._holders = holders_of(copies.sources if copies else {})
+        self._to_move: dict[int, tuple[float, EndCause]] = {}  # lost nodes: when their processes move, and why
         self._saves = SaveTracker(serving, members[0], retention, models, copies, together=self._policy.together)
         self._recover: messages.RecoveryPoint = {"tag": None, "step": 0}
         self._warnings = RunWarnings(warnings)
@@ -89,7 +99,7 @@ class Lead:
 
     def handle(self, node: int, message: messages.Report, now: float) -> list[Action]:
         """Handle a report of a supervisor."""
-        if self.phase == "ended" or self._is_late(message):
+        if self.phase == "ended" or self._is_late(message) or self.is_moved_from(node):
             return []
         if message["do"] in SAVE_REPORTS:
             did = self._saves.handle(node, message, now, self.phase)
@@ -97,6 +107,14 @@ class Lead:
         handler = getattr(self, f"_on_{message['do']}", None)
         actions: list[Action] = handler(node, message, now) if handler is not None else []
         return self._warnings.take(actions)
+
+    def processes_on(self, node: int) -> set[Key]:
+        """The processes that a node has now."""
+        return self._table.on(node)
+
+    def is_moved_from(self, node: int) -> bool:
+        """True if the processes of a lost node run elsewhere, or will: it is not listened to any more."""
+        return self._policy.on_node_loss == "move" and node in self._detector.lost
 
     def _is_late(self, message: messages.Report) -> bool:
         """Return True if a report is from an earlier epoch or about an earlier attempt."""
@@ -117,6 +135,7 @@ class Lead:
             self._time_limit = None
             message = f"the time limit of {self._policy.time_limit_s:g} s was exceeded"
             actions += self._fail({"kind": "time_limit", "message": message}, now)
+        actions += self._move_if_fenced(now)
         if self.phase == "running":
             actions += self._detect_deadlock(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
@@ -150,15 +169,60 @@ class Lead:
         cause: EndCause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:
             keys = self._table.on(node)
-            serves = any(role != "trainer" for role, _ in keys)
-            if self._policy.on_trainer_loss == "wait":
+            serves = some_serve(keys)
+            if self._policy.on_node_loss == "wait":
                 self._detector.wait_for(node)
                 return [RecordEvent({**event, "waits": True}), *notes[1:], *self._restart_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
                 return [*notes, *self._shrink(keys, cause, now)]
+        if self._policy.on_node_loss == "move" and self.phase != "stopping":
+            self._detector.lost.add(node)
+            self._to_move[node] = (self._detector.fenced_at(node), cause)
+            return [*notes, *self._move_if_fenced(now)]
         self._detector.lost.add(node)
         return [*notes, *self._fail(cause, now), *self._end_if_idle(now)]
+
+    def _move_if_fenced(self, now: float) -> list[Action]:
+        """Move the processes of lost nodes on which none can be left: the guardian there has ended them by then."""
+        if self.phase in ("stopping", "ended"):
+            self._to_move.clear()
+        due = [node for node, (at, _) in self._to_move.items() if now >= at]
+        keys = {key for node in due for key in self._table.on(node)}
+        again = self._restart_together and some_serve(keys)  # also trainers that are done
+        keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
+        causes = [self._to_move.pop(node)[1] for node in due]
+        return self._move(keys, causes[0], now) if keys else self._end_if_idle(now) if due else []
+
+    def _move(self, keys: Collection[Key], cause: EndCause, now: float) -> list[Action]:
+        """Start processes of lost nodes elsewhere: trainers at once, pservers from the newest checkpoint."""
+        here = [one for one in self._policy.members if one.node in self._detector.here - self._detector.absent]
+        serves = some_serve(keys)
+        lost = self._saves.checkpoints.lose(self._detector.lost) if serves else []
+        try:
+            placed = place(keys, self._table.node_of, here, self._holders)
+        except NoPlaceError as exc:
+            return self._fail({**cause, "message": f"{cause['message']}; its processes cannot move: {exc}"}, now)
+        if lost:
+            why = f"no node has {first_of(lost, MOST_NAMED)}, of the newest checkpoint that could be gone back to"
+            return self._fail({**cause, "message": f"{cause['message']}; {why}"}, now)
+        moved: list[Action] = [RecordEvent(event) for event in self._table.move(placed)]
+        self._saves.move({self._table.node_of[key] for key in self._table.of_role("pserver")})
+        self._detector.idle -= set(placed.values())
+        moved += self._plan_copies(here, now)
+        if serves or self._policy.whole or self.phase != "running":
+            return [*moved, *self._roll_back(self._with_others(keys))]
+        return [*moved, *self._respawn_trainers(keys)]
+
+    def _plan_copies(self, here: Sequence[MemberPlace], now: float) -> list[Action]:
+        """Let the pieces be copied anew between the nodes that are left, so that the next one may be lost, too."""
+        members, machines = [one.node for one in here], {one.node: one.machine or str(one.node) for one in here}
+        originals = sorted(set(self._table.node_of.values()) & set(members))
+        plan = copy_plan(originals, members, machines, self._policy.copies)
+        sources = {int(node): nodes for node, nodes in plan.items()}
+        self._holders = holders_of(sources)
+        newest = self._saves.checkpoints.newest
+        return self._saves.copies.replan(sources, self._detector.lost, newest.tag if newest else None, now)
 
     # Reports of supervisors.
 
@@ -169,7 +233,14 @@ class Lead:
             return [*actions, *self._brief(node)]
         self._gathered.add(node)
         self._table.endpoints.update(message.get("endpoints", {}))
+        self._table.keys.update(message.get("keys", {}))
         return [*actions, *self._spawn_if_all_are_here()]
+
+    def _on_keys(self, node: int, message: messages.KeysReport, now: float) -> list[Action]:
+        self._table.keys.update(message["keys"])
+        order: messages.KeysOrder = {"do": "keys", "keys": dict(self._table.keys)}
+        serving = sorted({self._table.node_of[key] for key in self._table.of_role("pserver")})
+        return [SendOrder(order, server) for server in serving]
 
     def _spawn_if_all_are_here(self) -> list[Action]:
         if self.phase != "gathering" or not self._gathered >= self._detector.nodes - self._detector.lost:
@@ -328,7 +399,7 @@ class Lead:
 
     def _restart_when_back(self, keys: Collection[Key]) -> list[Action]:
         """Restart the processes of a lost node when it returns; the orders are kept for it."""
-        if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
+        if self._policy.whole or self.phase != "running" or some_serve(keys):
             return self._roll_back(self._with_others(keys))
         return self._respawn_trainers(keys)
 
@@ -359,13 +430,27 @@ class Lead:
         self._table.roll_back(keys, but_done=not self._restart_together)
         for known in (self._gathered, self._detector.idle):
             known.clear()
-        self._recover = {**self._saves.go_back(forget_logs=self._policy.together), "left": self._table.left()}
+        newest = self._saves.go_back(forget_logs=self._policy.together)
+        self._recover = {**newest, "left": self._table.left()}
+        if self._table.moved and newest["tag"]:
+            pieces = self._saves.checkpoints.files(newest["tag"], self._detector.lost)
+            if pieces:
+                self._recover["pieces"] = [piece.to_json() for piece in pieces]
         event = self._table.rolled_back(self.epoch, self._recover)
         return [self._phase_note(), RecordEvent(event), SendOrder(self._again(delay_s))]
 
     def _again(self, delay_s: float) -> messages.AgainOrder:
         attempts = {name_of(key): self._table.attempts[key] for key in sorted(self._table.fresh)}
-        return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
+        order: messages.AgainOrder = {
+            "do": "again",
+            "epoch": self.epoch,
+            "attempts": attempts,
+            "in_s": delay_s,
+            "recover": self._recover,
+        }
+        if self._table.moved:
+            order["moved"] = {name_of(key): node for key, node in sorted(self._table.moved.items())}
+        return order
 
     def _brief(self, node: int) -> list[Action]:
         """Give a supervisor that replaces one its orders."""

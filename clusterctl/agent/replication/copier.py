@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clusterctl.common.file_transfer import Arrival, TransferError
@@ -30,7 +31,8 @@ MAX_MANIFEST_BYTES = 256 << 20
 class CopyOrder(NamedTuple):
     """Copy the pieces of `tag` that the nodes `sources` wrote. These and the lead's are endpoints of piece servers.
 
-    `size` and `sha256` are those of the manifest, which the lead's node has; `lead` is None on that node.
+    `size` and `sha256` are those of the manifest, which the lead's node has; `lead` is None on that node. What a node
+    wrote that is lost comes from the one in `held_by`.
     """
 
     tag: str
@@ -39,13 +41,16 @@ class CopyOrder(NamedTuple):
     sha256: str
     lead: tuple[int, str] | None
     sources: Mapping[int, str]
+    held_by: Mapping[int, int] = MappingProxyType({})
 
     @classmethod
     def from_json(cls, order: Mapping[str, Any]) -> CopyOrder:
         lead = (int(order["lead"][0]), str(order["lead"][1])) if order["lead"] else None
         sources = {int(node): str(endpoint) for node, endpoint in order["sources"].items()}
         about = order["manifest"]
-        return cls(order["tag"], bool(order["checkpoint"]), int(about["bytes"]), str(about["sha256"]), lead, sources)
+        held_by = {int(writer): int(node) for writer, node in order.get("held_by", {}).items()}
+        size, digest = int(about["bytes"]), str(about["sha256"])
+        return cls(order["tag"], bool(order["checkpoint"]), size, digest, lead, sources, held_by)
 
 
 def copy_save(run: RunPaths, order: CopyOrder) -> int:
@@ -104,7 +109,7 @@ def _fetch_pieces(directory: Path, run: RunPaths, order: CopyOrder) -> int:
     manifest = read_manifest(directory) if order.sources else None
     files = [file for file in all_files(manifest or {"files": []}) if file.get("node") in order.sources]
     need_room(directory, sum(file["bytes"] for file in files))
-    fetcher, errors = Fetcher(run, order.sources), []
+    fetcher, errors = Fetcher(run, order.sources, order.held_by), []
     for file in files:
         try:
             fetcher.fetch(piece_of(run, order.tag, file), file["node"], directory)
@@ -134,10 +139,16 @@ def need_room(directory: Path, needed: int) -> None:
 
 
 class Fetcher:
-    """Fetches whole pieces from the piece servers `endpoints`. Each is verified before it gets its name."""
+    """Fetches whole pieces from the piece servers `endpoints` of the nodes that wrote them, or of those in `held_by`.
 
-    def __init__(self, run: RunPaths, endpoints: Mapping[int, str]) -> None:
+    Each is verified before it gets its name.
+    """
+
+    def __init__(
+        self, run: RunPaths, endpoints: Mapping[int, str], held_by: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         self._endpoints = endpoints
+        self._held_by = held_by
         self._run = run
         self._context: ssl.SSLContext | None = None
 
@@ -173,7 +184,7 @@ class Fetcher:
             self._context = run_context(self._run, server=False)
         if node not in self._endpoints:
             raise TransferError(f"node{node} is not there")
-        client = PieceClient(node, self._endpoints[node], self._context)
+        client = PieceClient(self._held_by.get(node, node), self._endpoints[node], self._context)
         try:
             arrival.append(client.stream(piece, arrival.have, piece.bytes))
         finally:

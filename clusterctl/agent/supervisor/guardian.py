@@ -2,13 +2,15 @@
 
 Each supervisor has one guardian, in a separate session. It waits on a pipe whose other end only the supervisor holds,
 as a shell, which needs a tenth of the memory of Python. A supervisor that exits normally writes one line first. End of
-file without it means that it died; then the shell becomes a Python that ends the run and reports to the lead.
+file without it means that it died; then the shell becomes a Python that ends the run and reports to the lead. Where
+processes move if the node is lost, the guardian is a Python from the start: it also holds the node's lease.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,26 +23,26 @@ from clusterctl.agent.node.job_processes import of_run
 from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
-from clusterctl.common.procfs import end_all
+from clusterctl.common.procfs import end_all, send_signal
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.transfer.tls import peer_node, run_context
 
 WAIT = 'read -r word || exec "$0" "$@"'
-GOODBYE = b"bye\n"
 REPORT_S = 5.0
 
 
-def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subprocess.Popen[bytes], int]:
+def spawn(
+    job_dir: Path, run: str, grace_s: float, lock_fd: int, *, leased: bool
+) -> tuple[subprocess.Popen[bytes], int]:
     """Start a guardian. Return its process and the supervisor's end of the lifeline.
 
     It holds the job's lock, too, so that a new run cannot start before the old one's processes are gone.
     """
     read_end, write_end = os.pipe()
     act = [sys.executable, "-I", "-S", ENTRY, "guardian", str(job_dir), run, str(grace_s)]
+    argv = [*act, "leased"] if leased else ["/bin/sh", "-c", WAIT, *act]
     try:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", WAIT, *act], stdin=read_end, pass_fds=(lock_fd,), cwd="/", start_new_session=True
-        )
+        process = subprocess.Popen(argv, stdin=read_end, pass_fds=(lock_fd,), cwd="/", start_new_session=True)
     finally:
         os.close(read_end)
     return process, write_end
@@ -58,6 +60,13 @@ def end_run(job_dir: str, run: str, grace_s: str) -> None:
     remove_half_written(paths)
     remove_unfinished(paths)
     reporting.join()
+
+
+def kill_run(job_dir: str, run: str) -> None:
+    """Kill every process of the run: the lease has expired, and they may be started elsewhere soon."""
+    paths = JobPaths(Path(job_dir)).run(run)
+    for process in of_run(paths):
+        send_signal(process, signal.SIGKILL)
 
 
 def report_death(run: RunPaths) -> None:

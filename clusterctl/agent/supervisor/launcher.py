@@ -20,7 +20,7 @@ from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.process_environment import LaunchFacts, environment, inherited
-from clusterctl.common.run_spec import Limits
+from clusterctl.common.run_spec import Limits, RunSpec
 
 RUNNING_AFTER_S = 1.0  # a program that never sends a message counts as running after this time
 READY_LIMIT_S = 60.0
@@ -46,11 +46,14 @@ class Launcher:
         first = self._spec.ports.pserver_port or self._spec.ports.port
         return ReservedPorts(self._spec.address, first, names, shared=epoch == 0)
 
+    def adopt(self, spec: RunSpec) -> None:
+        """Start processes by this spec from now on."""
+        self._spec = spec
+
     def choose_ports_again(self, epoch: int) -> None:
         """Choose new ports before all processes restart. Raises OSError if no port is free."""
-        if self._ports.ports:
-            self._ports.close()
-            self._ports = self._choose_ports(epoch)
+        self._ports.close()
+        self._ports = self._choose_ports(epoch)
 
     def release_ports(self) -> None:
         self._ports.close()

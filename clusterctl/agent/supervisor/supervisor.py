@@ -18,12 +18,14 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
+from clusterctl.agent.lead.lease import GOODBYE, SHARE, Lease
 from clusterctl.agent.lead.messages import (
     AgainOrder,
     EndOrder,
     FailureReport,
     HelloReport,
     Order,
+    RecoveryPoint,
     Report,
     RespawnOrder,
     stop_wanted,
@@ -43,13 +45,16 @@ from clusterctl.agent.supervisor.exits import TIMED_OUT, ExitClassifier, signal_
 from clusterctl.agent.supervisor.launcher import Launcher, allow_open_files
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
+from clusterctl.agent.supervisor.process_keys import ProcessKeys
+from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import LockWatch, Watchdog
+from clusterctl.common.curve_keys import peer_keys
 from clusterctl.common.events import EndCause, FailureFacts, LostEvent
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
-from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
+from clusterctl.common.run_spec import PieceSource, PieceSources, ProcessSpec, Recovery, RunSpec
 from clusterctl.common.schema import typed
 
 FINISH_LIMIT_S = 300.0
@@ -84,6 +89,7 @@ class Supervisor:
         context = RunContext(run, spec, loop, self._record, forward, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
+        self._keys = ProcessKeys(run) if self._leased and spec.training.security == "curve" else None
         self._pieces = PieceServerProcess(context)
         self._checkpoints = CheckpointKeeper(context)
         self._watchdog = Watchdog(context, lambda: self.children)
@@ -92,6 +98,8 @@ class Supervisor:
         )
         self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_helper)
         self._guardian, self._lifeline = self._new_guardian()
+        seconds = SHARE * spec.timing.node_grace_s
+        self._lease = Lease(seconds, self._lifeline) if self._leased else None
         if new:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
@@ -104,8 +112,17 @@ class Supervisor:
     def _new_child(self, plan: ProcessSpec, attempt: int) -> Child:
         return Child(plan, self.loop, self._on_message, self._on_log_error, attempt)
 
+    @property
+    def _leased(self) -> bool:
+        return self.spec.failures.node_loss == "move"
+
     def _new_guardian(self) -> tuple[Any, int]:
-        return guardian.spawn(self.run.job.dir, self.run.run, self.spec.timing.grace_s, self._lock_fd)
+        grace_s = self.spec.timing.grace_s
+        return guardian.spawn(self.run.job.dir, self.run.run, grace_s, self._lock_fd, leased=self._leased)
+
+    def _on_answer(self, sent: float) -> None:
+        if self._lease is not None:
+            self._lease.extend(sent)
 
     def _is_helper(self, pid: int) -> bool:
         return pid in (self._guardian.pid, self._pieces.pid)
@@ -114,12 +131,12 @@ class Supervisor:
         """Join the run. On the lead's node, `listener` is the listening socket."""
         self.lead: LeadServer | LeadClient
         if listener is not None:
-            hooks = (self._on_order, self._record, self._checkpoints.change_manifests)
+            hooks = (self._on_order, self._record, self._checkpoints.change_manifests, self._on_answer)
             known = (self._checkpoints.complete_models(), self.event_log.warnings)
             self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, *known)
         else:
             assert self.spec.lead is not None
-            on = (self._on_order, self._on_lead_lost, self._on_lead_away)
+            on = (self._on_order, self._on_lead_lost, self._on_lead_away, self._on_answer)
             self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *on)
         self._send_hello()
 
@@ -130,6 +147,8 @@ class Supervisor:
         hello: HelloReport = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
         if self._pieces.port is not None:
             hello["pieces"] = self._launcher.endpoint(self._pieces.port)
+        if self._keys is not None:
+            hello["keys"] = self._keys.known(child.name for child in self.children)
         if self._new:
             hello["new"], self._new = True, False
         self.lead.send(hello)
@@ -139,11 +158,14 @@ class Supervisor:
     def _on_order(self, order: Order) -> None:
         if order["do"] == "spawn" and not self.stopping:
             self._launcher.update_endpoints(order)
+            self._learn_keys(order.get("keys", {}))
             self._spawn(order["role"])
         elif order["do"] == "again" and not self.stopping:
             self._roll_back(order)
         elif order["do"] == "respawn" and not self.stopping:
             self._respawn(order)
+        elif order["do"] == "keys":
+            self._learn_keys(order["keys"])
         elif order["do"] == "shrink":
             self._send_to_pservers({"cmd": "lost", "ranks": order["ranks"]})
         elif order["do"] == "left":
@@ -151,18 +173,23 @@ class Supervisor:
             self._send_to_pservers({"cmd": "left", "ranks": order["ranks"]})
         elif order["do"] == "finish":
             self._finish()
-        elif order["do"] == "keep" or order["do"] == "drop_models":
-            self._checkpoints.carry_out(order)
-        elif order["do"] == "copy" or order["do"] == "merge":
-            self._pieces.carry_out(order)
         elif order["do"] == "cut":
             self._send_to_pservers({**order, "cmd": "cut"})
-        elif order["do"] == "stacks" or order["do"] == "awaited":
-            self._watchdog.carry_out(order)
         elif order["do"] == "stop":
             self.stop()
         elif order["do"] == "end":
             self._end(order)
+        else:
+            self._pass_on(order)
+
+    def _pass_on(self, order: Order) -> None:
+        """Let the part of the supervisor whose matter it is carry out an order."""
+        if order["do"] == "keep" or order["do"] == "drop_models":
+            self._checkpoints.carry_out(order)
+        elif order["do"] == "copy" or order["do"] == "merge":
+            self._pieces.carry_out(order)
+        elif order["do"] == "stacks" or order["do"] == "awaited":
+            self._watchdog.carry_out(order)
 
     def _spawn(self, role: str) -> None:
         for child in self.children:
@@ -216,16 +243,50 @@ class Supervisor:
             return
         self._epoch = self._entered = order["epoch"]
         self._idle = self._cleared = False
-        self.spec = self.spec.replace(epoch=self._epoch, recover=Recovery.from_json(order["recover"]))
-        try:
-            write_json(self.run.spec, self.spec.to_json())
-        except OSError as exc:
-            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}", facts=system_error(exc))
+        spec = self.spec.replace(epoch=self._epoch, recover=self._recovery(order["recover"]))
+        if not self._adopt(spec.with_moved(order.get("moved", {})), order["attempts"]):
             return
         for child in self.children:
             if child.name not in order["attempts"]:
                 child.send({"cmd": "epoch", "epoch": self._epoch})
         self._restart(order["attempts"], order["in_s"], self._restarted)
+
+    def _recovery(self, point: RecoveryPoint) -> Recovery:
+        """Return the entry of the spec for a point of recovery."""
+        recovery = Recovery(point["tag"], point["step"], point.get("left", {}))
+        if point["tag"] is None or "pieces" not in point:
+            return recovery
+        pieces = tuple(PieceSource.from_json(piece) for piece in point["pieces"])
+        return recovery.replace(sources=PieceSources(self.spec.job, self.spec.run, point["tag"], pieces))
+
+    def _adopt(self, spec: RunSpec, attempts: Mapping[str, int]) -> bool:
+        """Write a changed spec, and expect the processes that have moved here. Return False if that fails."""
+        self.spec = spec
+        self._launcher.adopt(spec)
+        known = {child.name for child in self.children}
+        self.children += [
+            self._new_child(plan, attempts[plan.name] - 1) for plan in spec.processes if plan.name not in known
+        ]
+        try:
+            write_json(self.run.spec, spec.to_json())
+            if self._keys is not None:
+                self._keys.renew(child.name for child in self.children if child.name in attempts)
+        except OSError as exc:
+            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}", facts=system_error(exc))
+            return False
+        return True
+
+    def _learn_keys(self, publics: Mapping[str, str]) -> None:
+        """Give the processes of this node the public keys of the others."""
+        if self._keys is None or not publics:
+            return
+        publics = {**publics, **self._keys.known(child.name for child in self.children)}
+        try:
+            for child in self.children:
+                self._keys.complete(child.name, publics)
+        except OSError as exc:
+            self._fail_node(f"cannot write to {self.run.keys}: {exc.strerror}", facts=system_error(exc))
+        self._send_to_pservers({"cmd": "keys", **peer_keys("pserver", publics)})
 
     def _restarted(self) -> None:
         try:
@@ -239,6 +300,13 @@ class Supervisor:
         """Restart one process; the others do not notice."""
         self._launcher.update_endpoints(order)
         name = name_of((order["role"], order["rank"]))
+        if all(child.name != name for child in self.children):
+            spec = self.spec.with_moved({name: self.spec.node})
+            if not self._adopt(spec, {name: order["attempt"]}):
+                return
+            if self._keys is not None:
+                self._send({"do": "keys", "keys": self._keys.known([name])})
+        self._learn_keys(order.get("keys", {}))
         self._restart({name: order["attempt"]}, order["in_s"], lambda: self._launcher.start(self._child(name)))
 
     def _child(self, name: str) -> Child:
@@ -293,6 +361,8 @@ class Supervisor:
         if self._guardian.poll() is not None and not self._idle:
             os.close(self._lifeline)
             self._guardian, self._lifeline = self._new_guardian()
+            if self._lease is not None:
+                self._lease.hand_over(self._lifeline)
         for child in self.children:
             if child.poll():
                 self._child_messages.ended(child, self._settle)
@@ -370,7 +440,7 @@ class Supervisor:
         shutil.rmtree(self.run.keys, ignore_errors=True)
         if self._cleared:  # else the guardian ends the rest
             with contextlib.suppress(OSError):  # it may just have been killed
-                os.write(self._lifeline, guardian.GOODBYE)
+                os.write(self._lifeline, GOODBYE + b"\n")
         self.loop.stop()
 
 
@@ -402,55 +472,3 @@ def main(argv: list[str]) -> None:
             json.dump({"error": str(exc), "kind": kind_of(exc)}, report)
             report.close()
         raise
-
-
-POLL_S = 0.05
-
-
-class Restart:
-    """The restart of `old`, whose next attempts are `attempts`, by name, after at least `in_s`.
-
-    A later order for one of them, `is_overtaken`, or the end of the run cancels it silently.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        orphans: OrphanCleaner,
-        old: Sequence[Child],
-        attempts: Mapping[str, int],
-        in_s: float,
-        is_overtaken: Callable[[], bool],
-    ) -> None:
-        self._context = context
-        self._orphans = orphans
-        self._old = old
-        self._attempts = attempts
-        self._not_before = context.loop.now() + in_s
-        self._is_overtaken = is_overtaken
-        for child in old:
-            child.next_attempt, child.state = attempts[child.name], "restarting"
-
-    def begin(self, put: Callable[[Sequence[Child]], None]) -> None:
-        """Call `put(old)` when the old processes, which are being ended, and their leftovers are gone."""
-        if self._is_over():
-            return
-        if any(child.alive for child in self._old):
-            self._context.loop.after(POLL_S, lambda: self.begin(put))
-        else:
-            self._orphans.clear(lambda: self._wait(put), self._old)
-
-    def _wait(self, put: Callable[[Sequence[Child]], None]) -> None:
-        rest_s = self._not_before - self._context.loop.now()
-        if self._is_over():
-            return
-        if rest_s > 0:
-            self._context.loop.after(rest_s, lambda: self._wait(put))
-            return
-        for child in self._old:
-            child.close()
-        put(self._old)
-
-    def _is_over(self) -> bool:
-        later = any(child.next_attempt > self._attempts[child.name] for child in self._old)
-        return later or self._context.is_over() or self._is_overtaken()

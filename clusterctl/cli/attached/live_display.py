@@ -40,6 +40,7 @@ SHOWN = (
         "copying",
         "log",
         "restarting",
+        "moved",
         "rolled_back",
         "stalled",
         "standstill",
@@ -50,7 +51,17 @@ SHOWN = (
     ),
     *("suspect", "lost", "rejoined", "held"),
 )
-WARNINGS = ("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost", "warned")
+WARNINGS = (
+    "restarting",
+    "moved",
+    "rolled_back",
+    "stalled",
+    "standstill",
+    "paused",
+    "cut_dropped",
+    "state_lost",
+    "warned",
+)
 PassFormat = Callable[[PassNumbers], str]
 
 

@@ -55,9 +55,9 @@ class LiveRecord(RunState[ProcessRecord]):
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        by_id = {node.id: node for node in nodes}
+        self._by_id = {node.id: node for node in nodes}
         super().__init__(
-            lambda event: ProcessRecord(str(event["role"]), int(event["rank"]), node=by_id[event["node"]]),
+            lambda event: ProcessRecord(str(event["role"]), int(event["rank"]), node=self._by_id[event["node"]]),
             lead=nodes[0].id,
         )
         self.doubts: list[str] = []
@@ -210,6 +210,11 @@ class LiveRecord(RunState[ProcessRecord]):
     def _show_lost(self, event: Event) -> None:
         if "role" in event:
             self.doubts.append(f"{event['role']}{int(event['rank'])} was left out: {event['message']}")
+
+    def _show_moved(self, event: Event) -> None:
+        process = self.process(event)
+        if process is not None:
+            process.node = self._by_id[event["node"]]
 
     def _show_rolled_back(self, event: Event) -> None:
         if event["whole"]:

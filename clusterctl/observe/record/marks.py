@@ -63,6 +63,10 @@ def _rolled_back(event: Event) -> str:
     return f"restarting {', '.join(pservers)} from {start}; trainers restart where they were"
 
 
+def _moved(event: Event) -> str:
+    return f"has moved from node{int(event['from_node'])}, which is lost"
+
+
 def _absent(event: Event) -> str:
     """Describe a node or a process that fell silent or came back."""
     name, message = event["event"], event.get("message")
@@ -88,6 +92,7 @@ _TEXTS = {
     "log": _log,
     "exited": _exited,
     "restarting": _restarting,
+    "moved": _moved,
     "rolled_back": _rolled_back,
     **dict.fromkeys(("stalled", "standstill", "cut_dropped", "state_lost"), lambda event: str(event["message"])),
     "paused": lambda event: f"was paused: {event['message']}",

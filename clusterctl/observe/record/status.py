@@ -82,7 +82,7 @@ def status(
         next(iter(answers.values()))["job"],
         members,
         merge_states(outcomes, members),
-        [process for outcome in outcomes if outcome.node in members for process in _processes(outcome, members)],
+        _newest(process for outcome in outcomes if outcome.node in members for process in _processes(outcome, members)),
         [_node_view(outcome, members) for outcome in outcomes],
         members.errors(outcomes),
         lead if lead and lead["run"] == members.run else None,
@@ -160,6 +160,16 @@ def merge_states(outcomes: Sequence[NodeOutcome[StatusAnswer]], members: Members
 
 def worst(states: Iterable[str]) -> str:
     return min(states, key=WORST_FIRST.index)
+
+
+def _newest(processes: Iterable[ProcessRecord]) -> list[ProcessRecord]:
+    """Return each process once: those that have moved are known to two nodes, or are expected on one that is away."""
+    found: dict[tuple[str, int], ProcessRecord] = {}
+    for process in processes:
+        before = found.setdefault((process.role, process.rank), process)
+        if before.state == UNKNOWN or (process.state != UNKNOWN and process.restarts > before.restarts):
+            found[process.role, process.rank] = process
+    return list(found.values())
 
 
 def _processes(outcome: NodeOutcome[StatusAnswer], members: Members) -> list[ProcessRecord]:

@@ -268,4 +268,6 @@ def _checkpoint(env: Environment) -> tuple[str | None, PieceSources | None]:
     """Return the tag of the checkpoint that a process continues from, and its sources if it need not be here."""
     resume, recover, sources = env.spec.saving.resume, env.spec.recover, env.spec.saving.sources
     tag = recover.tag if recover else resume.tag if resume else None
+    if recover is not None and recover.sources is not None:
+        return tag, recover.sources
     return tag, sources if resume is not None and tag == resume.tag else None

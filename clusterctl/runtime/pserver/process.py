@@ -77,8 +77,7 @@ class PServer:
         self.layout = layout_of(env.spec.ports, env.spec.training.pservers)
         self._context = open_context(self.layout.per_pserver)
         self._keys = env.keys() if env.secure else None
-        if self._keys is not None:
-            CurveAuthenticator(self._context, self._keys["allow"])
+        self._authenticator = CurveAuthenticator(self._context, self._keys["allow"]) if self._keys is not None else None
         self.ports: list[int] = []
         shares = env.spec.shm != "off" and region.is_available()
         self._shm = ShmServer() if shares else None
@@ -110,6 +109,8 @@ class PServer:
         elif name == "epoch":
             self._submit(lambda core: core.begin_epoch(int(command["epoch"])))
             self.cuts.reset()
+        elif name == "keys" and self._authenticator is not None:
+            self._authenticator.allow(command["allow"])
         elif name == "cut" and not self._finishing:
             self.cuts.order(command["order"], command["cut"], command)
         elif name == "lost":

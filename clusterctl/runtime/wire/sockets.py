@@ -154,12 +154,16 @@ class CurveAuthenticator:
     """Answers libzmq's ZAP requests in a thread, from before the first connection until the context is terminated."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allow: Mapping[str, str]) -> None:
-        self._names = {z85.decode(key.encode()): name.encode() for key, name in allow.items()}
+        self.allow(allow)
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ENDPOINT)
         self._thread = threading.Thread(target=self._serve, name="clusterctl-zap", daemon=True)
         self._thread.start()
+
+    def allow(self, allow: Mapping[str, str]) -> None:
+        """Accept new connections with these public keys only, each with the user id that ZeroMQ then reports."""
+        self._names = {z85.decode(key.encode()): name.encode() for key, name in allow.items()}
 
     def _serve(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 
 from contract.e2e.models import assert_same, model_of
-from support.processes import wait_until
-from support.site import Site
+from support.processes import kill_all, processes_with_environment, wait_until
+from support.site import Site, agent_processes, events_in
 
 pytestmark = [pytest.mark.nodes(3), pytest.mark.slow]
 
@@ -166,6 +167,46 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
     after = site.ok("why", job).out
     assert "nothing has failed for good" in after
     assert after.count("its supervisor was killed, and its processes with it") == 2
+
+
+def on_node(site: Site, job: str, node: int) -> list[int]:
+    """Return the processes of a job on a node: supervisor, guardian, piece server and programs."""
+    directory = str(site.job_dir(job, node))
+    found = [*processes_with_environment("CLUSTERCTL_JOB_DIR", directory), *agent_processes(directory)]
+    return [process.pid for process in found]
+
+
+@pytest.mark.copies
+def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbed_run(
+    site: Site, expected: dict[str, Any]
+) -> None:
+    """Node 2 has only a trainer. It freezes, and wakes up when that runs elsewhere. Node 1 has a pserver, too."""
+    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
+    job = site.dispatch(TRAIN)
+    start_and_hold(site, job)
+    lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
+    frozen = on_node(site, job, 2)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: '"event":"moved","role":"trainer","rank":2' in lead.read_text())
+    assert '"event":"rolled_back"' not in lead.read_text()
+    for pid in frozen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert wait_until(lambda: not processes_with_environment("CLUSTERCTL_JOB_DIR", str(site.job_dir(job, 2))))
+    assert wait_until(lambda: '"event":"copied"' in lead.read_text().partition('"event":"moved"')[2])
+    kill_all(on_node(site, job, 1))
+    assert wait_until(lambda: '"event":"moved","role":"pserver","rank":1' in lead.read_text())
+    moved = {(e["role"], e["rank"]): e["node"] for e in events_in(lead) if e["event"] == "moved"}
+    assert moved == {("trainer", 2): moved["trainer", 2], ("pserver", 1): 0, ("trainer", 1): 0}
+    shown = site.ok("status", job).out
+    assert re.search(r"pserver +1 ", shown)
+    assert shown.count("trainer ") == 3, shown
+    (site.job_dir(job, 0) / "go").touch()
+    assert wait_until(lambda: site.status(job)["state"] == "succeeded")
+    site.assert_nothing_left(job)
+    assert_same(model_of(site, job), expected)
+    assert "node2 is lost" in site.ok("why", job).out
 
 
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(

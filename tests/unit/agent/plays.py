@@ -28,12 +28,12 @@ class Play:
             self.processes, range(nodes), now=self.now, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S, **options
         )
 
-    def _did(self, actions: list[Action]) -> list[Action]:
+    def did(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
         return actions
 
     def says(self, node: int, do: str, **more: Any) -> list[Action]:
-        return self._did(self.lead.handle(node, {"do": do, **more}, self.now))
+        return self.did(self.lead.handle(node, {"do": do, **more}, self.now))
 
     def exits(
         self, role: str, rank: int, code: int = 0, *, stopping: bool = False, port_taken: bool = False
@@ -53,10 +53,10 @@ class Play:
         return self.says(rank % self.nodes, "running", role="trainer", rank=rank)
 
     def lose(self, node: int, why: str = "its supervisor is gone") -> list[Action]:
-        return self._did(self.lead.lose(node, why, self.now))
+        return self.did(self.lead.lose(node, why, self.now))
 
     def alive(self, *nodes: int) -> list[Action]:
-        return self._did([action for node in nodes for action in self.lead.alive(node, self.now)])
+        return self.did([action for node in nodes for action in self.lead.alive(node, self.now)])
 
     def pass_time(self, seconds: float, alive: tuple[int, ...] = ()) -> list[Action]:
         """Advance the clock by half a second at a time, with heartbeats from `alive` nodes."""
@@ -64,7 +64,7 @@ class Play:
         for _ in range(round(seconds * 2)):
             self.now += 0.5
             done += self.alive(*alive)
-            done += self._did(self.lead.tick(self.now))
+            done += self.did(self.lead.tick(self.now))
         return done
 
     def reach(self, phase: str) -> Play:

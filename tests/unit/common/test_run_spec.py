@@ -119,3 +119,29 @@ def test_a_spec_on_disk_is_read_or_missing_or_an_error_naming_the_file(tmp_path:
     with pytest.raises(AgentError, match="`port` must be a whole number"):
         need_spec(run)
     assert read_summary(run) == RunSummary.from_json(read_json(run.spec))
+
+
+def test_processes_that_move_here_are_started_as_their_role_says_and_are_counted_on() -> None:
+    values = {
+        "node": 2,
+        "members": [0, 1, 2],
+        "hosts": ["h0", "h1", "h2"],
+        "pserver_hosts": ["h0", "h1"],
+        "processes": [{"role": "trainer", "rank": 2, "index": 0}],
+        "all_processes": [
+            {"role": "pserver", "rank": 0, "node": 0},
+            {"role": "pserver", "rank": 1, "node": 1},
+            {"role": "trainer", "rank": 1, "node": 1},
+            {"role": "trainer", "rank": 2, "node": 2},
+        ],
+        "programs": {"pserver": {"argv": ["serve"], "ours": True}, "trainer": {"argv": ["train"], "ours": False}},
+    }
+    spec = make_spec(**values).with_moved({"pserver1": 2, "trainer1": 2})
+    started = [(one.name, one.index, one.argv, one.ours) for one in spec.processes if one.name != "trainer2"]
+    assert started == [("pserver1", 0, ("serve",), True), ("trainer1", 1, ("train",), False)]
+    assert spec.pserver_hosts == ("h0", "h2")
+    assert [one.node for one in spec.all_processes] == [0, 2, 2, 2]
+    assert spec.with_moved({"pserver1": 2, "trainer1": 2}) == spec
+    away = spec.with_moved({"pserver1": 0, "trainer1": 2})
+    assert [one.name for one in away.processes] == ["trainer2", "trainer1"]
+    assert away.pserver_hosts == ("h0", "h0")

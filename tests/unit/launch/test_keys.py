@@ -5,7 +5,8 @@ from __future__ import annotations
 import zmq
 from zmq.utils import z85
 
-from clusterctl.launch.keys import _curve_pair, _z85
+from clusterctl.common.curve_keys import z85 as as_z85
+from clusterctl.launch.keys import _curve_pair
 
 
 def test_a_public_key_belongs_to_its_secret_key() -> None:
@@ -16,4 +17,4 @@ def test_a_public_key_belongs_to_its_secret_key() -> None:
 def test_keys_are_written_as_zeromq_writes_them() -> None:
     for start in range(0, 256, 8):
         key = bytes((start + 37 * i) % 256 for i in range(32))
-        assert _z85(key).encode() == z85.encode(key)
+        assert as_z85(key).encode() == z85.encode(key)

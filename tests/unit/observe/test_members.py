@@ -113,8 +113,18 @@ def test_only_processes_of_this_run_are_shown_and_those_of_a_silent_node_with_th
 
 def test_a_lead_that_lost_the_job_and_got_it_again_knows_nothing_of_the_run() -> None:
     run = full(says("0001", "failed", [0, 1, 2, 3]), "failed")
-    seen = Nodes(full(NEVER), run, run, run).status()
+    others = [{**run, "processes": [{**run["processes"][0], "rank": rank}]} for rank in (1, 2, 3)]
+    seen = Nodes(full(NEVER), *others).status()
     assert (seen.state, seen.lead, len(seen.processes)) == ("failed", None, 3)
+
+
+def test_a_process_that_has_moved_is_shown_where_it_is() -> None:
+    answer = full(says("0001", "running", [0, 1, 2, 3]))
+    old = {"role": "trainer", "rank": 2, "restarts": 0, "state": "failed"}
+    new = {"role": "trainer", "rank": 2, "restarts": 1, "state": "running"}
+    for away in (GONE, {**answer, "processes": [old]}):
+        seen = Nodes(answer, {**answer, "processes": [new]}, away, answer).status()
+        assert [(p.node.id, p.state) for p in seen.processes if p.name == "trainer2"] == [(1, "running")]
 
 
 def test_a_view_takes_the_end_of_the_run_from_the_lead_whichever_node_that_is() -> None:

@@ -21,7 +21,7 @@ from clusterctl.agent.lead.saving.cuts import CHECKPOINT, cut_dropped, names_of
 from clusterctl.agent.lead.saving.messages import DropModelsOrder, KeepOrder, KeptReport, LoggedReport, SavedReport
 from clusterctl.common import events
 from clusterctl.common.manifest import is_scheduled_tag, pass_of
-from clusterctl.common.run_spec import KeepBest
+from clusterctl.common.run_spec import KeepBest, PieceSource
 
 
 class PendingSave:
@@ -76,6 +76,7 @@ class CheckpointTracker:
         self._copies = copies
         self._pending: dict[tuple[bool, str], PendingSave] = {}
         self._absent: set[int] = set()  # trainers that write no more
+        self._contents: dict[str, list[SavedReport]] = {}  # of the complete checkpoints of this run
         self.settled: list[tuple[bool, str]] = []
         self.void: str | None = None
         self.not_finite: dict[str, str] = {}  # tables with such values, with the first tag that has them
@@ -109,6 +110,7 @@ class CheckpointTracker:
             self.void = tag if checkpoint else self.void
             return [cut_dropped(CHECKPOINT, f"{names_of(lost)} ended before the state was written", lost)]
         if checkpoint:
+            self._contents[tag] = [*save.pieces, *save.states]
             return [WriteManifest(tag, save.pieces, checkpoint, save.states)]
         step = save.pieces[-1].get("step")
         self._models.add(tag, step or 0)
@@ -137,6 +139,13 @@ class CheckpointTracker:
 
     def _keep(self, stay: Sequence[str]) -> list[Action]:
         """Remove all checkpoints before the newest but those that stay."""
+        newest = self._retention.newest
+        self._contents = {
+            tag: files
+            for tag, files in self._contents.items()
+            if tag in stay or newest is None or (files[0].get("step") or 0) > newest.step
+        }
+        self._copies.forget(stay)
         order: KeepOrder = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._are_enough}
         return [DropManifests(stay, stay[-1]), SendOrder(order)]
 
@@ -175,6 +184,31 @@ class CheckpointTracker:
         """Discard the newest checkpoint as `discard` does; also return False if there is none."""
         newest = self._retention.newest
         return newest is not None and self.discard(newest.tag)
+
+    def lose(self, gone: Collection[int]) -> list[str]:
+        """Discard the checkpoints of which no node has all files any more, now that these nodes are `gone`.
+
+        Return the files of the newest one that are lost if none is left, else an empty list.
+        """
+        lost: list[str] = []
+        while (newest := self._retention.newest) is not None:
+            missing = [one for one in self._contents.get(newest.tag, ()) if not self._nodes_of(newest.tag, one, gone)]
+            if not missing:
+                return []
+            lost = lost or [f"{one['file']} of {newest.tag}, written by node{one['node']}" for one in missing]
+            self.discard(newest.tag)
+        return lost
+
+    def _nodes_of(self, tag: str, receipt: SavedReport, gone: Collection[int]) -> list[int]:
+        """The nodes that have a file of a checkpoint."""
+        return sorted({receipt["node"], *self._copies.holders(tag, receipt["node"])} - set(gone))
+
+    def files(self, tag: str, gone: Collection[int]) -> list[PieceSource]:
+        """The files of a complete checkpoint of this run, and the nodes that have them; empty if it is another's."""
+        return [
+            PieceSource(one["file"], one["bytes"], one["sha256"], tuple(self._nodes_of(tag, one, gone)))
+            for one in self._contents.get(tag, ())
+        ]
 
     def go_back(self, *, forget_logs: bool) -> RecoveryPoint:
         """Roll back to the newest checkpoint (`tag`, `step`) or the beginning. Pieces of incomplete ones are void, and

@@ -64,6 +64,10 @@ class CopyTracker:
         self._failures: dict[bool, str] = {}  # the last one since a save of the kind was copied
         self._behind: set[bool] = set()  # the kinds with a warning of that
         self.newest: dict[bool, str] = {}
+        self._copying: dict[int, set[int]] = {}  # the nodes whose pieces each node was ordered to copy
+        self._holders: dict[str, dict[int, set[int]]] = {}  # of each save: who has copies of what a node wrote
+        self._written: dict[str, WrittenReport] = {}  # checkpoints
+        self._gone: set[int] = set()
         self._model: str | None = None  # the last one; its pieces are also on the nodes that have copied them
         self._model_on: set[int] = set()
         self._model_is_merged = False
@@ -91,6 +95,29 @@ class CopyTracker:
         self._failed |= self._save is not None and self._save["tag"] == tag
         if True in self._waiting and self._waiting[True]["tag"] == tag:
             del self._waiting[True]
+
+    def holders(self, tag: str, node: int) -> set[int]:
+        """The nodes that have copies of what a node wrote of a checkpoint."""
+        return self._holders.get(tag, {}).get(node, set())
+
+    def forget(self, stay: Collection[str]) -> None:
+        """Forget the checkpoints that are removed, and all models but the last."""
+        self._holders = {tag: who for tag, who in self._holders.items() if tag in stay or tag == self._model}
+        self._written = {tag: save for tag, save in self._written.items() if tag in stay}
+
+    def replan(
+        self, sources: Mapping[int, Sequence[int]], gone: Collection[int], tag: str | None, now: float
+    ) -> list[Action]:
+        """Adopt the nodes whose pieces each node copies from now on, and copy the checkpoint `tag` once more.
+
+        What the lost nodes `gone` wrote is copied from those that have copies.
+        """
+        self._policy = self._policy._replace(sources=sources)
+        self._gone = set(gone)
+        self._wanted = {node for pair in sources.items() if pair[1] for node in (pair[0], *pair[1])}
+        if self.are_made and tag in self._written:
+            self._waiting.setdefault(True, self._written[tag])
+        return self._next(now)
 
     @property
     def places(self) -> dict[str, str]:
@@ -128,6 +155,8 @@ class CopyTracker:
         """Handle a complete save, whose manifest is in place."""
         kind, tag = save["checkpoint"], save["tag"]
         self._waiting[kind] = save
+        if kind:
+            self._written[tag] = save
         self._expected = max(0, self._expected - 1)
         self._since[kind][tag] = self._since[kind].pop(tag, now)
         if not kind:
@@ -171,6 +200,10 @@ class CopyTracker:
         if self._save is None or report["tag"] != self._save["tag"] or asked not in self._asked:
             return []
         self._asked.discard(asked)
+        if report["of"] == "copy" and "message" not in report:
+            holders = self._holders.setdefault(report["tag"], {})
+            for source in self._copying.pop(node, ()):
+                holders.setdefault(source, set()).add(node)
         self._bytes += report["bytes"] if report["of"] == "copy" else 0
         if self._save["tag"] == self._model and "message" not in report:
             self._model_is_merged |= report["of"] == "merge"
@@ -241,19 +274,32 @@ class CopyTracker:
         lead = self._places.get(self._lead)
         orders = []
         for node in sorted(self._places):
-            sources = {str(n): self._places[n] for n in self._policy.sources.get(node, ()) if n in self._places}
-            if node == self._lead and not sources:
+            held_by = self._sources(node, save["tag"])
+            if node == self._lead and not held_by:
                 continue
+            self._copying[node] = set(held_by)
             order: CopySaveOrder = {
                 "do": "copy",
                 "tag": save["tag"],
                 "checkpoint": save["checkpoint"],
                 "manifest": {"bytes": save["bytes"], "sha256": save["sha256"]},
                 "lead": None if node == self._lead or lead is None else [self._lead, lead],
-                "sources": sources,
+                "sources": {str(writer): self._places[holder] for writer, holder in held_by.items()},
             }
+            if moved := {str(writer): holder for writer, holder in held_by.items() if writer != holder}:
+                order["held_by"] = moved
             orders.append(SendOrder(order, node))
         return orders
+
+    def _sources(self, node: int, tag: str) -> dict[int, int]:
+        """The nodes that wrote what a node is to copy of a save, each with the node that has it."""
+        here = [source for source in self._policy.sources.get(node, ()) if source in self._places]
+        found = {source: source for source in here}
+        for writer in self._gone & self._holders.get(tag, {}).keys():
+            holder = min(self._holders[tag][writer] & self._places.keys(), default=None)
+            if holder in here and holder is not None:
+                found[writer] = holder
+        return found
 
     def _merge_orders(self, save: WrittenReport) -> list[SendOrder]:
         policy = self._policy.merge

@@ -40,6 +40,10 @@ class CutCoordinator:
         self._tags: set[tuple[bool, str]] = set()  # to be written
         self._saved_at = {CHECKPOINT: 0, MODEL: 0}
 
+    def move(self, nodes: Collection[int]) -> None:
+        """Adopt the nodes that have pservers from now on; a roll back follows."""
+        self._nodes = sorted(nodes)
+
     @property
     def checkpoint_step(self) -> int:
         """The step of the newest cut that was made for a checkpoint, complete or not; 0 if there was none."""

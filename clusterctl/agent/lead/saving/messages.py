@@ -26,6 +26,9 @@ class SavedReport(TypedDict):
     steps: NotRequired[Any]
     checkpoint: NotRequired[Any]
     node: NotRequired[Any]
+    file: NotRequired[Any]
+    bytes: NotRequired[Any]
+    sha256: NotRequired[Any]
     not_finite: NotRequired[Sequence[str]]
     states: NotRequired[Sequence[Count]]
 
@@ -125,7 +128,8 @@ class ManifestFile(TypedDict):
 class CopySaveOrder(TypedDict):
     """Copy the manifest of a save from the `lead`, and the pieces that the nodes `sources` wrote.
 
-    `lead` is the node and the endpoint of its piece server, or None on that node; `sources` are endpoints by node.
+    `lead` is the node and the endpoint of its piece server, or None on that node; `sources` are endpoints by node: for
+    what lost nodes wrote, those of the nodes in `held_by`.
     """
 
     do: Literal["copy"]
@@ -134,6 +138,7 @@ class CopySaveOrder(TypedDict):
     manifest: ManifestFile
     lead: Sequence[Any] | None
     sources: Mapping[str, str]
+    held_by: NotRequired[Mapping[str, int]]
 
 
 class MergeModelOrder(TypedDict):

@@ -46,6 +46,10 @@ class SaveRequests:
         self._open: dict[int, _Request] = {}
         self._answers: list[AnswerSave] = []
 
+    def move(self, nodes: Collection[int]) -> None:
+        """Adopt the nodes that have pservers from now on."""
+        self._nodes = sorted(nodes)
+
     def take(self, number: int, phase: str) -> list[Action]:
         """Handle a request in a phase of the run."""
         self._open[number] = _Request(self._cuts.number + 1)

@@ -85,6 +85,12 @@ class SaveTracker:
         """Handle the passing of time, see `CopyTracker.tick`."""
         return self.requests.answered(self.copies.tick(now))
 
+    def move(self, pservers: Collection[int]) -> None:
+        """Adopt the nodes that have pservers from now on."""
+        self._writers = set(pservers)
+        self.cuts.move(self._writers)
+        self.requests.move(self._writers)
+
     def come_back(self, key: Key) -> None:
         """Expect states of a trainer that had ended, and is started again."""
         if key[0] == "trainer":

@@ -28,6 +28,15 @@ def ends(loop: EventLoop, keys: Keys) -> Iterator[Ends]:
 # Channel: the state that outlives a connection.
 
 
+def test_the_lead_answers_with_the_time_of_the_last_frame_that_has_one() -> None:
+    supervisor, lead = Channel("node1"), Channel()
+    assert "e" not in lead.heartbeat()
+    lead.accept(supervisor.heartbeat(5.5))
+    lead.accept(supervisor.wrap({"do": "hello"}))
+    assert lead.heartbeat()["e"] == lead.wrap({"do": "stop"})["e"] == 5.5
+    assert "t" not in supervisor.heartbeat()
+
+
 @pytest.mark.parametrize("line", [b"[]", b'{"a": 0, "s": 1}', b'{"a": 0, "s": "1", "m": {}}'])
 def test_a_line_that_is_no_frame_is_refused(line: bytes) -> None:
     assert parse_frame(b'{"a": 0, "s": 1, "m": {}, "later": 1}')["m"] == {}

@@ -167,3 +167,19 @@ def test_copies_go_to_the_next_member_on_another_machine() -> None:
     assert copy_plan([1], members, machines, 3) == {"2": (1,), "3": (1,)}
     assert copy_plan([0, 1], [0, 1], {0: "a", 1: "a"}, 2) == {"1": (0,), "0": (1,)}, "a fake cluster"
     assert copy_plan([0], [0], {0: "a"}, 2) == {}
+
+
+def test_after_a_loss_the_newest_checkpoint_is_copied_once_more_from_those_that_have_copies() -> None:
+    """Node 2 has copies of what node 1 wrote. Then node 1 is lost, and node 0 copies from node 2 what it lacks."""
+    made = tracker()
+    made.offer(save("step-000000001", checkpoint=True), 0.0)
+    for node in range(3):
+        take(made, node, "step-000000001")
+    assert made.holders("step-000000001", 1) == {2}
+    made.leave(1, 3.0)
+    by_node = {a.node: a.message for a in made.replan({0: (2,), 2: (0,)}, {1}, "step-000000001", 3.0)}
+    assert (by_node[0]["sources"], by_node[0]["held_by"]) == ({"2": "h2:1", "1": "h2:1"}, {"1": 2})
+    assert (by_node[2]["sources"], "held_by" in by_node[2]) == ({"0": "h0:1"}, False)
+    for node in (0, 2):
+        take(made, node, "step-000000001")
+    assert made.holders("step-000000001", 1) == {0, 2}

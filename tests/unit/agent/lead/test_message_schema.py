@@ -48,6 +48,7 @@ USUAL: dict[str, list[Any]] = {
     "endpoint": ["b:7164"],
     "pieces": ["b:8163"],
     "of": ["copy", "merge"],
+    "keys": [{}, {"trainer1": "k" * 40}],
     "pace": ["moves", "waits", "stalled"],
     "phase": ["due", "held", "made", "failed", "announced", "of_a_newer_version"],
     "cut": [1, 2],

@@ -20,7 +20,8 @@ def orders(play: Play, do: str) -> list[dict[str, Any]]:
 
 
 def go(together: bool = True, loss: str = "fail", restarts: Any = THRICE, phase: str = "running", **more: Any) -> Play:
-    policy = Policy(restarts=restarts, on_trainer_loss=loss, together=together, **more)
+    on_node_loss = "wait" if loss == "wait" else "fail"
+    policy = Policy(restarts=restarts, on_trainer_loss=loss, on_node_loss=on_node_loss, together=together, **more)
     return Play(nodes=3, processes=APART, policy=policy).reach(phase)
 
 

@@ -53,6 +53,15 @@ def test_the_manifest_and_the_pieces_of_the_sources_are_copied(served: Served) -
     assert copy_save(served.two, order(served)) == len(CONTENT), "which is there already"
 
 
+def test_what_a_lost_node_wrote_comes_from_one_that_has_a_copy(served: Served) -> None:
+    """Node 7 is lost, and node 1 has what it wrote. The node that answers is checked by its certificate."""
+    wanted = order(served, {**FILE, "node": 7}, sources={7: served.place})
+    with pytest.raises(TransferError):
+        copy_save(served.two, wanted)
+    assert copy_save(served.two, wanted._replace(held_by={7: 1})) == len(CONTENT)
+    assert copies(served) == ["manifest.json", PIECE.file]
+
+
 def test_without_sources_only_the_manifest_comes(served: Served) -> None:
     assert copy_save(served.two, order(served, sources={})) == 0
     assert copies(served) == ["manifest.json"]

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.event_loop import EventLoop
+from clusterctl.agent.lead.lease import GOODBYE
 from clusterctl.agent.supervisor import guardian, launcher, orphans, supervisor
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.orphans import LIMIT_S
@@ -312,7 +313,7 @@ def simulated(machine: Machine) -> Iterator[list[int]]:
     """Put simulations in place of everything outside of the supervisor; yield both ends of its lifelines."""
     lifelines: list[int] = []
 
-    def spawn_guardian(*_: object) -> tuple[Any, int]:
+    def spawn_guardian(*_: object, leased: bool) -> tuple[Any, int]:
         lifelines.extend(os.pipe())
         return SimpleNamespace(pid=2, poll=lambda: None), lifelines[-1]
 
@@ -356,5 +357,5 @@ def test_a_supervisor_leaves_nothing_behind(moves: list[tuple[str, int]], term_s
         assert loop._stopped, f"the supervisor does not end: {states}"
         os.set_blocking(lifelines[0], False)
         with suppress(BlockingIOError):  # without a goodbye the guardian ends the rest
-            assert os.read(lifelines[0], 99) != guardian.GOODBYE or not machine.processes, states
+            assert os.read(lifelines[0], 99) != GOODBYE + b"\n" or not machine.processes, states
         assert not machine.processes or "end" in dict(moves), states

@@ -1,0 +1,78 @@
+"""The lease on a node's processes: they run while the lead answers, and else its guardian kills them.
+
+So a node that others have given up does not go on beside those that took its processes over, whatever has become of its
+network or its supervisor. Time is that since boot, which goes on while the machine is suspended. After C. Gray and D.
+Cheriton, Leases, SOSP 1989.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from typing import Callable
+
+SHARE = 0.7  # of NODE_GRACE_S, after which others take the processes over
+GOODBYE = b"bye"
+LOOK_S = 1.0  # the kernel's timeouts do not count the time of a suspended machine
+
+
+def since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """A supervisor's side. `lifeline` is the pipe to its guardian; a lease of `seconds` begins when a message is sent
+    that the lead answers.
+    """
+
+    def __init__(self, seconds: float, lifeline: int, clock: Callable[[], float] = since_boot) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._until = clock() + seconds
+        self.hand_over(lifeline)
+
+    @property
+    def expired(self) -> bool:
+        """True if the guardian may have killed what ran here."""
+        return self._clock() >= self._until
+
+    def extend(self, sent: float) -> None:
+        """Handle an answer to a message that was sent at this time since boot."""
+        if sent + self._seconds > self._until:
+            self._until = sent + self._seconds
+            self._tell()
+
+    def hand_over(self, lifeline: int) -> None:
+        """Tell a new guardian."""
+        self._lifeline = lifeline
+        os.set_blocking(lifeline, False)
+        self._tell()
+
+    def _tell(self) -> None:
+        try:
+            os.write(self._lifeline, b"%.3f\n" % self._until)
+        except OSError:  # it is dead, or has been halted for very long
+            return
+
+
+def losses(lifeline: int, clock: Callable[[], float] = since_boot) -> Iterator[str]:
+    """A guardian's side: yield "expired" every second while the lease is, and "died" at the end of the lifeline.
+
+    It ends without that when the supervisor has said goodbye.
+    """
+    until, rest = None, b""
+    while True:
+        left_s = LOOK_S if until is None else min(LOOK_S, max(0.0, until - clock()))
+        if select.select([lifeline], [], [], left_s or LOOK_S)[0]:
+            data = os.read(lifeline, 1 << 16)
+            *lines, rest = (rest + data).split(b"\n")
+            if GOODBYE in lines:
+                return
+            if not data:
+                yield "died"
+                return
+            until = max([*([] if until is None else [until]), *map(float, lines)], default=None)
+        if until is not None and clock() >= until:
+            yield "expired"

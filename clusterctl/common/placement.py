@@ -1,0 +1,104 @@
+"""Where copies of pieces are made, and where the processes of a lost node go. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from clusterctl.common.run_spec import MemberPlace
+
+Key = tuple[str, int]  # role, rank
+
+
+class NoPlaceError(Exception):
+    """No member may have these processes; `reasons` says for each of them why, by its name."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {why}" for name, why in reasons.items()))
+        self.reasons = reasons
+
+
+def place(
+    lost: Iterable[Key],
+    node_of: Mapping[Key, int],
+    members: Iterable[MemberPlace],
+    holders: Mapping[int, Collection[int]],
+) -> dict[Key, int]:
+    """Return a node for each of the `lost` processes. Raises NoPlaceError if one may run nowhere.
+
+    `node_of` has the processes of the run and where they were until now, `members` those nodes that are here, `holders`
+    for each node those that have copies of its pieces. A node has to allow the role, and to have a GPU that none of its
+    trainers uses if trainers use GPUs. Of those: spares first, then holders of the copies, then the one with the fewest
+    processes for each core, then the lowest id.
+    """
+    lost = sorted(lost)
+    here = {member.node: member for member in members}
+    load = Counter(node for key, node in node_of.items() if key not in lost)
+    trainers = Counter(node for key, node in node_of.items() if key not in lost and key[0] == "trainer")
+    placed: dict[Key, int] = {}
+    reasons: dict[str, str] = {}
+    for key in lost:
+        fit = [one for one in here.values() if _may_have(key[0], one, trainers[one.node])]
+        if not fit:
+            reasons[f"{key[0]}{key[1]}"] = _reason(key[0], here.values())
+            continue
+        copies = holders.get(node_of[key], ())
+        best = min(fit, key=lambda one: (*_rank(one, copies), load[one.node] / max(1, one.cores), one.node))
+        placed[key] = best.node
+        load[best.node] += 1
+        trainers[best.node] += key[0] == "trainer"
+    if reasons:
+        raise NoPlaceError(reasons)
+    return placed
+
+
+def _rank(member: MemberPlace, copies: Collection[int]) -> tuple[bool, bool]:
+    return (not member.spare, member.node not in copies)
+
+
+def _may_have(role: str, member: MemberPlace, trainers: int) -> bool:
+    if role not in member.roles:
+        return False
+    return role != "trainer" or member.gpus is None or trainers < member.gpus
+
+
+def _reason(role: str, members: Iterable[MemberPlace]) -> str:
+    if not any(role in member.roles for member in members):
+        return f"no other node that is left may run a {role}"
+    return "no node that is left has a GPU that no trainer uses"
+
+
+def copy_plan(
+    originals: Sequence[int], members: Sequence[int], machines: Mapping[int, str], copies: int
+) -> dict[str, tuple[int, ...]]:
+    """Return, for each node that copies, the nodes whose pieces it copies.
+
+    The pieces of each of the nodes `originals` go to the next members on other machines, so that there are `copies` of
+    them with the original. If there are too few machines, as in a fake cluster, other nodes of a machine take them.
+    """
+    plan: dict[str, tuple[int, ...]] = {}
+    for node in originals:
+        for holder in _holders(node, members, machines)[: copies - 1]:
+            plan[str(holder)] = (*plan.get(str(holder), ()), node)
+    return plan
+
+
+def _holders(node: int, members: Sequence[int], machines: Mapping[int, str]) -> list[int]:
+    """Return the other members in the order in which they are to hold copies: one of each other machine first."""
+    at = list(members).index(node)
+    following = [*members[at + 1 :], *members[:at]]
+    used, first = {machines[node]}, []
+    for other in following:
+        if machines[other] not in used:
+            used.add(machines[other])
+            first.append(other)
+    return first + [other for other in following if other not in first]
+
+
+def holders_of(sources: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """Return for each node those that have copies of its pieces, given whose pieces each node copies."""
+    holders: dict[int, list[int]] = {}
+    for holder, nodes in sources.items():
+        for node in nodes:
+            holders.setdefault(node, []).append(holder)
+    return holders

@@ -1,0 +1,161 @@
+"""The lead's handling of nodes that are lost for good: their processes move to other members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.lead.actions import Policy, SendOrder
+from clusterctl.agent.lead.saving.copies import CopyPolicy
+from clusterctl.common.run_spec import MemberPlace
+from unit.agent.lead.test_state_machine_recovery import keep, orders
+from unit.agent.plays import NODE_GRACE_S, Play
+
+BOTH = ("pserver", "trainer")
+APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]
+NEXT = {0: [2], 1: [0], 2: [1]}  # whose pieces each node copies
+
+
+def go(phase: str = "running", members: Any = None, copies: Any = None, **more: Any) -> Play:
+    members = members or [MemberPlace(node=node, roles=BOTH, cores=4) for node in range(3)]
+    policy = Policy(on_node_loss="move", members=members, **more)
+    return Play(nodes=3, processes=APART, policy=policy, copies=CopyPolicy(NEXT if copies is None else copies)).reach(
+        phase
+    )
+
+
+def save(play: Play, step: int, *, copied: bool = True) -> str:
+    """Play a checkpoint of both pservers that the next nodes copy."""
+    tag = f"step-{step:09d}"
+    for rank in (0, 1):
+        receipt = {"file": f"pserver-{rank:05d}.safetensors", "bytes": 100, "sha256": "0" * 64, "node": rank}
+        saved = {"do": "saved", "role": "pserver", "rank": rank, "tag": tag, "step": step, "checkpoint": True}
+        play.did(play.lead.handle(rank, {**saved, **receipt}, play.now))
+    keep(play, step)
+    play.says(0, "written", tag=tag, checkpoint=True, bytes=10, sha256="0" * 64)
+    for action in list(play.actions) if copied else ():
+        if isinstance(action, SendOrder) and action.message["do"] == "copy" and action.message["tag"] == tag:
+            assert action.node is not None
+            play.says(action.node, "copied", tag=tag, of="copy", bytes=100)
+    return tag
+
+
+def start_again(play: Play, *nodes: int) -> None:
+    """The nodes that are left are ready for the new epoch; all processes come up where they are now."""
+    for node in nodes:
+        play.says(node, "hello", epoch=play.lead.epoch, pieces=f"host{node}:9")
+    again = orders(play, "again")[-1]
+    where = {f"{role}{rank}": node for role, rank, node in APART} | again["moved"]
+    for name, attempt in again["attempts"].items():
+        if name.startswith("pserver"):
+            process = {"role": "pserver", "rank": int(name[7:]), "attempt": attempt, "endpoint": f"new{name}:1"}
+            play.says(where[name], "ready", **process)
+    for name, attempt in again["attempts"].items():
+        if name.startswith("trainer"):
+            play.says(where[name], "running", role="trainer", rank=int(name[7:]), attempt=attempt)
+
+
+def test_trainers_of_a_silent_node_start_elsewhere_and_nothing_is_rolled_back() -> None:
+    play = go()
+    play.pass_time(NODE_GRACE_S - 1, alive=(0, 1))
+    assert play.noted("moved") == []
+    play.pass_time(2, alive=(0, 1))
+    (event,) = play.noted("moved")
+    assert event == {"event": "moved", "role": "trainer", "rank": 2, "node": 0, "from_node": 2}
+    (order,) = [one for one in play.actions if isinstance(one, SendOrder) and one.message["do"] == "respawn"]
+    assert (order.node, order.message["rank"], order.message["attempt"]) == (0, 2, 2)
+    assert (play.lead.phase, play.noted("rolled_back")) == ("running", [])
+    for rank, node in ((0, 0), (1, 1), (2, 0)):
+        process = {"role": "trainer", "rank": rank, "attempt": 2 if rank == 2 else 1}
+        play.says(node, "exited", **process, exit_code=0, stopping=False, message="", tail=[])
+    assert play.lead.phase == "finishing"
+    for node in (0, 1):
+        play.says(node, "idle")
+    assert play.ended()["state"] == "succeeded"
+
+
+def test_what_ended_with_its_supervisor_moves_when_its_guardian_must_be_done() -> None:
+    play = go()
+    play.alive(0, 1, 2)
+    play.lose(2)
+    play.pass_time(NODE_GRACE_S - 1, alive=(0, 1))
+    assert play.noted("moved") == []
+    play.pass_time(2, alive=(0, 1))
+    assert len(play.noted("moved")) == 1
+
+
+@pytest.mark.parametrize(("together", "restarted"), [(True, 5), (False, 4)])
+def test_a_pserver_moves_to_the_holder_of_its_copies_and_continues_from_the_newest_checkpoint(
+    together: bool, restarted: int
+) -> None:
+    play = go(together=together)
+    for node in range(3):
+        play.says(node, "hello", new=True, pieces=f"host{node}:9")
+    tag = save(play, 100)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    order = orders(play, "again")[-1]
+    assert order["moved"] == {"pserver1": 2, "trainer1": 2}
+    assert len(order["attempts"]) == restarted
+    recover = order["recover"]
+    assert (recover["tag"], recover["step"]) == (tag, 100)
+    assert {piece["file"]: piece["nodes"] for piece in recover["pieces"]} == {
+        "pserver-00000.safetensors": [0],
+        "pserver-00001.safetensors": [2],
+    }
+    start_again(play, 0, 2)
+    assert play.lead.phase == "running"
+
+
+def test_a_checkpoint_of_which_nobody_has_all_pieces_is_not_gone_back_to() -> None:
+    play = go()
+    for node in range(3):
+        play.says(node, "hello", new=True, pieces=f"host{node}:9")
+    copied = save(play, 100)
+    save(play, 200, copied=False)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    assert orders(play, "again")[-1]["recover"]["tag"] == copied
+
+
+def test_a_run_whose_checkpoints_are_all_lost_fails_and_names_what_is_missing() -> None:
+    play = go(copies={})
+    save(play, 100)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    (cause,) = [note["cause"] for note in play.noted("phase") if note["phase"] == "stopping"]
+    assert "pserver-00001.safetensors of step-000000100, written by node1" in cause["message"]
+    assert orders(play, "again") == []
+
+
+def test_a_run_with_no_checkpoint_yet_begins_again() -> None:
+    play = go()
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    assert orders(play, "again")[-1]["recover"] == {"tag": None, "step": 0, "left": {}}
+
+
+def test_a_process_that_no_other_node_may_have_ends_the_run() -> None:
+    play = go(members=[MemberPlace(node=0, roles=("pserver",)), MemberPlace(node=1, roles=("pserver",))])
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    (cause,) = [note["cause"] for note in play.noted("phase") if note["phase"] == "stopping"]
+    assert cause["message"].endswith(
+        "its processes cannot move: trainer2: no other node that is left may run a trainer"
+    )
+
+
+def test_a_node_whose_processes_have_moved_is_not_listened_to() -> None:
+    play = go()
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    process = {"role": "trainer", "rank": 2, "exit_code": 0, "stopping": False, "message": "", "tail": []}
+    assert play.says(2, "exited", **process, attempt=2) == []
+    assert play.says(2, "idle", stopping=True) == []
+    assert play.lead.phase == "running"
+
+
+@pytest.mark.parametrize("phase", ["gathering", "pservers", "trainers", "finishing"])
+def test_a_node_may_be_lost_in_any_phase(phase: str) -> None:
+    play = go(phase)
+    if phase == "finishing":
+        play.says(0, "idle")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    assert orders(play, "again")[-1]["moved"]["pserver1"] in (0, 2)
+    start_again(play, 0, 2)
+    assert play.lead.phase == "running"
