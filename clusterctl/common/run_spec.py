@@ -130,7 +130,7 @@ class PlacedProcess(Record):
 
 @dataclass(frozen=True)
 class Program(Record):
-    """What a role runs on any node; `ours` speaks our control protocol."""
+    """The program of a role, the same on every node. `ours`: it speaks our control protocol."""
 
     argv: tuple[str, ...]
     ours: bool = False
@@ -251,7 +251,7 @@ class Failures(FieldGroup):
 
     @property
     def node_loss(self) -> str:
-        """What happens when a node is lost: "fail", "wait" or "move". ON_TRAINER_LOSS said so in earlier versions."""
+        """The reaction to the loss of a node: "fail", "wait" or "move". In older specs ON_TRAINER_LOSS decides."""
         return self.on_node_loss or ("wait" if self.on_trainer_loss == "wait" else "fail")
 
 

@@ -199,7 +199,7 @@ class LaunchPlan:
 
     @property
     def node_loss(self) -> str:
-        """What happens if a node is lost: "move", "wait" or "fail"."""
+        """The reaction to the loss of a node: "move", "wait" or "fail"."""
         return self.settings.on_node_loss or Failures(**self.settings.in_spec("failures")).node_loss
 
     def _places(self, cores: Mapping[int, int], machines: Mapping[int, str]) -> tuple[MemberPlace, ...]:

@@ -82,7 +82,7 @@ class Environment(NamedTuple):
 
     def keys(self) -> dict[str, Any]:
         """Return this process's CURVE keys and those of its peers. Raises ProcessError if they are missing."""
-        path = self.run_paths.keys / f"{self.role}-{self.rank}.json"
+        path = self.run_paths.process_keys(f"{self.role}{self.rank}")
         return _read_json(path, "the keys of this run were not delivered; start the job again")
 
     @property

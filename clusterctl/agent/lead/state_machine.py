@@ -172,7 +172,7 @@ class Lead:
             serves = some_serve(keys)
             if self._policy.on_node_loss == "wait":
                 self._detector.wait_for(node)
-                return [RecordEvent({**event, "waits": True}), *notes[1:], *self._restart_when_back(keys)]
+                return [RecordEvent({**event, "waits": True}), *notes[1:], *self._restart_lost(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
                 return [*notes, *self._shrink(keys, cause, now)]
@@ -192,13 +192,14 @@ class Lead:
         again = self._restart_together and some_serve(keys)  # also trainers that are done
         keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
         causes = [self._to_move.pop(node)[1] for node in due]
-        return self._move(keys, causes[0], now) if keys else self._end_if_idle(now) if due else []
+        if keys:
+            return self._move(keys, causes[0], now)
+        return self._end_if_idle(now) if due else []
 
     def _move(self, keys: Collection[Key], cause: EndCause, now: float) -> list[Action]:
         """Start processes of lost nodes elsewhere: trainers at once, pservers from the newest checkpoint."""
         here = [one for one in self._policy.members if one.node in self._detector.here - self._detector.absent]
-        serves = some_serve(keys)
-        lost = self._saves.checkpoints.lose(self._detector.lost) if serves else []
+        lost = self._saves.checkpoints.lose(self._detector.lost) if some_serve(keys) else []
         try:
             placed = place(keys, self._table.node_of, here, self._holders)
         except NoPlaceError as exc:
@@ -210,9 +211,7 @@ class Lead:
         self._saves.move({self._table.node_of[key] for key in self._table.of_role("pserver")})
         self._detector.idle -= set(placed.values())
         moved += self._plan_copies(here, now)
-        if serves or self._policy.whole or self.phase != "running":
-            return [*moved, *self._roll_back(self._with_others(keys))]
-        return [*moved, *self._respawn_trainers(keys)]
+        return [*moved, *self._restart_lost(keys)]
 
     def _plan_copies(self, here: Sequence[MemberPlace], now: float) -> list[Action]:
         """Let the pieces be copied anew between the nodes that are left, so that the next one may be lost, too."""
@@ -397,8 +396,8 @@ class Lead:
         notes = [*losses, order, *self._saves.leave(self._table.gone)]
         return [*notes, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
-    def _restart_when_back(self, keys: Collection[Key]) -> list[Action]:
-        """Restart the processes of a lost node when it returns; the orders are kept for it."""
+    def _restart_lost(self, keys: Collection[Key]) -> list[Action]:
+        """Restart the processes of a lost node: where they are now, or when it returns; the orders are kept for it."""
         if self._policy.whole or self.phase != "running" or some_serve(keys):
             return self._roll_back(self._with_others(keys))
         return self._respawn_trainers(keys)

@@ -32,25 +32,6 @@ LINES_WANTED: FollowSelection = {
 }
 PLAIN_EVERY_S = 10.0
 HINT = "Ctrl-C stops the job everywhere · d detaches"
-#: Events of which the display shows the mark.
-SHOWN = (
-    *(
-        "phase",
-        "saved",
-        "copying",
-        "log",
-        "restarting",
-        "moved",
-        "rolled_back",
-        "stalled",
-        "standstill",
-        "paused",
-        "cut_dropped",
-        "state_lost",
-        "warned",
-    ),
-    *("suspect", "lost", "rejoined", "held"),
-)
 WARNINGS = (
     "restarting",
     "moved",
@@ -62,6 +43,8 @@ WARNINGS = (
     "state_lost",
     "warned",
 )
+#: Events of which the display shows the mark.
+SHOWN = ("phase", "saved", "copying", "log", *WARNINGS, "suspect", "lost", "rejoined", "held")
 PassFormat = Callable[[PassNumbers], str]
 
 
