@@ -71,6 +71,17 @@ def missing(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def wait_for_a_pass(starting: subprocess.Popen[str]) -> None:
+    """Read what an attached start of REGRESSION prints until its trainers have finished a pass."""
+    assert starting.stdout is not None
+    seen = []
+    for line in starting.stdout:
+        seen.append(line)
+        if "end of pass 0" in line:
+            return
+    raise AssertionError("".join([*seen, starting.communicate()[1]]))
+
+
 @dataclass(frozen=True)
 class Node:
     """One container. `run` works like its console, even while it has no network."""

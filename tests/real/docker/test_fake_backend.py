@@ -16,7 +16,7 @@ from clusterctl import fake
 from clusterctl.fake.docker import project_name
 from clusterctl.fake.layout import FakePaths
 from contract.e2e.programs import REGRESSION
-from real.docker.compose import compose_command, need_images, objects
+from real.docker.compose import compose_command, need_images, objects, wait_for_a_pass
 from support.processes import assert_none_left, wait_until
 
 
@@ -85,10 +85,9 @@ def test_a_node_that_is_cut_off_fails_the_run_and_is_named(fake_directory: Path)
     workspace = fake_directory.parent / "work"
     workspace.mkdir()
     (workspace / "train.py").write_text(REGRESSION)
-    conf.write_text(ours + "NODE_GRACE_S = 3\n")
+    conf.write_text(ours + "NODE_GRACE_S = 10\n")
     starting = begin(fake_directory, "start", "--job_dispatch_package", str(workspace), "--num_passes=1000000")
-    assert starting.stdout is not None
-    assert any("end of pass 0" in line for line in starting.stdout)
+    wait_for_a_pass(starting)
     finish(begin(fake_directory, "fake", "cut", "2", "--dir", str(fake_directory)))
     out, err = finish(starting, 1)
     assert "node2" in out + err

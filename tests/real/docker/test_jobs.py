@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.runtime import load_model
 from contract.e2e.programs import REGRESSION
-from real.docker.compose import Compose, Node, docker
+from real.docker.compose import Compose, Node, docker, wait_for_a_pass
 from support.processes import wait_until
 from support.site import Site
 
@@ -71,14 +71,8 @@ def training(site: Site) -> subprocess.Popen[str]:
     """Return an attached start whose trainers have finished a pass."""
     package = str(site.workspace(REGRESSION))
     starting = site.popen("start", "--job_dispatch_package", package, ENDLESS)
-    assert starting.stdout is not None
-    seen = []
-    for line in starting.stdout:
-        seen.append(line)
-        if "end of pass 0" in line:
-            return starting
-    starting.wait()
-    raise AssertionError("".join(seen))
+    wait_for_a_pass(starting)
+    return starting
 
 
 def wait_for_end(starting: subprocess.Popen[str]) -> str:
