@@ -20,8 +20,9 @@ class ExitFacts(TypedDict, total=False):
     `reason` is the reason that the message gives, as `clusterctl why` names it, `limit` the setting that was exceeded,
     `peers` the processes that did not answer. `unfinished` is the reason why a trainer's exit with code 0 is a failure:
     "not_connected" or "not_left". `uncaught` is the class of the exception that ended a trainer that had connected, ""
-    if none did. `unsaid` means that it left the run without a message to the pservers. A trainer
-    that left reports if it ever `pushed`, and the numbers of `losses` in its last pass: all, and those that are finite.
+    if none did. `unsaid` means that it left the run without a message to the pservers. `fenced` means that its node's
+    guardian killed it, because the lead had not answered for too long. A trainer that left reports if it ever `pushed`,
+    and the numbers of `losses` in its last pass: all, and those that are finite.
     """
 
     tail: Sequence[str]
@@ -35,6 +36,7 @@ class ExitFacts(TypedDict, total=False):
     peers: Sequence[str]
     oom: bool
     stalled: bool
+    fenced: bool
     hopeless: bool
     port_taken: bool
     unfinished: str | None

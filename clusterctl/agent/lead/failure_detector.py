@@ -42,11 +42,14 @@ class FailureDetector:
         self.awaited.discard(node)
         return missed and node not in self.lost
 
-    def look(self, now: float) -> Iterator[tuple[int, float, bool]]:
-        """Yield (node, seconds of silence, True if it is lost) for nodes whose silence has reached a limit."""
+    def look(self, now: float, *, idle_too: bool = False) -> Iterator[tuple[int, float, bool]]:
+        """Yield (node, seconds of silence, True if it is lost) for nodes whose silence has reached a limit.
+
+        Idle nodes are missed only with `idle_too`: processes may start on them again.
+        """
         for node, heard in self._heard.items():
             silent_s = now - heard
-            if node in self.absent or node in self.idle:
+            if node in self.absent or (node in self.idle and not idle_too):
                 continue
             if silent_s > self._grace_s:
                 yield node, silent_s, True

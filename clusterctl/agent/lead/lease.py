@@ -16,6 +16,7 @@ from typing import Callable
 SHARE = 0.7  # of NODE_GRACE_S, after which others take the processes over
 GOODBYE = b"bye"
 LOOK_S = 1.0  # the kernel's timeouts do not count the time of a suspended machine
+REAPED_S = 5.0  # after the end of a lapse, deaths that the guardian caused have been seen
 
 
 def since_boot() -> float:
@@ -31,16 +32,24 @@ class Lease:
         self._seconds = seconds
         self._clock = clock
         self._until = clock() + seconds
+        self._lapsed = -REAPED_S  # when it was last extended after it had expired
         self.hand_over(lifeline)
 
     @property
     def expired(self) -> bool:
-        """True if the guardian may have killed what ran here."""
+        """True if nothing may run here: the guardian kills it."""
         return self._clock() >= self._until
+
+    @property
+    def was_expired(self) -> bool:
+        """True if a process that has just been killed may have been killed by the guardian."""
+        return self.expired or self._clock() < self._lapsed + REAPED_S
 
     def extend(self, sent: float) -> None:
         """Handle an answer to a message that was sent at this time since boot."""
         if sent + self._seconds > self._until:
+            if self.expired:
+                self._lapsed = self._clock()
             self._until = sent + self._seconds
             self._tell()
 

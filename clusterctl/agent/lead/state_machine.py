@@ -26,18 +26,15 @@ from clusterctl.agent.lead.actions import (
 )
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
+from clusterctl.agent.lead.moves import CannotMoveError, Moves
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SAVE_REPORTS, SaveTracker
-from clusterctl.common.errors import first_of
 from clusterctl.common.events import EndCause, EndedEvent, LostEvent, RunWarning
-from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
-from clusterctl.common.run_spec import MemberPlace
 
 STOP_MARGIN_S = 20.0
-MOST_NAMED = 4
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
 
 
@@ -78,9 +75,8 @@ class Lead:
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
         serving = [self._table.node_of[key] for key in self._table.of_role("pserver")]
-        self._holders = holders_of(copies.sources if copies else {})
-        self._to_move: dict[int, tuple[float, EndCause]] = {}  # lost nodes: when their processes move, and why
         self._saves = SaveTracker(serving, members[0], retention, models, copies, together=self._policy.together)
+        self._moves = Moves(self._policy, self._table, self._detector, self._saves, copies)
         self._recover: messages.RecoveryPoint = {"tag": None, "step": 0}
         self._warnings = RunWarnings(warnings)
         self._cause: EndCause | None = None
@@ -116,6 +112,11 @@ class Lead:
         """True if the processes of a lost node run elsewhere, or will: it is not listened to any more."""
         return self._policy.on_node_loss == "move" and node in self._detector.lost
 
+    @property
+    def _needs_idle(self) -> bool:
+        """True if processes may move to nodes that have none any more."""
+        return self._policy.on_node_loss == "move" and self.phase not in ("finishing", "stopping")
+
     def _is_late(self, message: messages.Report) -> bool:
         """Return True if a report is from an earlier epoch or about an earlier attempt."""
         if message.get("stopping") or message.get("new"):
@@ -125,7 +126,8 @@ class Lead:
     def tick(self, now: float) -> list[Action]:
         """Handle the passing of time: silence, limits, deadlocks."""
         actions: list[Action] = []
-        for node, silent_s, over in list(self._detector.look(now)) if self.phase != "ended" else ():
+        looked = self._detector.look(now, idle_too=self._needs_idle)
+        for node, silent_s, over in list(looked) if self.phase != "ended" else ():
             if over:
                 why = f"no message from it for {silent_s:.0f} s"
                 actions += self._lose(node, why, now, silent_s=round(silent_s, 1))
@@ -161,7 +163,7 @@ class Lead:
     ) -> list[Action]:
         if node in self._detector.absent or self.phase == "ended":
             return []
-        if node in self._detector.idle:
+        if node in self._detector.idle and not self._needs_idle:
             return [*self._saves.copies.leave(node, now), *self._end_if_idle(now)]
         event: LostEvent = {"event": "lost", "node": node, "message": why, "why": why}
         event["silent_s"], event["closed_s"] = silent_s, closed_s
@@ -177,51 +179,27 @@ class Lead:
                 self._detector.lost.add(node)
                 return [*notes, *self._shrink(keys, cause, now)]
         if self._policy.on_node_loss == "move" and self.phase != "stopping":
-            self._detector.lost.add(node)
-            self._to_move[node] = (self._detector.fenced_at(node), cause)
-            return [*notes, *self._move_if_fenced(now)]
+            self._moves.lose(node, cause)
+            return notes
         self._detector.lost.add(node)
         return [*notes, *self._fail(cause, now), *self._end_if_idle(now)]
 
     def _move_if_fenced(self, now: float) -> list[Action]:
         """Move the processes of lost nodes on which none can be left: the guardian there has ended them by then."""
         if self.phase in ("stopping", "ended"):
-            self._to_move.clear()
-        due = [node for node, (at, _) in self._to_move.items() if now >= at]
+            self._moves.forget()
+        due = self._moves.due(now)
         keys = {key for node in due for key in self._table.on(node)}
         again = self._restart_together and some_serve(keys)  # also trainers that are done
         keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
-        causes = [self._to_move.pop(node)[1] for node in due]
-        if keys:
-            return self._move(keys, causes[0], now)
-        return self._end_if_idle(now) if due else []
-
-    def _move(self, keys: Collection[Key], cause: EndCause, now: float) -> list[Action]:
-        """Start processes of lost nodes elsewhere: trainers at once, pservers from the newest checkpoint."""
-        here = [one for one in self._policy.members if one.node in self._detector.here - self._detector.absent]
-        lost = self._saves.checkpoints.lose(self._detector.lost) if some_serve(keys) else []
+        if not due:
+            return []
         try:
-            placed = place(keys, self._table.node_of, here, self._holders)
-        except NoPlaceError as exc:
-            return self._fail({**cause, "message": f"{cause['message']}; its processes cannot move: {exc}"}, now)
-        if lost:
-            why = f"no node has {first_of(lost, MOST_NAMED)}, of the newest checkpoint that could be gone back to"
-            return self._fail({**cause, "message": f"{cause['message']}; {why}"}, now)
-        moved: list[Action] = [RecordEvent(event) for event in self._table.move(placed)]
-        self._saves.move({self._table.node_of[key] for key in self._table.of_role("pserver")})
-        self._detector.idle -= set(placed.values())
-        moved += self._plan_copies(here, now)
-        return [*moved, *self._restart_lost(keys)]
-
-    def _plan_copies(self, here: Sequence[MemberPlace], now: float) -> list[Action]:
-        """Let the pieces be copied anew between the nodes that are left, so that the next one may be lost, too."""
-        members, machines = [one.node for one in here], {one.node: one.machine or str(one.node) for one in here}
-        originals = sorted(set(self._table.node_of.values()) & set(members))
-        plan = copy_plan(originals, members, machines, self._policy.copies)
-        sources = {int(node): nodes for node, nodes in plan.items()}
-        self._holders = holders_of(sources)
-        newest = self._saves.checkpoints.newest
-        return self._saves.copies.replan(sources, self._detector.lost, newest.tag if newest else None, now)
+            moved = self._moves.move(keys, due, now)
+        except CannotMoveError as exc:
+            cause = next(iter(due.values()))
+            return self._fail({**cause, "message": f"{cause['message']}; {exc}"}, now)
+        return [*moved, *(self._restart_lost(keys) if keys else self._end_if_idle(now))]
 
     # Reports of supervisors.
 
@@ -339,10 +317,14 @@ class Lead:
             return self._distrust(key, cause, now)
         if cause.get("hopeless"):  # ON_NAN = "fail"
             return self._fail(cause, now)
-        delay_s = None if self._is_hopeless(key, cause) else self._restart_policy.grant(key, now)
-        if delay_s is None:
-            return self._give_up(key, cause, now)
-        note = RecordEvent(self._table.restarting(key, cause, delay_s, self._restart_policy.describe(key)))
+        if cause.get("fenced"):
+            delay_s, count = 0.0, "not counted under RESTARTS"
+        else:
+            granted_s = None if self._is_hopeless(key, cause) else self._restart_policy.grant(key, now)
+            if granted_s is None:
+                return self._give_up(key, cause, now)
+            delay_s, count = granted_s, self._restart_policy.describe(key)
+        note = RecordEvent(self._table.restarting(key, cause, delay_s, count))
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
         return [note, *self._roll_back(self._with_others({key}), delay_s)]

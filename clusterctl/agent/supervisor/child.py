@@ -75,6 +75,7 @@ class Child:
         self.goodbye: str | None = None  # "done" if the pservers know that it left the run, "leaving" if not
         self.uncaught = ""  # the class of the exception that ends it
         self.stalled: str | None = None  # why the supervisor killed it
+        self.fenced = False  # killed by the guardian: the lead had not answered for too long
         self.hopeless: str | None = None  # why a restart would fail, too
         self.peers: list[str] = []  # the processes that did not answer it
         self.role = plan.role

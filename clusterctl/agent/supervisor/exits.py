@@ -41,6 +41,7 @@ UNFINISHED: Mapping[str, str] = {
     NOT_CONNECTED: "before it connected to the pservers (set PSERVERS = 0 if it needs none)",
     NOT_LEFT: "without leaving the run",
 }
+FENCED = "was killed by the guardian of its node: the lead had not answered for too long"
 SEGFAULT, OUT_OF_MEMORY = "segfault", "out_of_memory"
 TIMED_OUT: FailureFacts = {"errno": None, "timed_out": True}
 MOST_PEERS = 16
@@ -91,7 +92,7 @@ class ExitClassifier:
             child.peers = []
 
     def explain(self, child: Child, tail: Sequence[str], unfinished: str | None = None) -> ExitExplanation:
-        """The message about an exit, and its facts. `oom`, `stalled` and `hopeless` are present only if true.
+        """The message about an exit, and its facts. `oom`, `stalled`, `fenced` and `hopeless` are present only if true.
 
         `unfinished` is the reason why an exit with code 0 is a failure, and present only then.
         """
@@ -105,6 +106,8 @@ class ExitClassifier:
         code = child.exit_code or 0
         if child.stalled is not None:
             return {"message": child.stalled, "stalled": True, "reason": None, "limit": None, "peers": child.peers}
+        if child.fenced:
+            return {"message": FENCED, "fenced": True, "reason": None, "limit": None, "peers": child.peers}
         if self._kills.claim(code):
             message = describe_exit(code, oom=True)
             return {"message": message, "oom": True, "reason": OUT_OF_MEMORY, "limit": None, "peers": child.peers}

@@ -60,6 +60,7 @@ from clusterctl.common.schema import typed
 FINISH_LIMIT_S = 300.0
 LAST_SAVE_LIMIT_S = 3600.0  # if a trainer did not wait for the last save itself
 END_POLL_S = 0.05
+LEASE_POLL_S = 0.2
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
 
@@ -194,7 +195,19 @@ class Supervisor:
     def _spawn(self, role: str) -> None:
         for child in self.children:
             if child.serves == (role != "trainer") and child.state == "waiting" and not self.stopping:
-                self._launcher.start(child)
+                self._start(child)
+
+    def _start(self, child: Child) -> None:
+        """Start a process, as soon as the lead answers: until then the guardian would kill it."""
+        if self._lease is None or not self._lease.expired:
+            self._launcher.start(child)
+            return
+
+        def start() -> None:
+            if child in self.children and child.state == "waiting" and not self.stopping:
+                self._start(child)
+
+        self.loop.after(LEASE_POLL_S, start)
 
     def _finish(self) -> None:
         """After all trainers have finished, ask our pservers to exit and end foreign ones, which counts as success."""
@@ -307,7 +320,7 @@ class Supervisor:
             if self._keys is not None:
                 self._send({"do": "keys", "keys": self._keys.known([name])})
         self._learn_keys(order.get("keys", {}))
-        self._restart({name: order["attempt"]}, order["in_s"], lambda: self._launcher.start(self._child(name)))
+        self._restart({name: order["attempt"]}, order["in_s"], lambda: self._start(self._child(name)))
 
     def _child(self, name: str) -> Child:
         return next(child for child in self.children if child.name == name)
@@ -365,6 +378,8 @@ class Supervisor:
                 self._lease.hand_over(self._lifeline)
         for child in self.children:
             if child.poll():
+                killed = child.exit_code == -signal.SIGKILL
+                child.fenced = killed and self._lease is not None and self._lease.was_expired
                 self._child_messages.ended(child, self._settle)
         self._pieces.poll()
         reap_orphans({self._guardian.pid, self._pieces.pid or 0, *(child.pid for child in self.children if child.pid)})

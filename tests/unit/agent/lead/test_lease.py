@@ -78,3 +78,17 @@ def test_a_new_guardian_gets_the_lease_and_a_halted_one_holds_nothing_up(pipe: t
     assert os.read(read_end, 100) == b"20106.000\n"
     os.close(read_end)
     os.close(write_end)
+
+
+def test_deaths_are_put_down_to_the_guardian_until_shortly_after_the_lease_is_held_again(pipe: tuple[int, int]) -> None:
+    clock = Clock()
+    held = Lease(7.0, pipe[1], clock)
+    clock.now = 106.0
+    held.extend(104.0)
+    assert not held.was_expired
+    clock.now = 111.0
+    assert held.was_expired
+    held.extend(110.0)
+    assert (held.expired, held.was_expired) == (False, True)
+    clock.now += lease.REAPED_S
+    assert not held.was_expired

@@ -38,7 +38,10 @@ USUAL: dict[str, list[Any]] = {
     "states": [[], [1], [0, 1]],
     "tables": [{}, {"w": {"held": 1, "shape": [1]}}],
     **{name: [0, 1] for name in ("epoch", "exit_code", "pass", "seed", "bytes", "pserver", "pservers")},
-    **{name: [True, False] for name in ("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled")},
+    **{
+        name: [True, False]
+        for name in ("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled", "fenced")
+    },
     **{name: [True, False] for name in ("checkpoint", "unsaid", "timed_out")},
     "pushed": [None, True, False],
     "losses": [[], [5, 5], [5, 0]],

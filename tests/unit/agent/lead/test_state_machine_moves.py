@@ -159,3 +159,48 @@ def test_a_node_may_be_lost_in_any_phase(phase: str) -> None:
     assert orders(play, "again")[-1]["moved"]["pserver1"] in (0, 2)
     start_again(play, 0, 2)
     assert play.lead.phase == "running"
+
+
+def test_a_run_that_survived_a_loss_succeeds_with_a_warning() -> None:
+    play = go()
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    for rank, node in ((0, 0), (1, 1), (2, 0)):
+        process = {"role": "trainer", "rank": rank, "attempt": 2 if rank == 2 else 1}
+        play.says(node, "exited", **process, exit_code=0, stopping=False, message="", tail=[])
+    for node in (0, 1):
+        play.says(node, "idle")
+    ended = play.ended()
+    message = "node2 was lost: no message from it for 30 s; trainer2 moved to node0"
+    assert (ended["state"], ended["warnings"]) == ("succeeded", [{"kind": "node_lost", "message": message}])
+
+
+def test_a_lead_that_has_lost_more_than_half_of_the_nodes_ends_the_run() -> None:
+    """The others may be alive, and another lead with them."""
+    play = go()
+    play.pass_time(NODE_GRACE_S + 1, alive=(0,))
+    (cause,) = [note["cause"] for note in play.noted("phase") if note["phase"] == "stopping"]
+    left = "only 1 of 3 nodes are left, and the others could continue the run without them"
+    assert cause["message"] == f"node1 is lost: no message from it for 30 s; {left}"
+    assert (play.noted("moved"), play.noted("rolled_back")) == ([], [])
+
+
+def test_a_lost_node_that_had_nothing_left_to_do_is_not_moved_to() -> None:
+    play = go()
+    play.says(2, "exited", role="trainer", rank=2, attempt=1, exit_code=0, stopping=False, message="", tail=[])
+    play.says(2, "idle", attempts={"trainer2": 1}, stopping=False)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert [event["node"] for event in play.noted("lost")] == [2]
+    assert (play.noted("moved"), play.lead.phase) == ([], "running")
+    (warned,) = play.noted("warned")
+    assert warned["message"].endswith("no process had to move")
+
+
+def test_the_restart_of_a_process_that_a_guardian_killed_is_not_counted() -> None:
+    """RESTARTS is 0 here: the lead did not answer its node for a while, which is no fault of the program."""
+    play = go()
+    killed = {"exit_code": -9, "fenced": True, "stopping": False, "message": "was killed", "tail": [], "worked": False}
+    play.says(2, "exited", role="trainer", rank=2, attempt=1, **killed)
+    (event,) = play.noted("restarting")
+    assert (event["in_s"], event["count"]) == (0.0, "not counted under RESTARTS")
+    play.says(1, "exited", role="pserver", rank=1, attempt=1, **killed)
+    assert play.lead.phase == "gathering"

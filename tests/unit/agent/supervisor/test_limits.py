@@ -135,14 +135,14 @@ def test_a_program_that_hit_a_limit_is_reported_as_such(
 )
 def test_facts_in_an_exit_message_are_in_fields_too(code: int, tail: list[str], facts: dict[str, Any]) -> None:
     classifier = ExitClassifier(make_context(memory_limit_mb=500))
-    child: Any = type("Child", (), {"exit_code": code, "stalled": None, "hopeless": None, "peers": []})
+    child: Any = type("Child", (), {"exit_code": code, "stalled": None, "fenced": False, "hopeless": None, "peers": []})
     explanation = classifier.explain(child, tail)
     assert {name: explanation[name] for name in facts} == facts
 
 
 def test_the_process_a_trainer_waited_for_in_vain_is_reported_until_the_trainer_goes_on() -> None:
     classifier = ExitClassifier(make_context())
-    child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
+    child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "fenced": False, "hopeless": None, "peers": []})
     for pserver in (3, "evil", -1, True, *range(100)):
         classifier.receive(child, {"event": "unanswered", "pserver": pserver})
     assert len(child.peers) <= 16
@@ -153,6 +153,6 @@ def test_the_process_a_trainer_waited_for_in_vain_is_reported_until_the_trainer_
 
 def test_a_process_whose_run_has_different_tables_is_not_restarted() -> None:
     classifier = ExitClassifier(make_context())
-    child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
+    child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "fenced": False, "hopeless": None, "peers": []})
     classifier.receive(child, {"event": "tables_differ", "message": "table 'w' was declared by trainer 0"})
     assert classifier.explain(child, []).get("hopeless") is True

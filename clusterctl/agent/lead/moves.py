@@ -1,0 +1,98 @@
+"""The processes of nodes that are lost for good: when they may start elsewhere, where, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from clusterctl.agent.lead.actions import Action, Policy, RecordEvent, run_warning
+from clusterctl.agent.lead.failure_detector import FailureDetector
+from clusterctl.agent.lead.process_table import ProcessTable, name_of
+from clusterctl.agent.lead.restart_policy import Key
+from clusterctl.agent.lead.saving.copies import CopyPolicy
+from clusterctl.agent.lead.saving.saves import SaveTracker
+from clusterctl.common.errors import first_of
+from clusterctl.common.events import EndCause, MovedEvent
+from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
+from clusterctl.common.run_spec import MemberPlace
+
+MOST_NAMED = 4
+
+
+class CannotMoveError(Exception):
+    """Processes cannot start elsewhere; the message says why."""
+
+
+class Moves:
+    """Decides for the state machine, whose process table, detector and saves it changes."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        table: ProcessTable,
+        detector: FailureDetector,
+        saves: SaveTracker,
+        copies: CopyPolicy | None,
+    ) -> None:
+        self._policy = policy
+        self._table = table
+        self._detector = detector
+        self._saves = saves
+        self._holders = holders_of(copies.sources if copies else {})
+        self._lost: dict[int, tuple[float, EndCause]] = {}  # when their processes move, and why
+
+    def lose(self, node: int, cause: EndCause) -> None:
+        """Give a node up."""
+        self._detector.lost.add(node)
+        self._lost[node] = (self._detector.fenced_at(node), cause)
+
+    def forget(self) -> None:
+        """Move nothing any more: the run is being stopped."""
+        self._lost.clear()
+
+    def due(self, now: float) -> dict[int, EndCause]:
+        """Return the nodes on which none of their processes can be left by now: the guardian there has ended them."""
+        return {node: self._lost.pop(node)[1] for node, (at, _) in list(self._lost.items()) if now >= at}
+
+    def move(self, keys: Collection[Key], lost: Mapping[int, EndCause], now: float) -> list[Action]:
+        """Put processes of `lost` nodes on others, and plan copies anew. Raises CannotMoveError."""
+        gone, members = len(self._detector.lost), len(self._detector.nodes)
+        if 2 * gone > members:
+            left = f"only {members - gone} of {members} nodes are left"
+            raise CannotMoveError(f"{left}, and the others could continue the run without them")
+        here = [one for one in self._policy.members if one.node in self._detector.here - self._detector.absent]
+        serve = any(role != "trainer" for role, _ in keys)
+        missing = self._saves.checkpoints.lose(self._detector.lost) if serve else []
+        try:
+            placed = place(keys, self._table.node_of, here, self._holders)
+        except NoPlaceError as exc:
+            raise CannotMoveError(f"its processes cannot move: {exc}") from exc
+        if missing:
+            named = first_of(missing, MOST_NAMED)
+            raise CannotMoveError(f"no node has {named}, of the newest checkpoint that could be gone back to")
+        events = self._table.move(placed)
+        moved: list[Action] = [RecordEvent(event) for event in events]
+        moved += [
+            _warning(node, cause, [one for one in events if one["from_node"] == node]) for node, cause in lost.items()
+        ]
+        self._saves.move({self._table.node_of[key] for key in self._table.of_role("pserver")})
+        self._detector.idle -= set(placed.values())
+        return [*moved, *self._plan_copies(here, now)]
+
+    def _plan_copies(self, here: Sequence[MemberPlace], now: float) -> list[Action]:
+        """Let the pieces be copied anew between the nodes that are left, so that the next one may be lost, too."""
+        members, machines = [one.node for one in here], {one.node: one.machine or str(one.node) for one in here}
+        originals = sorted(set(self._table.node_of.values()) & set(members))
+        plan = copy_plan(originals, members, machines, self._policy.copies)
+        sources = {int(node): nodes for node, nodes in plan.items()}
+        self._holders = holders_of(sources)
+        newest = self._saves.checkpoints.newest
+        return self._saves.copies.replan(sources, self._detector.lost, newest.tag if newest else None, now)
+
+
+def _warning(node: int, cause: EndCause, events: Sequence[MovedEvent]) -> RecordEvent:
+    """The warning that a run has survived the loss of a node."""
+    names: dict[int, list[str]] = {}
+    for event in events:
+        names.setdefault(event["node"], []).append(name_of((event["role"], event["rank"])))
+    moved = "; ".join(f"{', '.join(some)} moved to node{at}" for at, some in sorted(names.items()))
+    return run_warning("node_lost", f"node{node} was lost: {cause['why']}; {moved or 'no process had to move'}", node)
