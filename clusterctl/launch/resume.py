@@ -81,14 +81,18 @@ class Resume:
     def in_spec(self, job: str, run: str, launch: LaunchPlan, node: Node) -> dict[str, Any]:
         """The arguments of `LaunchPlan.spec` for one node of the new `run`, whose directory has the pieces then.
 
-        If a node lacks some that it needs, all nodes have sources: the others serve theirs.
+        If a node lacks some that it needs, all nodes have sources: the others serve theirs. So they have if processes
+        may move; then the lead knows those of all files.
         """
         step, pass_ = self.manifest["step"], self.manifest["pass"]
         directory = f"{META}/runs/{run}/checkpoints/{self.tag}"
         point = ResumePoint(run=self.run, tag=self.tag, step=step, pass_=pass_, dir=directory, job=self.job)
-        if all(node.id in self.holders[f["file"]] for node in launch.nodes for f in self.needed(launch, node)):
+        moves, leads = launch.node_loss == "move", node == launch.nodes[0]
+        here = all(node.id in self.holders[f["file"]] for node in launch.nodes for f in self.needed(launch, node))
+        if here and not moves:
             return {"resume": point}
-        return {"resume": point, "sources": sources(job, run, self.tag, self.needed(launch, node), self.holders)}
+        files = all_files(self.manifest) if moves and leads else self.needed(launch, node)
+        return {"resume": point, "sources": sources(job, run, self.tag, files, self.holders)}
 
     def word(self, launch: LaunchPlan, node: Node) -> dict[str, Any]:
         """The message for one node that accompanies its spec: it takes over the pieces that it has."""

@@ -34,9 +34,10 @@ COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node
 
 def retention_of(spec: RunSpec) -> CheckpointRetention:
     """The checkpoint retention set by a spec."""
-    resume = spec.saving.resume
+    resume, sources = spec.saving.resume, spec.saving.sources
     first = CompleteCheckpoint(resume.tag, resume.step) if resume else None
-    return CheckpointRetention(spec.saving.keep, spec.saving.keep_best, first)
+    files = sources.pieces if resume and sources else ()
+    return CheckpointRetention(spec.saving.keep, spec.saving.keep_best, first, files)
 
 
 def copies_of(spec: RunSpec) -> CopyPolicy:

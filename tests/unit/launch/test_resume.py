@@ -200,6 +200,13 @@ def test_a_pserver_that_moved_reads_only_its_own_piece_and_copies_count(nodes: N
     assert nodes.taken(resume) == [[piece_name(0)], [piece_name(0), piece_name(1), piece_name(2)], []]
 
 
+def test_the_lead_of_processes_that_may_move_knows_who_has_which_piece(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, ON_NODE_LOSS="move")
+    nodes.save(100)
+    everything = {piece_name(p): [p] for p in range(3)}
+    assert nodes.sources(nodes.choose()) == [everything, {piece_name(1): [1]}, {piece_name(2): [2]}]
+
+
 def test_a_checkpoint_is_known_by_the_manifest_among_copies_when_the_lead_has_lost_its_own(nodes: Nodes) -> None:
     nodes.save(100)
     copies = nodes.job(2).run("0001").copies / tag(100)

@@ -192,23 +192,24 @@ class CheckpointTracker:
         """
         lost: list[str] = []
         while (newest := self._retention.newest) is not None:
-            missing = [one for one in self._contents.get(newest.tag, ()) if not self._nodes_of(newest.tag, one, gone)]
+            before = {one.file: one.nodes for one in self.files(newest.tag)}
+            missing = [one.file for one in self.files(newest.tag, gone) if not one.nodes]
             if not missing:
                 return []
-            lost = lost or [f"{one['file']} of {newest.tag}, written by node{one['node']}" for one in missing]
+            lost = lost or [f"{file} of {newest.tag} (it was on {_named(before[file])})" for file in missing]
             self.discard(newest.tag)
         return lost
 
-    def _nodes_of(self, tag: str, receipt: SavedReport, gone: Collection[int]) -> list[int]:
-        """The nodes that have a file of a checkpoint."""
-        return sorted({receipt["node"], *self._copies.holders(tag, receipt["node"])} - set(gone))
-
-    def files(self, tag: str, gone: Collection[int]) -> list[PieceSource]:
-        """The files of a complete checkpoint of this run, and the nodes that have them; empty if it is another's."""
-        return [
-            PieceSource(one["file"], one["bytes"], one["sha256"], tuple(self._nodes_of(tag, one, gone)))
+    def files(self, tag: str, gone: Collection[int] = ()) -> list[PieceSource]:
+        """The files of a complete checkpoint, and the nodes that have them and are not `gone`."""
+        files = [
+            PieceSource(
+                one["file"], one["bytes"], one["sha256"], (one["node"], *self._copies.holders(tag, one["node"]))
+            )
             for one in self._contents.get(tag, ())
         ]
+        files = files or [*(self._retention.files if tag in self._retention.first else ())]
+        return [one.replace(nodes=tuple(sorted({*one.nodes} - {*gone}))) for one in files]
 
     def go_back(self, *, forget_logs: bool) -> RecoveryPoint:
         """Roll back to the newest checkpoint (`tag`, `step`) or the beginning. Pieces of incomplete ones are void, and
@@ -222,6 +223,10 @@ class CheckpointTracker:
         if forget_logs:
             self._retention.forget_after(step)
         return {"tag": newest.tag if newest else None, "step": step}
+
+
+def _named(nodes: Collection[int]) -> str:
+    return " and ".join(f"node{node}" for node in nodes)
 
 
 class LoggedValue(NamedTuple):
@@ -239,16 +244,23 @@ class CompleteCheckpoint(NamedTuple):
 
 
 class CheckpointRetention:
-    """`first` is the checkpoint from which the run was resumed: it stays until newer ones replace it. `held` are tags
-    that stay in addition.
+    """`first` is the checkpoint from which the run was resumed: it stays until newer ones replace it. `files` are its
+    files, as far as they matter. `held` are tags that stay in addition.
     """
 
-    def __init__(self, keep: int, best: KeepBest | None = None, first: CompleteCheckpoint | None = None) -> None:
+    def __init__(
+        self,
+        keep: int,
+        best: KeepBest | None = None,
+        first: CompleteCheckpoint | None = None,
+        files: Sequence[PieceSource] = (),
+    ) -> None:
         self._keep = keep
         self._best = best
         self._known: list[CompleteCheckpoint] = [first] if first else []
         self.resumed = first is not None
         self.first = {first.tag} if first else set()
+        self.files = tuple(files)
         self._scores: dict[str, float | None] = {}
         self._logs: dict[int, list[LoggedValue]] = {}
 

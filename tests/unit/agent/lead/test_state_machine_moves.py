@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.lead.actions import Policy, SendOrder
+from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CompleteCheckpoint
 from clusterctl.agent.lead.saving.copies import CopyPolicy
-from clusterctl.common.run_spec import MemberPlace
+from clusterctl.common.run_spec import MemberPlace, PieceSource
 from unit.agent.lead.test_state_machine_recovery import keep, orders
 from unit.agent.plays import NODE_GRACE_S, Play
 
@@ -17,12 +18,17 @@ APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1,
 NEXT = {0: [2], 1: [0], 2: [1]}  # whose pieces each node copies
 
 
-def go(phase: str = "running", members: Any = None, copies: Any = None, **more: Any) -> Play:
+def go(
+    phase: str = "running",
+    members: Any = None,
+    copies: Any = None,
+    retention: CheckpointRetention | None = None,
+    **more: Any,
+) -> Play:
     members = members or [MemberPlace(node=node, roles=BOTH, cores=4) for node in range(3)]
     policy = Policy(on_node_loss="move", members=members, **more)
-    return Play(nodes=3, processes=APART, policy=policy, copies=CopyPolicy(NEXT if copies is None else copies)).reach(
-        phase
-    )
+    copied = CopyPolicy(NEXT if copies is None else copies)
+    return Play(nodes=3, processes=APART, policy=policy, copies=copied, retention=retention).reach(phase)
 
 
 def save(play: Play, step: int, *, copied: bool = True) -> str:
@@ -122,8 +128,22 @@ def test_a_run_whose_checkpoints_are_all_lost_fails_and_names_what_is_missing() 
     save(play, 100)
     play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
     (cause,) = [note["cause"] for note in play.noted("phase") if note["phase"] == "stopping"]
-    assert "pserver-00001.safetensors of step-000000100, written by node1" in cause["message"]
+    assert "no node has pserver-00001.safetensors of step-000000100 (it was on node1), of the" in cause["message"]
     assert orders(play, "again") == []
+
+
+@pytest.mark.parametrize(("holders", "moved"), [((1, 2), True), ((1,), False)])
+def test_a_resumed_run_without_a_checkpoint_yet_goes_back_to_that_one(holders: tuple[int, ...], moved: bool) -> None:
+    pieces = [PieceSource(f"pserver-{rank:05d}.safetensors", 1, "0" * 64, at) for rank, at in ((0, (0,)), (1, holders))]
+    retention = CheckpointRetention(3, None, CompleteCheckpoint("step-000000100", 100), pieces)
+    play = go(retention=retention)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    if not moved:
+        (cause,) = [note["cause"] for note in play.noted("phase") if note["phase"] == "stopping"]
+        assert "pserver-00001.safetensors of step-000000100 (it was on node1)" in cause["message"]
+        return
+    recover = orders(play, "again")[-1]["recover"]
+    assert (recover["tag"], [piece["nodes"] for piece in recover["pieces"]]) == ("step-000000100", [[0], [2]])
 
 
 def test_a_run_with_no_checkpoint_yet_begins_again() -> None:
