@@ -85,6 +85,11 @@ def build(settings: Settings) -> Inventory:
     findings: list[ConfMistake] = []
     pservers = _ranks(_counts(settings, "pserver", findings))
     trainers = _ranks(_counts(settings, "trainer", findings))
+    spares = [number for number, host in enumerate(settings.hosts) if host.spare]
+    if spares and settings.on_node_loss != "move":
+        file, line = str(settings.source or "settings"), settings.lines.get("HOSTS")
+        message = f'HOSTS[{spares[0]}] is a spare, which needs ON_NODE_LOSS = "move"'
+        findings.append(ConfMistake(file, line, "HOSTS", message))
     if findings:
         raise config_error(findings)
     nodes = (
@@ -148,7 +153,7 @@ def _counts(settings: Settings, role: str, findings: list[ConfMistake]) -> list[
 
 def _count(host: Host, role: str, per_node: int) -> int:
     own = host.pservers if role == "pserver" else host.trainers
-    if role not in host.roles:
+    if role not in host.roles or host.spare:
         return 0
     return per_node if own is None else own
 
@@ -170,9 +175,13 @@ def _chosen(
         if not matches:
             problems.append(f"names {word!r}, which is not in HOSTS{_did_you_mean(word, _host_names(hosts))}")
         elif not any(able[number] for number in matches):
-            problems.append(f"names {word!r}, whose Host(...) does not allow a {role}")
+            problems.append(f"names {word!r}, whose Host(...) does not allow a {role}{_or_spare(hosts, matches)}")
         chosen.update(number for number in matches if able[number])
     return chosen, problems
+
+
+def _or_spare(hosts: tuple[Host, ...], numbers: Collection[int]) -> str:
+    return ": it is a spare" if all(hosts[number].spare for number in numbers) else ""
 
 
 def _ranks(counts: list[int]) -> list[tuple[int, ...]]:

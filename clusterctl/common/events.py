@@ -205,6 +205,7 @@ class RejoinedEvent(TypedDict):
 
     event: Literal["rejoined"]
     node: int
+    message: NotRequired[str]
     role: NotRequired[str]
     rank: NotRequired[int]
 

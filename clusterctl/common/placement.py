@@ -28,13 +28,15 @@ def place(
 
     `node_of` has the processes of the run and where they were until now, `members` those nodes that are here, `holders`
     for each node those that have copies of its pieces. A node has to allow the role, and to have a GPU that none of its
-    trainers uses if trainers use GPUs. Of those: spares first, then holders of the copies, then the one with the fewest
+    trainers uses if trainers use GPUs. Of those: nodes without processes first, the spares, then holders of the copies,
+    then the one with the fewest
     processes for each core, then the lowest id.
     """
     lost = sorted(lost)
     here = {member.node: member for member in members}
     load = Counter(node for key, node in node_of.items() if key not in lost)
     trainers = Counter(node for key, node in node_of.items() if key not in lost and key[0] == "trainer")
+    spares = here.keys() - load.keys()
     placed: dict[Key, int] = {}
     reasons: dict[str, str] = {}
     for key in lost:
@@ -43,17 +45,21 @@ def place(
             reasons[f"{key[0]}{key[1]}"] = _reason(key[0], here.values())
             continue
         copies = holders.get(node_of[key], ())
-        best = min(fit, key=lambda one: (*_rank(one, copies), load[one.node] / max(1, one.cores), one.node))
+        best = min(
+            fit,
+            key=lambda one: (
+                one.node not in spares,
+                one.node not in copies,
+                load[one.node] / max(1, one.cores),
+                one.node,
+            ),
+        )
         placed[key] = best.node
         load[best.node] += 1
         trainers[best.node] += key[0] == "trainer"
     if reasons:
         raise NoPlaceError(reasons)
     return placed
-
-
-def _rank(member: MemberPlace, copies: Collection[int]) -> tuple[bool, bool]:
-    return (not member.spare, member.node not in copies)
 
 
 def _may_have(role: str, member: MemberPlace, trainers: int) -> bool:

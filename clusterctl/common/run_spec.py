@@ -139,17 +139,16 @@ class Program(Record):
 @dataclass(frozen=True)
 class MemberPlace(Record):
     """What a member may run when another one is lost: its `roles`, and as many trainers as it has `gpus`, if those use
-    them. A `spare` had no processes at the start. Nodes of one `machine` are lost together.
+    them. Nodes of one `machine` are lost together.
     """
 
-    OMITTED = ("gpus", "spare", "machine")
+    OMITTED = ("gpus", "machine")
 
     node: int
     roles: tuple[str, ...]
     cores: int = 1
     machine: str | None = None
     gpus: int | None = None
-    spare: bool | None = None
 
 
 @dataclass(frozen=True)

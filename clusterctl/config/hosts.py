@@ -15,6 +15,7 @@ from clusterctl.config.endpoint import Endpoint, check_address, masked, parse_en
 from clusterctl.config.parsers import (
     Parser,
     environment,
+    flag,
     local_path,
     optional,
     remote_root,
@@ -39,6 +40,7 @@ class Host:
     `pservers`  the number of pservers here, overriding PSERVERS_PER_NODE; may be 0
     `trainers`  the number of trainers here, overriding TRAINERS_PER_NODE; may be 0
     `gpus`      the number of GPUs that the trainers here may use; 0 hides all; None leaves it to nvidia-smi
+    `spare`     True: no process runs here until another node is lost and its processes move here
     `tags`      labels that `--only` accepts
     `env`       environment variables, overriding those of ENV; read-only; not in `repr` (secrets)
     `address`   the address that the other nodes use, overriding NIC
@@ -57,6 +59,7 @@ class Host:
     pservers: int | None = None
     trainers: int | None = None
     gpus: int | None = None
+    spare: bool = False
     tags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     address: str | None = None
@@ -107,7 +110,7 @@ def read_hosts(
         host, errors = _read_host(entry)
         if host is not None and not errors:
             hosts.append(host)
-            errors = _ssh_only(host, host.via or via)
+            errors = [*_ssh_only(host, host.via or via), *_not_spare(host, index)]
             known = _identities(host, own_root(host, root_dir, index), host.via or via)
             errors += [f"duplicates HOSTS[{seen[key]}]{_remedy(key)}" for key in known if key in seen]
             seen.update(dict.fromkeys(known, index))
@@ -158,6 +161,14 @@ def _ssh_only(host: Host, via: str | tuple[str, ...]) -> list[str]:
     instead = "leave it out" if isinstance(via, str) else "write it into the words of VIA"
     need = f"{' and '.join(used)} {'needs' if len(used) == 1 else 'need'}"
     return [f'{need} VIA = "ssh", but this host is reached by {carrier_name(via)}; {instead}']
+
+
+def _not_spare(host: Host, index: int) -> list[str]:
+    """Return why a host cannot be a spare, if it is to be one."""
+    if host.spare and index == 0:
+        return ["the first host leads the run, so it cannot be a spare"]
+    counted = [name for name in ("pservers", "trainers") if host.spare and getattr(host, name) is not None]
+    return [f"a spare has no processes of its own; leave out {' and '.join(counted)}="] if counted else []
 
 
 def _entry(entry: object) -> str:
@@ -220,6 +231,7 @@ _FIELDS: dict[str, Parser[Any]] = {
     "pservers": optional(whole(0)),
     "trainers": optional(whole(0)),
     "gpus": optional(whole(0, MOST_GPUS)),
+    "spare": flag,
     "tags": _tags,
     "env": environment,
     "address": optional(_address),

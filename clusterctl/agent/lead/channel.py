@@ -17,6 +17,7 @@ class LeadFrame(TypedDict):
 
     All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's. `t` is when the
     supervisor sent it, in seconds since its machine has booted, and `e` the last such time that the lead has got.
+    `moved` tells a supervisor that its processes run elsewhere now: it may join anew, without any.
     """
 
     a: int
@@ -26,6 +27,7 @@ class LeadFrame(TypedDict):
     m: NotRequired[Mapping[str, Any]]
     i: NotRequired[str]
     gone: NotRequired[bool]
+    moved: NotRequired[bool]
 
 
 def parse_frame(line: bytes) -> LeadFrame:

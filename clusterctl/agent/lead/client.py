@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import ssl
@@ -18,6 +19,7 @@ from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import LeadAddress, RunSpec
 from clusterctl.transfer.tls import run_context
 
+RETURN_GRACES = 10  # times NODE_GRACE_S: how long a lost node tries to come back
 REFUSALS = 4  # in a row: the node responds, but the lead is not listening there
 
 
@@ -25,8 +27,10 @@ class LeadClient:
     """`on_order` gets the lead's orders. `on_lost(why, silent_s, closed_s)` is called if the lead stays away, with the
     seconds of silence if that is the reason, and those since the connection ended, if it did.
 
-    If the run waits for lost nodes, `on_away(why)` is called instead, and the client keeps dialling. `on_answer(t)` is
-    called for each answer to what was sent at that time since boot. A silent connection is not trusted: after a network
+    If the run waits for lost nodes, or moves their processes, `on_away(why)` is called instead, and the client keeps
+    dialling: in the second case for 10 x NODE_GRACE_S. `on_moved` is called if the processes have moved meanwhile;
+    `join_anew` comes after that. `on_answer(t)` is called for each answer to what was sent at that time since boot. A
+    silent connection is not trusted: after a network
     cut the kernel may not retry it for as long as the cut lasted. The client then opens another one beside it, but not
     at once: the lead may be busy with a thousand nodes.
     """
@@ -41,6 +45,7 @@ class LeadClient:
         on_lost: Callable[[str, float | None, float | None], None],
         on_away: Callable[[str], None],
         on_answer: Callable[[float], None] = lambda sent: None,
+        on_moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._address = (lead.host, lead.port)
@@ -52,8 +57,11 @@ class LeadClient:
         self._on_lost = on_lost
         self._on_away = on_away
         self._on_answer = on_answer
+        self._on_moved = on_moved
         self._channel = Channel(os.urandom(8).hex())
-        self._patient = spec.failures.node_loss == "wait"
+        self._patient_s = {"wait": math.inf, "move": RETURN_GRACES * self._node_grace_s}.get(
+            spec.failures.node_loss, 0.0
+        )
         self._away = False
         self._connection: LeadConnection | None = None
         self._seeking = False
@@ -69,6 +77,14 @@ class LeadClient:
         if self._connection is not None:
             self._connection.send(frame)
 
+    def join_anew(self, hello: Report) -> None:
+        """Join the run as another supervisor would: what was said before is void."""
+        self._channel = Channel(os.urandom(8).hex())
+        self._channel.wrap(hello)
+        self._over = self._seeking = False
+        self._heard = self._loop.now()
+        self._seek()
+
     def let_go(self) -> None:
         """Stop reporting problems of the connection: the run is over."""
         self._over = True
@@ -76,12 +92,14 @@ class LeadClient:
     def _heartbeat(self) -> None:
         if self._connection is not None:
             self._connection.send(self._channel.heartbeat(since_boot()))
+        if self._over:
+            return
         silent_s = self._loop.now() - self._heard
         if silent_s > self._seek_s:
             self._seek()
         if silent_s > self._node_grace_s:
             why = f"no message from the lead for {silent_s:.0f} s"
-            if not self._patient:
+            if silent_s > self._patient_s:
                 self._lose(why, round(silent_s, 1))
             elif not self._away:
                 self._away = True
@@ -135,18 +153,29 @@ class LeadClient:
             old.close()
         self._seeking, self._refusals, self._heard, self._away = False, 0, self._loop.now(), False
         self._closed_at = None
-        connection.send(self._channel.heartbeat())
-        for frame in self._channel.repeat():
+        for frame in [*self._channel.repeat(), self._channel.heartbeat()]:  # the first one may be that of `join_anew`
             connection.send(frame)
 
     def _frame(self, frame: LeadFrame) -> None:
         self._heard = self._loop.now()
+        if frame.get("moved"):
+            self._retire()
+            return
         if (sent := frame.get("e")) is not None:
             self._on_answer(sent)
         message = self._channel.accept(frame)
         order = order_of(message) if message is not None else None
         if order is not None:
             self._on_order(order)
+
+    def _retire(self) -> None:
+        """Leave the run until `join_anew`."""
+        connection, self._connection = self._connection, None
+        self._over = True
+        if connection is not None:
+            connection.on_closed = lambda error: None
+            connection.close()
+        self._on_moved()
 
     def _closed(self, connection: LeadConnection, error: OSError | None) -> None:
         if connection is self._connection:

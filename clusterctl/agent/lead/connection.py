@@ -21,6 +21,8 @@ DIAL_S = 2.0  # better to retry than to wait longer: the kernel backs off
 HANDSHAKE_S = 10.0
 #: The frame with which a node's guardian reports that its supervisor is dead.
 GONE: LeadFrame = {"a": 0, "gone": True}
+#: The lead's to a node that was lost.
+MOVED: LeadFrame = {"a": 0, "moved": True}
 
 
 class LeadConnection:

@@ -61,6 +61,13 @@ class FailureDetector:
         """The time from which on no process of the run is left on a node that is lost."""
         return self._heard[node] + self._grace_s
 
+    def take_back(self, node: int, now: float) -> None:
+        """Count a lost node among those that are here again, without processes."""
+        self.lost.discard(node)
+        self.here.add(node)
+        self.idle.add(node)
+        self._heard[node] = now
+
     def wait_for(self, node: int) -> None:
         self.awaited.add(node)
         self.idle.discard(node)

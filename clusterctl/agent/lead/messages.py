@@ -55,8 +55,8 @@ class LastLines(TypedDict):
 
 
 class HelloReport(TypedDict):
-    """A supervisor joins an epoch; `new` if it replaces one that is gone. `pieces` is its piece server. Where processes
-    move, `keys` has the public keys of its own by name.
+    """A supervisor joins an epoch; `new` if it replaces one that is gone, `spare` if its processes have moved and it is
+    there for others. `pieces` is its piece server. Where processes move, `keys` has the public keys of its own by name.
     """
 
     do: Literal["hello"]
@@ -64,6 +64,7 @@ class HelloReport(TypedDict):
     endpoints: NotRequired[Mapping[str, Place]]
     pieces: NotRequired[Place]
     new: NotRequired[bool]
+    spare: NotRequired[bool]
     keys: NotRequired[Mapping[str, PublicKey]]
 
 

@@ -11,7 +11,7 @@ from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SaveTracker
 from clusterctl.common.errors import first_of
-from clusterctl.common.events import EndCause, MovedEvent
+from clusterctl.common.events import EndCause, MovedEvent, RejoinedEvent
 from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
 from clusterctl.common.run_spec import MemberPlace
 
@@ -45,6 +45,16 @@ class Moves:
         self._detector.lost.add(node)
         self._lost[node] = (self._detector.fenced_at(node), cause)
 
+    def is_pending(self, node: int) -> bool:
+        """True if a node is lost, and its processes have not moved yet."""
+        return node in self._lost
+
+    def take_back(self, node: int, now: float) -> list[Action]:
+        """Let a node whose processes have moved be there for others."""
+        self._detector.take_back(node, now)
+        back: RejoinedEvent = {"event": "rejoined", "node": node, "message": "it is a spare now"}
+        return [RecordEvent(back), *self._plan_copies(now)]
+
     def forget(self) -> None:
         """Move nothing any more: the run is being stopped."""
         self._lost.clear()
@@ -59,11 +69,10 @@ class Moves:
         if 2 * gone > members:
             left = f"only {members - gone} of {members} nodes are left"
             raise CannotMoveError(f"{left}, and the others could continue the run without them")
-        here = [one for one in self._policy.members if one.node in self._detector.here - self._detector.absent]
         serve = any(role != "trainer" for role, _ in keys)
         missing = self._saves.checkpoints.lose(self._detector.lost) if serve else []
         try:
-            placed = place(keys, self._table.node_of, here, self._holders)
+            placed = place(keys, self._table.node_of, self._here, self._holders)
         except NoPlaceError as exc:
             raise CannotMoveError(f"its processes cannot move: {exc}") from exc
         if missing:
@@ -76,11 +85,16 @@ class Moves:
         ]
         self._saves.move({self._table.node_of[key] for key in self._table.of_role("pserver")})
         self._detector.idle -= set(placed.values())
-        return [*moved, *self._plan_copies(here, now)]
+        return [*moved, *self._plan_copies(now)]
 
-    def _plan_copies(self, here: Sequence[MemberPlace], now: float) -> list[Action]:
+    @property
+    def _here(self) -> list[MemberPlace]:
+        return [one for one in self._policy.members if one.node in self._detector.here - self._detector.absent]
+
+    def _plan_copies(self, now: float) -> list[Action]:
         """Let the pieces be copied anew between the nodes that are left, so that the next one may be lost, too."""
-        members, machines = [one.node for one in here], {one.node: one.machine or str(one.node) for one in here}
+        members = [one.node for one in self._here]
+        machines = {one.node: one.machine or str(one.node) for one in self._here}
         originals = sorted(set(self._table.node_of.values()) & set(members))
         plan = copy_plan(originals, members, machines, self._policy.copies)
         sources = {int(node): nodes for node, nodes in plan.items()}

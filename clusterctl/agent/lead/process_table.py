@@ -7,7 +7,15 @@ from typing import Any
 
 from clusterctl.agent.lead.messages import ExitReport, RecoveryPoint, RespawnOrder, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
-from clusterctl.common.events import EndCause, LostEvent, MovedEvent, ProcessOnNode, RestartingEvent, RolledBackEvent
+from clusterctl.common.events import (
+    EndCause,
+    LostEvent,
+    MovedEvent,
+    ProcessOnNode,
+    RejoinedEvent,
+    RestartingEvent,
+    RolledBackEvent,
+)
 
 
 class ProcessTable:
@@ -77,6 +85,9 @@ class ProcessTable:
 
     def on_node(self, key: Key) -> ProcessOnNode:
         return {"role": key[0], "rank": key[1], "node": self.node_of[key]}
+
+    def rejoined(self, key: Key) -> RejoinedEvent:
+        return {"event": "rejoined", "role": key[0], "rank": key[1], "node": self.node_of[key]}
 
     def lost(self, key: Key, message: str) -> LostEvent:
         return {"event": "lost", "message": message, "role": key[0], "rank": key[1], "node": self.node_of[key]}

@@ -14,7 +14,7 @@ from typing import Any, Callable
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, AnswerSave, Finish, ManifestAction, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.channel import Channel, LeadFrame
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, LeadConnection
+from clusterctl.agent.lead.connection import DIAL_S, MOVED, RETRY_S, LeadConnection
 from clusterctl.agent.lead.lease import since_boot
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
@@ -189,8 +189,8 @@ class LeadServer:
         if node not in self._channels:
             connection.close(OSError(f"node{node} is not of this run"))
             return
-        if self._lead.is_moved_from(node):
-            connection.close(OSError(f"the processes of node{node} run elsewhere now"))
+        if self._lead.is_moving(node):
+            connection.close(OSError(f"the processes of node{node} will run elsewhere soon"))
             return
         old = self._connections.pop(node, None)
         if old is not None:
@@ -207,6 +207,10 @@ class LeadServer:
             self._lose(node)
             return
         name = str(frame.get("i"))
+        if self._lead.is_moved_from(node) and self._names.get(node) == name:
+            connection.on_frame = lambda frame: None
+            connection.send(MOVED)
+            return
         if self._names.setdefault(node, name) != name:
             del self._connections[node]
             self._lose(node)  # perhaps not detected yet; the resulting actions are not for the new one

@@ -95,7 +95,7 @@ class Lead:
 
     def handle(self, node: int, message: messages.Report, now: float) -> list[Action]:
         """Handle a report of a supervisor."""
-        if self.phase == "ended" or self._is_late(message) or self.is_moved_from(node):
+        if self.phase == "ended" or self._is_late(message) or self._is_refused(node, message):
             return []
         if message["do"] in SAVE_REPORTS:
             did = self._saves.handle(node, message, now, self.phase)
@@ -111,6 +111,14 @@ class Lead:
     def is_moved_from(self, node: int) -> bool:
         """True if the processes of a lost node run elsewhere, or will: it is not listened to any more."""
         return self._policy.on_node_loss == "move" and node in self._detector.lost
+
+    def is_moving(self, node: int) -> bool:
+        """True if the processes of a lost node have yet to move."""
+        return self._moves.is_pending(node)
+
+    def _is_refused(self, node: int, message: messages.Report) -> bool:
+        back = message["do"] == "hello" and message.get("spare") and not self.is_moving(node)
+        return self.is_moved_from(node) and not back
 
     @property
     def _needs_idle(self) -> bool:
@@ -206,6 +214,8 @@ class Lead:
     def _on_hello(self, node: int, message: messages.HelloReport, now: float) -> list[Action]:
         self._detector.here.add(node)
         actions = self._saves.copies.come(node, message.get("pieces"), now)
+        if message.get("spare") and node in self._detector.lost:
+            actions += self._moves.take_back(node, now)
         if message.get("new"):
             return [*actions, *self._brief(node)]
         self._gathered.add(node)
@@ -294,7 +304,7 @@ class Lead:
         self._table.held -= keys
         for key in keys:
             self._restart_policy.forget(key)
-        back = {key: RecordEvent({"event": "rejoined", **self._table.on_node(key)}) for key in sorted(keys)}
+        back = {key: RecordEvent(self._table.rejoined(key)) for key in sorted(keys)}
         return [action for key, note in back.items() for action in (note, self._respawn(key, 0.0))]
 
     def _on_pace(self, node: int, message: messages.PaceReport, now: float) -> list[Action]:

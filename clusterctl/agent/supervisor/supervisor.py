@@ -5,7 +5,6 @@ It runs in a separate session and depends on neither the SSH command that starte
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
-from clusterctl.agent.lead.lease import GOODBYE, SHARE, Lease
 from clusterctl.agent.lead.messages import (
     AgainOrder,
     EndOrder,
@@ -36,12 +34,12 @@ from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import reason_to_stop
 from clusterctl.agent.node.ports import kind_of, take_top
 from clusterctl.agent.node.runs import need_spec
-from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.child_messages import ChildMessages
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
 from clusterctl.agent.supervisor.exits import TIMED_OUT, ExitClassifier, signal_from_outside, system_error
+from clusterctl.agent.supervisor.fence import Fence
 from clusterctl.agent.supervisor.launcher import Launcher, allow_open_files
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
@@ -76,7 +74,6 @@ class Supervisor:
         self.spec = spec
         self.loop = loop
         self.stopping = False
-        self._lock_fd = lock_fd
         self._idle = False
         self._cleared = False
         self._finish_limit_s = FINISH_LIMIT_S
@@ -90,7 +87,8 @@ class Supervisor:
         context = RunContext(run, spec, loop, self._record, forward, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
-        self._keys = ProcessKeys(run) if self._leased and spec.training.security == "curve" else None
+        keyed = spec.failures.node_loss == "move" and spec.training.security == "curve"
+        self._keys = ProcessKeys(run) if keyed else None
         self._pieces = PieceServerProcess(context)
         self._checkpoints = CheckpointKeeper(context)
         self._watchdog = Watchdog(context, lambda: self.children)
@@ -98,9 +96,7 @@ class Supervisor:
             context, self._launcher, self._checkpoints, ExitClassifier(context), self._watchdog
         )
         self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_helper)
-        self._guardian, self._lifeline = self._new_guardian()
-        seconds = SHARE * spec.timing.node_grace_s
-        self._lease = Lease(seconds, self._lifeline) if self._leased else None
+        self._fence = Fence(run, spec, lock_fd)
         if new:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
@@ -113,31 +109,19 @@ class Supervisor:
     def _new_child(self, plan: ProcessSpec, attempt: int) -> Child:
         return Child(plan, self.loop, self._on_message, self._on_log_error, attempt)
 
-    @property
-    def _leased(self) -> bool:
-        return self.spec.failures.node_loss == "move"
-
-    def _new_guardian(self) -> tuple[Any, int]:
-        grace_s = self.spec.timing.grace_s
-        return guardian.spawn(self.run.job.dir, self.run.run, grace_s, self._lock_fd, leased=self._leased)
-
-    def _on_answer(self, sent: float) -> None:
-        if self._lease is not None:
-            self._lease.extend(sent)
-
     def _is_helper(self, pid: int) -> bool:
-        return pid in (self._guardian.pid, self._pieces.pid)
+        return pid in (self._fence.pid, self._pieces.pid)
 
     def begin(self, listener: socket.socket | None) -> None:
         """Join the run. On the lead's node, `listener` is the listening socket."""
         self.lead: LeadServer | LeadClient
         if listener is not None:
-            hooks = (self._on_order, self._record, self._checkpoints.change_manifests, self._on_answer)
+            hooks = (self._on_order, self._record, self._checkpoints.change_manifests, self._fence.answered)
             known = (self._checkpoints.complete_models(), self.event_log.warnings)
             self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, *known)
         else:
             assert self.spec.lead is not None
-            on = (self._on_order, self._on_lead_lost, self._on_lead_away, self._on_answer)
+            on = (self._on_order, self._on_lead_lost, self._on_lead_away, self._fence.answered, self._on_moved)
             self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *on)
         self._send_hello()
 
@@ -145,6 +129,9 @@ class Supervisor:
         self.lead.send(report)
 
     def _send_hello(self) -> None:
+        self.lead.send(self._hello())
+
+    def _hello(self, *, spare: bool = False) -> HelloReport:
         hello: HelloReport = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
         if self._pieces.port is not None:
             hello["pieces"] = self._launcher.endpoint(self._pieces.port)
@@ -152,7 +139,9 @@ class Supervisor:
             hello["keys"] = self._keys.known(child.name for child in self.children)
         if self._new:
             hello["new"], self._new = True, False
-        self.lead.send(hello)
+        if spare:
+            hello["new"] = hello["spare"] = True
+        return hello
 
     # Orders of the lead.
 
@@ -199,7 +188,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         """Start a process, as soon as the lead answers: until then the guardian would kill it."""
-        if self._lease is None or not self._lease.expired:
+        if self._fence.is_open:
             self._launcher.start(child)
             return
 
@@ -371,18 +360,14 @@ class Supervisor:
             self.stop()
 
     def _reap(self) -> None:
-        if self._guardian.poll() is not None and not self._idle:
-            os.close(self._lifeline)
-            self._guardian, self._lifeline = self._new_guardian()
-            if self._lease is not None:
-                self._lease.hand_over(self._lifeline)
+        if not self._idle:
+            self._fence.replace_dead()
         for child in self.children:
             if child.poll():
-                killed = child.exit_code == -signal.SIGKILL
-                child.fenced = killed and self._lease is not None and self._lease.was_expired
+                child.fenced = child.exit_code == -signal.SIGKILL and self._fence.was_closed
                 self._child_messages.ended(child, self._settle)
         self._pieces.poll()
-        reap_orphans({self._guardian.pid, self._pieces.pid or 0, *(child.pid for child in self.children if child.pid)})
+        reap_orphans({self._fence.pid, self._pieces.pid or 0, *(child.pid for child in self.children if child.pid)})
         self._settle()
 
     # Endings.
@@ -401,8 +386,11 @@ class Supervisor:
         self._launcher.release_ports()
         remove_half_written(self.run)
         self._cleared = True
+        self._report_idle(stopping=self.stopping)
+
+    def _report_idle(self, *, stopping: bool) -> None:
         attempts = {child.name: child.attempt for child in self.children}
-        self.lead.send({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
+        self.lead.send({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": stopping})
 
     def _send_to_pservers(self, command: Mapping[str, Any]) -> None:
         for child in self.children:
@@ -427,6 +415,21 @@ class Supervisor:
         for child in self.children:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
+        if self._fence.leased:  # our messages may get through, though no answer does
+            self._report_idle(stopping=True)
+
+    def _on_moved(self) -> None:
+        """End all processes, which run elsewhere now, and join the run as a spare."""
+        self._record({"event": "log", "message": "the processes of this node run elsewhere now; it becomes a spare"})
+        if not self.stopping:
+            self._restart({child.name: child.attempt + 1 for child in self.children}, 0.0, self._become_spare)
+
+    def _become_spare(self) -> None:
+        assert isinstance(self.lead, LeadClient)
+        self.children = []
+        if self._adopt(self.spec.replace(processes=()), {}):
+            self.lead.join_anew(self._hello(spare=True))
+            self._settle()
 
     def _end_when_idle(self, message: EndOrder) -> None:
         if self._cleared:
@@ -454,8 +457,7 @@ class Supervisor:
         self.event_log.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
         if self._cleared:  # else the guardian ends the rest
-            with contextlib.suppress(OSError):  # it may just have been killed
-                os.write(self._lifeline, GOODBYE + b"\n")
+            self._fence.let_go()
         self.loop.stop()
 
 

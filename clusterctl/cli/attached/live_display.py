@@ -34,7 +34,6 @@ PLAIN_EVERY_S = 10.0
 HINT = "Ctrl-C stops the job everywhere · d detaches"
 WARNINGS = (
     "restarting",
-    "moved",
     "rolled_back",
     "stalled",
     "standstill",

@@ -36,7 +36,7 @@ MOST_NOTICES = 2
 LOG_LINES = 500
 LINE_CHARS = 4000  # of a line of a log
 WARNINGS = (
-    *("restarting", "moved", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost"),
+    *("restarting", "rolled_back", "stalled", "standstill", "paused", "cut_dropped", "state_lost"),
     *("nan", "log", "suspect", "lost", "held", "warned"),
 )
 

@@ -105,6 +105,9 @@ UNFINISHED: Mapping[str, Diagnosis] = {
     "not_connected": Diagnosis("not_connected", "", NOT_CONNECTED),
     "not_left": Diagnosis("left_early", "", LEFT),
 }
+FENCED = Diagnosis(
+    "fenced", "", "find out why {node} did not reach the first node; see NODE_GRACE_S in conf.py", signal="SIGKILL"
+)
 UNCONNECTED = (
     "find out what it does before connect(): a download, a lock or a file system that does not answer (py-spy dump "
     "shows its stack on {node}); if it needs that time, raise STALL_S"

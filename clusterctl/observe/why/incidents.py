@@ -9,7 +9,7 @@ from typing import Any
 from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_name
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exceptions import of_chain
-from clusterctl.observe.why.exits import FURTHER, MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
+from clusterctl.observe.why.exits import FENCED, FURTHER, MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
 from clusterctl.observe.why.node_report import NodeReport, ProcessLog
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
@@ -119,6 +119,8 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
     uncaught = event.get("uncaught")
     diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled, uncaught=uncaught)
+    if event.get("fenced"):
+        diagnosis = FENCED
     if event.get("limit") == MEMORY_SETTING:
         diagnosis = replace(diagnosis, advice=MEMORY_LIMIT)
     if diagnosis.kind == "exit" and event.get("unfinished"):

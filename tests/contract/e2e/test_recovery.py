@@ -180,7 +180,9 @@ def on_node(site: Site, job: str, node: int) -> list[int]:
 def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    """Node 2 has only a trainer. It freezes, and wakes up when that runs elsewhere. Node 1 has a pserver, too."""
+    """Node 2, with only a trainer, freezes. It wakes up when that runs elsewhere, and takes over from node 1, which has
+    a pserver, too.
+    """
     site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
     job = site.dispatch(TRAIN)
     start_and_hold(site, job)
@@ -194,11 +196,12 @@ def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbe
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert wait_until(lambda: not processes_with_environment("CLUSTERCTL_JOB_DIR", str(site.job_dir(job, 2))))
+    assert wait_until(lambda: '"event":"rejoined"' in lead.read_text())
     assert wait_until(lambda: '"event":"copied"' in lead.read_text().partition('"event":"moved"')[2])
     kill_all(on_node(site, job, 1))
     assert wait_until(lambda: '"event":"moved","role":"pserver","rank":1' in lead.read_text())
     moved = {(e["role"], e["rank"]): e["node"] for e in events_in(lead) if e["event"] == "moved"}
-    assert moved == {("trainer", 2): moved["trainer", 2], ("pserver", 1): 0, ("trainer", 1): 0}
+    assert moved == {("trainer", 2): moved["trainer", 2], ("pserver", 1): 2, ("trainer", 1): 2}
     shown = site.ok("status", job).out
     assert re.search(r"pserver +1 ", shown)
     assert shown.count("trainer ") == 3, shown

@@ -143,16 +143,22 @@ class Follower:
         members: Sequence[int] = (0, 1),
         heartbeat_s: float = 0.05,
         node_grace_s: float = 30,
+        **values: Any,
     ) -> None:
         self.orders: list[dict[str, Any]] = []
         self.lost: list[str] = []
         self.away: list[str] = []
+        self.moved = 0
         self.silent_s: float | None = None
         self.closed_s: float | None = None
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
         lead = LeadAddress(host="127.0.0.1", port=port)
-        spec = make_spec(members=list(members), **limits)
-        self.lead = LeadClient(loop, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
+        spec = make_spec(members=list(members), **limits, **values)
+        on = (self.orders.append, self._on_lost, self.away.append, lambda sent: None, self._on_moved)
+        self.lead = LeadClient(loop, run, spec, lead, *on)
+
+    def _on_moved(self) -> None:
+        self.moved += 1
 
     def _on_lost(self, why: str, silent_s: float | None, closed_s: float | None) -> None:
         self.lost.append(why)

@@ -20,7 +20,7 @@ def one_each(nodes: int) -> dict[tuple[str, int], int]:
 
 def test_a_spare_comes_first_then_the_holder_of_the_copies_then_the_least_loaded() -> None:
     members = [MemberPlace(node=node, roles=BOTH, cores=8) for node in (0, 1, 3)]
-    spare = MemberPlace(node=4, roles=BOTH, cores=1, spare=True)
+    spare = MemberPlace(node=4, roles=BOTH, cores=1)
     lost = [("pserver", 2), ("trainer", 2)]
     assert place(lost, one_each(4), [*members, spare], {2: [3]}) == {("pserver", 2): 4, ("trainer", 2): 4}
     assert place(lost, one_each(4), members, {2: [3]}) == {("pserver", 2): 3, ("trainer", 2): 3}
@@ -69,6 +69,10 @@ def test_whatever_is_lost_goes_to_members_only_and_is_spread_over_them(
     placed = place(lost, node_of, members, {})
     assert placed.keys() == set(lost)
     assert gone not in placed.values()
+    spares = {member.node for member in members} - set(node_of.values())
+    if spares and lost:
+        assert set(placed.values()) <= spares
+        return
     load = Counter({member.node: 0 for member in members})
     load.update(node for key, node in node_of.items() if key not in lost)
     before = max(load.values())

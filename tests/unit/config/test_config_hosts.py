@@ -166,6 +166,8 @@ def test_the_arguments_of_a_host_are_parsed_to_one_form() -> None:
         (Host("h", env={"A=B": "x"}), "env: 'A=B' is not a valid environment variable name"),
         (Host("h", address="10.0.0.1:22"), "address = '10.0.0.1:22': '10.0.0.1:22' is not an IPv6 address"),
         (Host("h", root_dir="data"), "root_dir = 'data': must be an absolute path or start with ~/"),
+        (Host("h", spare=1), "spare = 1: must be True or False"),  # type: ignore[arg-type]
+        (Host("h", spare=True, trainers=2), "a spare has no processes of its own; leave out trainers="),
         (Host(7), "must be a string"),  # type: ignore[arg-type]
         (7, 'must be a string "user@host:port" or a Host(...)'),
         (None, 'must be a string "user@host:port" or a Host(...)'),

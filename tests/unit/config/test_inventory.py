@@ -115,6 +115,14 @@ def test_hosts_define_their_own_roles_and_counts() -> None:
     assert ranks(built) == [((), (0, 1, 2)), ((0,), (3, 4)), ((), (5,)), ((1, 2), ())]
 
 
+def test_a_spare_has_no_processes_and_ranks_are_counted_without_it() -> None:
+    hosts = ("a", Host("b", spare=True), "c")
+    assert ranks(inventory(*hosts, ON_NODE_LOSS="move")) == [((0,), (0,)), ((), ()), ((1,), (1,))]
+    assert 'HOSTS[1] is a spare, which needs ON_NODE_LOSS = "move"' in problem(*hosts)
+    named = problem(*hosts, ON_NODE_LOSS="move", TRAINERS=["a", "b"])
+    assert "names 'b', whose Host(...) does not allow a trainer: it is a spare" in named
+
+
 def test_a_number_selects_the_first_hosts_that_may_run_the_role() -> None:
     built = inventory(Host("a", roles=("trainer",)), "b", "c", PSERVERS=1)
     assert ranks(built) == [((), (0,)), ((0,), (1,)), ((), (2,))]

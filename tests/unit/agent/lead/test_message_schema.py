@@ -40,7 +40,7 @@ USUAL: dict[str, list[Any]] = {
     **{name: [0, 1] for name in ("epoch", "exit_code", "pass", "seed", "bytes", "pserver", "pservers")},
     **{
         name: [True, False]
-        for name in ("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled", "fenced")
+        for name in ("new", "spare", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled", "fenced")
     },
     **{name: [True, False] for name in ("checkpoint", "unsaid", "timed_out")},
     "pushed": [None, True, False],

@@ -291,3 +291,22 @@ def test_a_second_supervisor_of_a_node_replaces_the_first_if_that_one_is_gone(lo
     assert second.ordered() == ["again"]
     second.lead.let_go()
     close(leader)
+
+
+def test_a_node_whose_processes_have_moved_is_told_so_and_joins_as_a_spare(loop: EventLoop, keys: Keys) -> None:
+    """It is turned away until they have moved, and what it had to say as their supervisor is not heard."""
+    places = [{"node": node, "roles": ["trainer"], "cores": 1} for node in (0, 1)]
+    leader = Lead(loop, keys, on_node_loss="move", node_grace_s=1.0, places=places)
+    follower = begin(loop, leader, keys, node_grace_s=1.0, on_node_loss="move")
+    leader.lead._lose(1)
+    follower.lead.send({"do": "stop_wanted"})
+    run_until(loop, lambda: follower.moved)
+    assert [(event["rank"], event["node"]) for event in leader.noted("moved")] == [(1, 0)]
+    assert leader.noted("rejoined") == []
+    follower.lead.join_anew({"do": "hello", "new": True, "spare": True})
+    run_until(loop, lambda: leader.noted("rejoined"))
+    leader.lead.send({"do": "stop_wanted"})
+    run_until(loop, lambda: "stop" in follower.ordered())
+    assert (follower.moved, follower.lost) == (1, [])
+    follower.lead.let_go()
+    close(leader)

@@ -170,6 +170,46 @@ def test_a_node_whose_processes_have_moved_is_not_listened_to() -> None:
     assert play.lead.phase == "running"
 
 
+def test_a_node_that_comes_back_without_its_processes_is_a_spare() -> None:
+    play = go()
+    play.alive(0, 1, 2)
+    play.lose(2)
+    assert play.lead.is_moving(2)
+    assert play.says(2, "hello", new=True, spare=True) == []  # its processes have not moved yet
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert not play.lead.is_moving(2)
+    play.says(2, "hello", new=True, spare=True, pieces="host2:9")
+    (event,) = play.noted("rejoined")
+    assert (event["node"], event["message"], play.lead.processes_on(2)) == (2, "it is a spare now", set())
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    assert orders(play, "again")[-1]["moved"] == {"trainer2": 0, "pserver1": 2, "trainer1": 2}
+    start_again(play, 0, 2)
+    assert play.lead.phase == "running"
+    play.pass_time(NODE_GRACE_S + 1, alive=(0,))
+    assert play.lead.phase == "stopping"  # that is two of three
+
+
+def test_a_spare_that_comes_while_the_others_start_again_is_waited_for_and_ends_with_them() -> None:
+    play = go()
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    play.says(1, "hello", new=True, spare=True)
+    (brief,) = [
+        one for one in play.actions if isinstance(one, SendOrder) and one.node == 1 and one.message["do"] == "again"
+    ]
+    assert "pserver1" in brief.message["moved"]
+    start_again(play, 0, 2)
+    assert play.lead.phase == "gathering"
+    play.says(1, "hello", epoch=play.lead.epoch)
+    start_again(play)
+    assert play.lead.phase == "running"
+    for rank, node in ((0, 0), (1, 2), (2, 2)):
+        process = {"role": "trainer", "rank": rank, "attempt": 2}
+        play.says(node, "exited", **process, exit_code=0, stopping=False, message="", tail=[])
+    for node in range(3):
+        play.says(node, "idle")
+    assert play.ended()["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("phase", ["gathering", "pservers", "trainers", "finishing"])
 def test_a_node_may_be_lost_in_any_phase(phase: str) -> None:
     play = go(phase)

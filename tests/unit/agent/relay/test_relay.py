@@ -99,7 +99,9 @@ def test_nodes_behind_a_dead_one_are_notified_that_nothing_will_arrive(short_pat
     assert relays.members[3].broken == "the relay broke: node2 did not connect within 1 s"
 
 
-def test_nodes_behind_one_that_dies_midway_keep_what_arrived(short_patience: None) -> None:
+def test_nodes_behind_one_that_dies_midway_keep_what_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downstream, "BUFFERED", 256 << 10)
+
     def die(member: Member) -> None:
         while len(member.got) < 1 << 20:
             member.got += member.relay.read(10_000)

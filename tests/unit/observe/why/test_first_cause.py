@@ -481,11 +481,13 @@ def test_a_crash_loop_is_reported_once_with_a_count() -> None:
 
 def test_incidents_the_run_recovered_from_are_reported_but_not_blamed() -> None:
     history = History()
-    history.restarting(10.1, history.exit(10.0, "pserver1", -9))
+    history.restarting(10.1, history.exit(10.0, "pserver1", -9, fenced=True))
     last = history.exit(300.0, "trainer2", 1, traceback("ZeroDivisionError: division by zero"))
     explanation = history.fail(300.1, last).explain()
     assert_cause(explanation, "trainer2", "exception")
-    assert [(one.process, one.forgiven) for one in explanation.before] == [("pserver1", True)]
+    assert [(one.process, one.diagnosis.kind, one.forgiven) for one in explanation.before] == [
+        ("pserver1", "fenced", True)
+    ]
 
 
 def test_a_trainer_that_the_others_continued_without_is_not_blamed() -> None:
