@@ -48,11 +48,20 @@ class ProcessPlan(TypedDict):
     env: dict[str, str]
 
 
+class LossPlan(TypedDict):
+    """What the loss of a node would lead to."""
+
+    node: Count
+    moves: NotRequired[dict[str, Count]]  # where its processes would go, by name
+    fails: NotRequired[str]  # why the run would fail instead
+
+
 class StartPlan(TypedDict):
     """The document of `start --plan`."""
 
     job: str  # a placeholder if it is yet to be dispatched
     processes: list[ProcessPlan]
+    losses: NotRequired[list[LossPlan]]  # if processes move when their node is lost: of each node but the first
     resume: NotRequired[Resumed]  # the checkpoint that the run would start from
     load: NotRequired[Resumed]  # the model that the run would start from
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from clusterctl.common.engines import ENGINES, ports_of
-from clusterctl.common.placement import copy_plan
+from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
 from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
@@ -33,7 +33,7 @@ from clusterctl.common.run_spec import (
 )
 from clusterctl.config import Settings
 from clusterctl.config.settings import BY_SPELLING
-from clusterctl.documents.jobs import ProcessPlan
+from clusterctl.documents.jobs import LossPlan, ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 
@@ -183,13 +183,16 @@ class LaunchPlan:
         copies, limit_mb = None, None
         ours = self.count("pserver") > 0 and self._restarts_one_by_one()
         if machines is not None and ours:
-            originals = sorted({p.node for p in self.processes})
-            copies = copy_plan(originals, [node.id for node in self.nodes], machines, self.settings.copies)
+            copies = self._copies(machines)
             limit_mb = self.settings.model_on_lead_mb
         cuts = True if ours and str(self.settings.mode) != "sync" else None
         values = {**self.settings.in_spec("saving"), "model_on_lead_mb": limit_mb}
         number = self.settings.copies if copies is not None and self.node_loss == "move" else None
         return Saving(checkpoints=True, server_cuts=cuts, copies_from=copies, copies=number, **values)
+
+    def _copies(self, machines: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+        originals = sorted({p.node for p in self.processes})
+        return copy_plan(originals, [node.id for node in self.nodes], machines, self.settings.copies)
 
     def _failures(self) -> Failures:
         values = self.settings.in_spec("failures")
@@ -214,6 +217,28 @@ class LaunchPlan:
             )
             for node in self.nodes
         )
+
+    def describe_losses(self) -> list[LossPlan]:
+        """Describe what the loss of each node but the first would lead to, if processes move.
+
+        Which nodes have most cores, and which are on one machine, is known only at the start.
+        """
+        if self.node_loss != "move":
+            return []
+        machines = {node.id: node.ssh_host for node in self.nodes}
+        holders = holders_of({int(holder): nodes for holder, nodes in self._copies(machines).items()})
+        places = self._places({}, machines)
+        node_of = {(process.role, process.rank): process.node for process in self.processes}
+        losses: list[LossPlan] = []
+        for node in self.nodes[1:]:
+            lost = [key for key, home in node_of.items() if home == node.id]
+            try:
+                moves = place(lost, node_of, [one for one in places if one.node != node.id], holders)
+            except NoPlaceError as exc:
+                losses.append({"node": node.id, "fails": str(exc)})
+            else:
+                losses.append({"node": node.id, "moves": {f"{role}{rank}": to for (role, rank), to in moves.items()}})
+        return losses
 
     def _programs(self) -> dict[str, Program]:
         """Return what each role runs."""

@@ -25,7 +25,7 @@ from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, combined, fold_errors
 from clusterctl.common.errors import first_of
 from clusterctl.config import Settings
-from clusterctl.documents.jobs import StartDocument, StartPlan
+from clusterctl.documents.jobs import LossPlan, StartDocument, StartPlan
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 from clusterctl.escape import clean
 from clusterctl.launch import Adopted, Launch, LaunchPlan, Origin, Resume
@@ -153,6 +153,9 @@ def _dispatch(
 def _show_plan(invocation: Invocation, job: str, launch: LaunchPlan, origin: Origin | None) -> None:
     described = launch.describe(job)
     document: StartPlan = {"job": job, "processes": described}
+    losses = launch.describe_losses()
+    if losses:
+        document["losses"] = losses
     if isinstance(origin, Resume):
         document["resume"] = origin.to_json()
     elif origin is not None:
@@ -168,6 +171,18 @@ def _show_plan(invocation: Invocation, job: str, launch: LaunchPlan, origin: Ori
         invocation.console.output(f"  {shlex.join(process['argv'])}")
         for name in sorted(process["env"]):
             invocation.console.output(f"    {name}={process['env'][name]}")
+    for loss in losses:
+        invocation.console.say(f"if node{loss['node']} is lost: {_after(loss)}")
+
+
+def _after(loss: LossPlan) -> str:
+    if "fails" in loss:
+        return f"the run fails ({loss['fails']})"
+    names: dict[int, list[str]] = {}
+    for name, node in loss["moves"].items():
+        names.setdefault(node, []).append(name)
+    moves = [f"{', '.join(some)} to node{node}" for node, some in names.items()]
+    return f"clusterctl moves {'; '.join(moves)}" if moves else "nothing runs there"
 
 
 def launch_and_follow(

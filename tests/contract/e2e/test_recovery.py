@@ -185,6 +185,7 @@ def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbe
     """
     site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
     job = site.dispatch(TRAIN)
+    assert "if node2 is lost: clusterctl moves trainer2 to node" in site.ok("start", job, "--plan").out
     start_and_hold(site, job)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     frozen = on_node(site, job, 2)

@@ -1,0 +1,35 @@
+"""What a plan says beforehand about the loss of each node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.config import Host, from_values
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+
+
+def losses(*hosts: str | Host, **values: Any) -> list[Any]:
+    settings = from_values({"HOSTS": list(hosts), "ON_NODE_LOSS": "move", **values})
+    return plan(settings, build(settings)).describe_losses()
+
+
+def test_the_processes_of_a_lost_node_go_to_spares_or_else_to_the_holder_of_its_copies() -> None:
+    assert losses("a", "b", Host("c", spare=True)) == [
+        {"node": 1, "moves": {"pserver1": 2, "trainer1": 2}},
+        {"node": 2, "moves": {}},
+    ]
+    assert losses("a", "b", "c")[0] == {"node": 1, "moves": {"pserver1": 2, "trainer1": 2}}
+
+
+def test_what_no_other_node_may_run_is_named() -> None:
+    found = losses(Host("a", roles="pserver"), Host("b", roles="trainer"))  # type: ignore[arg-type]
+    assert found == [{"node": 1, "fails": "trainer0: no other node that is left may run a trainer"}]
+    cards = [Host(name, gpus=1) for name in ("a", "b")]
+    assert losses(*cards, USE_GPU=True) == [
+        {"node": 1, "fails": "trainer1: no node that is left has a GPU that no trainer uses"}
+    ]
+
+
+def test_nothing_is_said_where_processes_do_not_move() -> None:
+    assert losses("a", "b", ON_NODE_LOSS=None) == []
