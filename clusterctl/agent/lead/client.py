@@ -30,9 +30,8 @@ class LeadClient:
     If the run waits for lost nodes, or moves their processes, `on_away(why)` is called instead, and the client keeps
     dialling: in the second case for 10 x NODE_GRACE_S. `on_moved` is called if the processes have moved meanwhile;
     `join_anew` comes after that. `on_answer(t)` is called for each answer to what was sent at that time since boot. A
-    silent connection is not trusted: after a network
-    cut the kernel may not retry it for as long as the cut lasted. The client then opens another one beside it, but not
-    at once: the lead may be busy with a thousand nodes.
+    silent connection is not trusted: after a network cut the kernel may not retry it for as long as the cut lasted. The
+    client then opens another one beside it, but not at once: the lead may be busy with a thousand nodes.
     """
 
     def __init__(

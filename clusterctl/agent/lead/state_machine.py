@@ -207,7 +207,9 @@ class Lead:
         except CannotMoveError as exc:
             cause = next(iter(due.values()))
             return self._fail({**cause, "message": f"{cause['message']}; {exc}"}, now)
-        return [*moved, *(self._restart_lost(keys) if keys else self._end_if_idle(now))]
+        if keys:
+            return [*moved, *self._restart_lost(keys)]
+        return [*moved, *self._spawn_if_all_are_here(), *self._end_if_idle(now)]
 
     # Reports of supervisors.
 

@@ -140,7 +140,7 @@ class Supervisor:
         if self._new:
             hello["new"], self._new = True, False
         if spare:
-            hello["new"] = hello["spare"] = True
+            hello["new"], hello["spare"], hello["endpoints"] = True, True, {}
         return hello
 
     # Orders of the lead.
@@ -421,7 +421,9 @@ class Supervisor:
     def _on_moved(self) -> None:
         """End all processes, which run elsewhere now, and join the run as a spare."""
         self._record({"event": "log", "message": "the processes of this node run elsewhere now; it becomes a spare"})
-        if not self.stopping:
+        if self.stopping:
+            self._end_when_idle({"do": "end", "state": "stopped", "cause": None})
+        else:
             self._restart({child.name: child.attempt + 1 for child in self.children}, 0.0, self._become_spare)
 
     def _become_spare(self) -> None:

@@ -23,12 +23,14 @@ def go(
     members: Any = None,
     copies: Any = None,
     retention: CheckpointRetention | None = None,
+    processes: Any = None,
     **more: Any,
 ) -> Play:
     members = members or [MemberPlace(node=node, roles=BOTH, cores=4) for node in range(3)]
     policy = Policy(on_node_loss="move", members=members, **more)
     copied = CopyPolicy(NEXT if copies is None else copies)
-    return Play(nodes=3, processes=APART, policy=policy, copies=copied, retention=retention).reach(phase)
+    play = Play(nodes=3, processes=processes or APART, policy=policy, copies=copied, retention=retention)
+    return play.reach(phase)
 
 
 def save(play: Play, step: int, *, copied: bool = True) -> str:
@@ -253,6 +255,13 @@ def test_a_lost_node_that_had_nothing_left_to_do_is_not_moved_to() -> None:
     assert (play.noted("moved"), play.lead.phase) == ([], "running")
     (warned,) = play.noted("warned")
     assert warned["message"].endswith("no process had to move")
+
+
+def test_a_lost_spare_is_not_waited_for() -> None:
+    play = go("gathering", processes=[one for one in APART if one[2] != 2])
+    play.says(1, "hello")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert (play.noted("moved"), play.lead.phase) == ([], "pservers")
 
 
 def test_the_restart_of_a_process_that_a_guardian_killed_is_not_counted() -> None:
