@@ -177,7 +177,9 @@ class Lost(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejoined(Event):
-    """A node that was silent is back, or a process that was held."""
+    """A node that was silent is back, or a process that was held. If its processes have moved, `message` says so."""
+
+    message: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,11 @@ class LeadClient:
         if self._connection is not None:
             self._connection.send(frame)
 
+    @property
+    def is_away(self) -> bool:
+        """True if the lead has been silent for longer than NODE_GRACE_S."""
+        return self._away
+
     def join_anew(self, hello: Report) -> None:
         """Join the run as another supervisor would: what was said before is void."""
         self._channel = Channel(os.urandom(8).hex())

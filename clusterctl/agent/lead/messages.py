@@ -25,7 +25,7 @@ from clusterctl.agent.lead.saving.messages import (
     SaveWantedReport,
     WrittenReport,
 )
-from clusterctl.common.events import EndCause, ExitFacts, FailureFacts, RunWarning
+from clusterctl.common.events import EndCause, ExitFacts, FailureFacts, LostEvent, RunWarning
 from clusterctl.common.schema import Bound, Count, NotRequired, typed
 
 #: Other nodes put it into the environment of their processes.
@@ -345,3 +345,13 @@ def cause_of_stop(message: StopWantedReport, node: int) -> EndCause:
         words = f"the supervisor of node{node} was ended by {message['signal']:.20}, sent from outside clusterctl"
         return {"kind": "stopped", "reason": "supervisor_ended", "node": node, "message": words}
     return {"kind": "stopped", "message": "stopped by the user"}
+
+
+def lead_lost(
+    node: int, lead: int, why: str, silent_s: float | None = None, closed_s: float | None = None
+) -> tuple[LostEvent, EndCause]:
+    """The event that `node` has lost the lead, and the cause of the end of its run if it ends by that."""
+    message = f"the lead on node{lead} is lost: {why}"
+    event: LostEvent = {"event": "lost", "node": node, "message": message, "why": why, "lost_node": lead}
+    event["silent_s"], event["closed_s"] = silent_s, closed_s
+    return event, {"kind": "node_lost", "node": lead, "message": message, "why": why}

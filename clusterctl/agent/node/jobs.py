@@ -88,7 +88,7 @@ def run_state(run: RunPaths, state: dict[str, Any], *, over: bool = False) -> st
         return LOST
     if supervisor_of(state) is None and not is_free(run.job):
         return STARTING  # the supervisor is not up yet
-    if not is_alive(supervisor_of(state)):
+    if not is_alive(supervisor_of(state)) or state.get("away"):
         return LOST
     if state.get("phase") is None:
         waiting = any(p["state"] in ("waiting", "starting") for p in state["processes"])

@@ -10,18 +10,20 @@ others it outlives the machine that held it.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.jobs import is_free, pick_run, read_state
+from clusterctl.agent.node.jobs import is_free, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import LockHolder, starter_of
 from clusterctl.agent.node.runs import read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import is_alive, send_signal
 from clusterctl.common.run_spec import Timing
 
 WATCH_S = 3.0  # at least, because clocks may be wrong: a supervisor gives a sign every second
@@ -46,6 +48,9 @@ def await_earlier_run(
     spec = read_summary(run)
     timing = spec.timing if spec else Timing()
     limit_s = timing.node_grace_s + 2 * timing.grace_s + ENDING_S
+    if not starter.is_elsewhere and _end_if_away(run):
+        _await_end(job, _looks(peer, starter, clock), limit_s)
+        return
     if starter.is_elsewhere:
         if patient or is_free(job):  # else the lock reaches as far as this machine
             looks = _looks(peer, starter, clock)
@@ -53,9 +58,23 @@ def await_earlier_run(
         return
     led_by = spec.members[0] if spec and spec.members else None
     if patient and (_is_stopping(run) or (led_by is not None and led_by == locked)):
-        for waited_s in _looks(peer, starter, clock):
-            if is_free(job) or waited_s > limit_s:
-                return
+        _await_end(job, _looks(peer, starter, clock), limit_s)
+
+
+def _await_end(job: JobPaths, looks: Iterator[float], limit_s: float) -> None:
+    for waited_s in looks:
+        if is_free(job) or waited_s > limit_s:
+            return
+
+
+def _end_if_away(run: RunPaths) -> bool:
+    """End a supervisor that has lost its lead and has no processes any more: it only hopes to become a spare."""
+    state = read_state(run)
+    supervisor = supervisor_of(state)
+    if not state.get("away") or supervisor is None or not is_alive(supervisor):
+        return False
+    send_signal(supervisor, signal.SIGTERM)
+    return True
 
 
 def _looks(peer: Peer, starter: LockHolder, clock: Clock) -> Iterator[float]:

@@ -46,15 +46,24 @@ class Reserve:
 
 
 class EventLog:
-    """The log and state of one node's part of a run. `children` returns its processes, `now` the loop's time."""
+    """The log and state of one node's part of a run. `children` returns its processes, `now` the loop's time.
+
+    `is_away()` is true while the run is lost as far as this node knows, which may become a spare at best.
+    """
 
     def __init__(
-        self, run: RunPaths, node: int, children: Callable[[], Sequence[Child]], now: Callable[[], float]
+        self,
+        run: RunPaths,
+        node: int,
+        children: Callable[[], Sequence[Child]],
+        now: Callable[[], float],
+        is_away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._run = run
         self._node = node
         self._children = children
         self._now = now
+        self._is_away = is_away
         self._seq = _last_number(run)
         self._events = run.events.open("ab", buffering=0)
         self._torn = b""
@@ -159,6 +168,7 @@ class EventLog:
             "cut_dropped": self._state.cut_dropped,
             "warnings": self._state.warnings,
             "processes": [child.snapshot(now) for child in self._children()],
+            **({"away": True} if self._is_away() else {}),
         }
         with contextlib.suppress(OSError):
             try:

@@ -26,6 +26,7 @@ from clusterctl.agent.lead.messages import (
     RecoveryPoint,
     Report,
     RespawnOrder,
+    lead_lost,
     stop_wanted,
 )
 from clusterctl.agent.lead.process_table import name_of
@@ -48,7 +49,7 @@ from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import LockWatch, Watchdog
 from clusterctl.common.curve_keys import peer_keys
-from clusterctl.common.events import EndCause, FailureFacts, LostEvent
+from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
@@ -60,6 +61,7 @@ LAST_SAVE_LIMIT_S = 3600.0  # if a trainer did not wait for the last save itself
 END_POLL_S = 0.05
 LEASE_POLL_S = 0.2
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+STOPPED: EndOrder = {"do": "end", "state": "stopped", "cause": None}  # as the lead would say
 NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
 
 
@@ -80,15 +82,16 @@ class Supervisor:
         self._epoch = spec.epoch
         self._entered: int | None = None  # the newest epoch that an order began here
         self._new = new
+        self._is_away: Callable[[], bool] = lambda: False
         self.children = self._new_children()
-        self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now)
+        moves = spec.failures.node_loss == "move"
+        self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now, lambda: moves and self._is_away())
         self._record = self.event_log.record
         forward = self.event_log.forward
         context = RunContext(run, spec, loop, self._record, forward, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
-        keyed = spec.failures.node_loss == "move" and spec.training.security == "curve"
-        self._keys = ProcessKeys(run) if keyed else None
+        self._keys = ProcessKeys(run) if moves and spec.training.security == "curve" else None
         self._pieces = PieceServerProcess(context)
         self._checkpoints = CheckpointKeeper(context)
         self._watchdog = Watchdog(context, lambda: self.children)
@@ -122,7 +125,8 @@ class Supervisor:
         else:
             assert self.spec.lead is not None
             on = (self._on_order, self._on_lead_lost, self._on_lead_away, self._fence.answered, self._on_moved)
-            self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *on)
+            self.lead = client = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *on)
+            self._is_away = lambda: client.is_away
         self._send_hello()
 
     def _send(self, report: Report) -> None:
@@ -358,6 +362,8 @@ class Supervisor:
         elif number != signal.SIGHUP:
             self.lead.send(stop_wanted(reason_to_stop(self.run), signal_from_outside(self.run, number)))
             self.stop()
+            if self._is_away():
+                self._end_when_idle(STOPPED)
 
     def _reap(self) -> None:
         if not self._idle:
@@ -398,31 +404,32 @@ class Supervisor:
                 child.send(command)
 
     def _on_lead_lost(self, why: str, silent_s: float | None, closed_s: float | None) -> None:
-        lead = self.spec.lead_node
-        message = f"the lead on node{lead} is lost: {why}"
-        cause: EndCause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
-        event: LostEvent = {"event": "lost", "node": self.spec.node, "message": message, "why": why, "lost_node": lead}
-        event["silent_s"], event["closed_s"] = silent_s, closed_s
-        self._record(event)
+        event, cause = lead_lost(self.spec.node, self.spec.lead_node, why, silent_s, closed_s)
+        if not (self._fence.leased and self._is_away()):  # else this was recorded
+            self._record(event)
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
     def _on_lead_away(self, why: str) -> None:
-        """End all processes: the run waits for nodes that are cut off, and the lead will order restarts."""
-        self._record(
-            {"event": "suspect", "node": self.spec.lead_node, "message": f"{why}; waiting for it to come back"}
-        )
+        """End all processes: the lead will order restarts if we come back in time, here or on other nodes."""
+        if self._fence.leased:
+            self._record(lead_lost(self.spec.node, self.spec.lead_node, why)[0])
+        else:
+            words = f"{why}; waiting for it to come back"
+            self._record({"event": "suspect", "node": self.spec.lead_node, "message": words})
         for child in self.children:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
         if self._fence.leased:  # our messages may get through, though no answer does
             self._report_idle(stopping=True)
+        if self.stopping:
+            self._end_when_idle(STOPPED)
 
     def _on_moved(self) -> None:
         """End all processes, which run elsewhere now, and join the run as a spare."""
         self._record({"event": "log", "message": "the processes of this node run elsewhere now; it becomes a spare"})
         if self.stopping:
-            self._end_when_idle({"do": "end", "state": "stopped", "cause": None})
+            self._end_when_idle(STOPPED)
         else:
             self._restart({child.name: child.attempt + 1 for child in self.children}, 0.0, self._become_spare)
 

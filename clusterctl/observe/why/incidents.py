@@ -139,7 +139,7 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
         event.get("exit_code"),
         tuple(excerpt(fresh.lines or output.lines)),
         evidence.with_nodes(peers, f"{role}{rank}") if diagnosis.about_peer else frozenset(),
-        _granted(evidence, event),
+        bool(event.get("fenced")) or _granted(evidence, event),  # the loss of contact before is the cause
         diagnosis.kind == event.get("reason"),
         _is_held(evidence, event),
     )

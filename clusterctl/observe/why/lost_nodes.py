@@ -34,7 +34,8 @@ def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
     for node in set(reported) - _mirrored(evidence, reported):
         yield _lost(evidence, node, *reported[node])
     for node, own in evidence.reports.items():
-        if (own.state == "lost" or own.is_closed) and node not in reported and not _took_part_to_the_end(evidence, own):
+        gone = (own.state == "lost" or own.is_closed) and not _has_lost(evidence, node, evidence.lead_node)
+        if gone and node not in reported and not _took_part_to_the_end(evidence, own):
             yield _vanished(own)
     cause = evidence.cause
     if cause.get("kind") == "node_lost" and cause.get("node") not in reported:

@@ -56,4 +56,6 @@ def test_the_host_in_the_example_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "conf.py"
     path.write_text(f"HOSTS = [{shown[1].replace('#', '')}]")
     host = load(path, {"HOME": "/home/me"}).hosts[0]
-    assert all(getattr(host, field.name) for field in dataclasses.fields(host) if field.name != "pservers")
+    assert all(
+        getattr(host, field.name) for field in dataclasses.fields(host) if field.name not in ("pservers", "spare")
+    )

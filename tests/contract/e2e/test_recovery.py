@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from contract.e2e.models import assert_same, model_of
+from contract.e2e.test_copies import NOBODY
 from support.processes import kill_all, processes_with_environment, wait_until
 from support.site import Site, agent_processes, events_in
 
@@ -211,6 +212,28 @@ def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbe
     site.assert_nothing_left(job)
     assert_same(model_of(site, job), expected)
     assert "node2 is lost" in site.ok("why", job).out
+
+
+@pytest.mark.copies
+def test_nodes_that_have_lost_their_lead_are_taken_over_by_the_next_run(site: Site) -> None:
+    """The machine of the lead freezes for good; the others still hope to reach it."""
+    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
+    job = site.dispatch(TRAIN)
+    start_and_hold(site, job)
+    lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
+    assert wait_until(lambda: '"event":"copied"' in lead.read_text())
+    frozen = on_node(site, job, 0)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6, HOSTS=[NOBODY, *site.hosts[1:3]])
+    assert wait_until(lambda: [node["state"] for node in site.status(job)["nodes"]] == ["unknown", "lost", "lost"])
+    assert "first cause: node0 is lost: no message from the lead" in site.run("why", job).out
+    for node in (1, 2):
+        (site.job_dir(job, node) / "go").touch()
+    done = site.ok("start", "--job_workspace", job, "--resume", "--allow-partial")
+    assert "succeeded after" in done.out
+    for pid in frozen:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(

@@ -21,7 +21,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     "state_lost": {"message": "its state is gone"},
     "suspect": {"silent_s": 3.5, "message": "no heartbeat"},
     "lost": {"message": "no heartbeat for 30 s", "lost_node": 0, "waits": True},
-    "rejoined": {},
+    "rejoined": {"message": "it is a spare now"},
     "paused": {"paused_s": 20.0, "message": "did not run for 20 s"},
     "took_over": {"message": "took over", "rebooted": False, "seen": 3.5},
     "phase": {"phase": "stopping", "cause": CAUSE},

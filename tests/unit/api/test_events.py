@@ -38,7 +38,19 @@ def is_field(node: ast.stmt) -> TypeGuard[ast.AnnAssign]:
 #: Facts for `clusterctl why`, in `raw` only.
 ONLY_RAW = {
     *("errno", "command", "path", "subject", "pids", "state", "why", "worked", "ours", "pushes", "pushed", "losses"),
-    *("limit", "peers", "oom", "stalled", "hopeless", "port_taken", "unfinished", "uncaught", "unsaid", "warnings"),
+    *(
+        "limit",
+        "peers",
+        "oom",
+        "stalled",
+        "fenced",
+        "hopeless",
+        "port_taken",
+        "unfinished",
+        "uncaught",
+        "unsaid",
+        "warnings",
+    ),
     *("unconnected", "closed_s", "timed_out"),
 }
 

@@ -82,6 +82,7 @@ def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:
         ({"supervisor": GONE, "ended": ENDED}, "succeeded"),
         ({"phase": "gathering"}, "starting"),
         ({"phase": "running"}, "running"),
+        ({"phase": "running", "away": True}, "lost"),
         ({"processes": [process("starting")]}, "starting"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,25 @@ def test_here_only_what_is_ending_is_waited_for(
         return
     assert waited == 0
     lock.__exit__()
+
+
+def test_a_supervisor_that_has_lost_its_lead_is_ended_by_the_next_start(
+    run: RunPaths, peer: Peer, world: World
+) -> None:
+    """A process that sleeps stands for it; the lock is free once it has ended."""
+    lock = JobLock(run.job)
+    lock.__enter__()
+    with subprocess.Popen(["sleep", "600"]) as supervisor:
+        sign(run, supervisor=identify(supervisor.pid), away=True)
+
+        def end(now: float) -> None:
+            if supervisor.returncode is None:
+                supervisor.wait()
+                lock.__exit__()
+
+        world.then = end
+        assert wait(run, peer, world) >= 1
+        assert supervisor.returncode == -signal.SIGTERM
 
 
 def test_nobody_waits_for_a_control_machine_that_has_left(run: RunPaths, world: World) -> None:
