@@ -29,8 +29,7 @@ def place(
     `node_of` has the processes of the run and where they were until now, `members` those nodes that are here, `holders`
     for each node those that have copies of its pieces. A node has to allow the role, and to have a GPU that none of its
     trainers uses if trainers use GPUs. Of those: nodes without processes first, the spares, then holders of the copies,
-    then the one with the fewest
-    processes for each core, then the lowest id.
+    then the one with the fewest processes for each core, then the lowest id.
     """
     lost = sorted(lost)
     here = {member.node: member for member in members}
@@ -60,6 +59,14 @@ def place(
     if reasons:
         raise NoPlaceError(reasons)
     return placed
+
+
+def names_by_node(placed: Mapping[str, int]) -> dict[int, str]:
+    """Return the names of the processes on each node, such as "pserver1, trainer1", from the node of each by name."""
+    names: dict[int, list[str]] = {}
+    for name, node in placed.items():
+        names.setdefault(node, []).append(name)
+    return {node: ", ".join(some) for node, some in names.items()}
 
 
 def _may_have(role: str, member: MemberPlace, trainers: int) -> bool:

@@ -49,7 +49,7 @@ class ProcessPlan(TypedDict):
 
 
 class LossPlan(TypedDict):
-    """What the loss of a node would lead to."""
+    """What would happen if a node were lost."""
 
     node: Count
     moves: NotRequired[dict[str, Count]]  # where its processes would go, by name

@@ -219,7 +219,7 @@ class LaunchPlan:
         )
 
     def describe_losses(self) -> list[LossPlan]:
-        """Describe what the loss of each node but the first would lead to, if processes move.
+        """Describe what would happen if any one node but the first were lost, if processes move.
 
         Which nodes have most cores, and which are on one machine, is known only at the start.
         """

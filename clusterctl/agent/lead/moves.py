@@ -12,7 +12,7 @@ from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SaveTracker
 from clusterctl.common.errors import first_of
 from clusterctl.common.events import EndCause, MovedEvent, RejoinedEvent
-from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
+from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, names_by_node, place
 from clusterctl.common.run_spec import MemberPlace
 
 MOST_NAMED = 4
@@ -105,8 +105,6 @@ class Moves:
 
 def _warning(node: int, cause: EndCause, events: Sequence[MovedEvent]) -> RecordEvent:
     """The warning that a run has survived the loss of a node."""
-    names: dict[int, list[str]] = {}
-    for event in events:
-        names.setdefault(event["node"], []).append(name_of((event["role"], event["rank"])))
-    moved = "; ".join(f"{', '.join(some)} moved to node{at}" for at, some in sorted(names.items()))
+    names = names_by_node({name_of((event["role"], event["rank"])): event["node"] for event in events})
+    moved = "; ".join(f"{some} moved to node{at}" for at, some in sorted(names.items()))
     return run_warning("node_lost", f"node{node} was lost: {cause['why']}; {moved or 'no process had to move'}", node)

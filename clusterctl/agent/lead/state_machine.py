@@ -197,11 +197,11 @@ class Lead:
         if self.phase in ("stopping", "ended"):
             self._moves.forget()
         due = self._moves.due(now)
+        if not due:
+            return []
         keys = {key for node in due for key in self._table.on(node)}
         again = self._restart_together and some_serve(keys)  # also trainers that are done
         keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
-        if not due:
-            return []
         try:
             moved = self._moves.move(keys, due, now)
         except CannotMoveError as exc:

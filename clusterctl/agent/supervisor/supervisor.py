@@ -83,15 +83,13 @@ class Supervisor:
         self._entered: int | None = None  # the newest epoch that an order began here
         self._new = new
         self._is_away: Callable[[], bool] = lambda: False
-        self.children = self._new_children()
-        moves = spec.failures.node_loss == "move"
-        self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now, lambda: moves and self._is_away())
+        self.children = [self._new_child(plan, 1) for plan in spec.processes]
+        self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now, self._is_lost)
         self._record = self.event_log.record
         forward = self.event_log.forward
         context = RunContext(run, spec, loop, self._record, forward, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
-        self._keys = ProcessKeys(run) if moves and spec.training.security == "curve" else None
         self._pieces = PieceServerProcess(context)
         self._checkpoints = CheckpointKeeper(context)
         self._watchdog = Watchdog(context, lambda: self.children)
@@ -100,14 +98,12 @@ class Supervisor:
         )
         self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_helper)
         self._fence = Fence(run, spec, lock_fd)
+        self._keys = ProcessKeys(run) if self._fence.leased and spec.training.security == "curve" else None
         if new:
             self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
         loop.every(SNAPSHOT_S, LockWatch(run, lock_fd, self._record).look)
         loop.every(SNAPSHOT_S, self.event_log.heartbeat)
-
-    def _new_children(self) -> list[Child]:
-        return [self._new_child(plan, 1) for plan in self.spec.processes]
 
     def _new_child(self, plan: ProcessSpec, attempt: int) -> Child:
         return Child(plan, self.loop, self._on_message, self._on_log_error, attempt)
@@ -405,7 +401,7 @@ class Supervisor:
 
     def _on_lead_lost(self, why: str, silent_s: float | None, closed_s: float | None) -> None:
         event, cause = lead_lost(self.spec.node, self.spec.lead_node, why, silent_s, closed_s)
-        if not (self._fence.leased and self._is_away()):  # else this was recorded
+        if not self._is_lost():  # else this was recorded
             self._record(event)
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
@@ -414,16 +410,19 @@ class Supervisor:
         """End all processes: the lead will order restarts if we come back in time, here or on other nodes."""
         if self._fence.leased:
             self._record(lead_lost(self.spec.node, self.spec.lead_node, why)[0])
+            self._report_idle(stopping=True)  # our messages may get through, though no answer does
         else:
             words = f"{why}; waiting for it to come back"
             self._record({"event": "suspect", "node": self.spec.lead_node, "message": words})
         for child in self.children:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
-        if self._fence.leased:  # our messages may get through, though no answer does
-            self._report_idle(stopping=True)
         if self.stopping:
             self._end_when_idle(STOPPED)
+
+    def _is_lost(self) -> bool:
+        """True if this node cannot reach the lead, and may become a spare at best."""
+        return self._fence.leased and self._is_away()
 
     def _on_moved(self) -> None:
         """End all processes, which run elsewhere now, and join the run as a spare."""

@@ -24,6 +24,7 @@ from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster, combined, fold_errors
 from clusterctl.common.errors import first_of
+from clusterctl.common.placement import names_by_node
 from clusterctl.config import Settings
 from clusterctl.documents.jobs import LossPlan, StartDocument, StartPlan
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
@@ -178,10 +179,7 @@ def _show_plan(invocation: Invocation, job: str, launch: LaunchPlan, origin: Ori
 def _after(loss: LossPlan) -> str:
     if "fails" in loss:
         return f"the run fails ({loss['fails']})"
-    names: dict[int, list[str]] = {}
-    for name, node in loss["moves"].items():
-        names.setdefault(node, []).append(name)
-    moves = [f"{', '.join(some)} to node{node}" for node, some in names.items()]
+    moves = [f"{names} to node{node}" for node, names in names_by_node(loss["moves"]).items()]
     return f"clusterctl moves {'; '.join(moves)}" if moves else "nothing runs there"
 
 

@@ -1,4 +1,4 @@
-"""What a plan says beforehand about the loss of each node."""
+"""What `start --plan` says would happen if a node were lost."""
 
 from __future__ import annotations
 

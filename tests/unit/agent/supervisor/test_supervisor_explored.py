@@ -180,6 +180,7 @@ class Lead:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.reports: list[Mapping[str, Any]] = []
+        self.is_away = False
 
     def send(self, report: Mapping[str, Any]) -> None:
         self.reports.append(report)
@@ -219,6 +220,7 @@ class World:
 
     def order(self, do: str, **facts: Any) -> None:
         if not self.loop._stopped:
+            self.lead.is_away = False
             self.supervisor._on_order({"do": do, **facts})  # type: ignore[arg-type,misc]
             self.settle()
 
@@ -278,6 +280,7 @@ class World:
         self.order("end", state="failed", cause=None)
 
     def lead_away(self, lot: int) -> None:
+        self.lead.is_away = True
         self.supervisor._on_lead_away("no message from the lead")
         self.settle()
 
