@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clusterctl.common.placement import NoPlaceError, place
+from clusterctl.common.run_spec import MemberPlace
 from clusterctl.config import Host, Settings
 from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
@@ -61,9 +64,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All nodes in the order of HOSTS: `nodes[i].id == i`. The ranks 0, 1, ... of each role ascend with the id."""
+    """All nodes in the order of HOSTS: `nodes[i].id == i`. The ranks 0, 1, ... of each role ascend with the id.
+
+    `places`: what each node may run when others are missing, if their processes move.
+    """
 
     nodes: tuple[Node, ...]
+    places: tuple[MemberPlace, ...] = ()
 
     @property
     def pserver_count(self) -> int:
@@ -92,20 +99,64 @@ def build(settings: Settings) -> Inventory:
         findings.append(ConfMistake(file, line, "HOSTS", message))
     if findings:
         raise config_error(findings)
-    nodes = (
+    nodes = tuple(
         _node(settings, number, host, pservers[number], trainers[number]) for number, host in enumerate(settings.hosts)
     )
-    return Inventory(tuple(nodes))
+    # Trainers whose shards are on the missing nodes cannot work elsewhere.
+    moves = settings.on_node_loss == "move" and not settings.shards
+    return Inventory(nodes, places(settings, nodes) if moves else ())
+
+
+def places(settings: Settings, nodes: Iterable[Node]) -> tuple[MemberPlace, ...]:
+    """Return what each node may run when others are missing; its cores and its machine are known at the start only."""
+    return tuple(
+        MemberPlace(
+            node=node.id,
+            roles=node.host.roles,
+            cores=1,
+            gpus=node.host.gpus if settings.use_gpu else None,
+            machine=node.ssh_host,
+        )
+        for node in nodes
+    )
 
 
 def among(inventory: Inventory, ids: Collection[int]) -> tuple[Node, ...]:
-    """Return the nodes of a run in which only `ids` take part, in order of id, with ranks 0, 1, ... without gaps."""
+    """Return the nodes of a run in which only `ids` take part, in order of id, with their ranks in it.
+
+    If processes move, these have those of the others, too. Otherwise, and if there is no place for one of them, the
+    ranks are 0, 1, ... without gaps.
+    """
+    if inventory.places:
+        with contextlib.suppress(NoPlaceError):
+            return with_all_processes(inventory, ids)
     members = [node for node in inventory.nodes if node.id in ids]
     pservers = _ranks([len(node.pserver_ranks) for node in members])
     trainers = _ranks([len(node.trainer_ranks) for node in members])
     return tuple(
         replace(node, pserver_ranks=servers, trainer_ranks=workers)
         for node, servers, workers in zip(members, pservers, trainers, strict=True)
+    )
+
+
+def with_all_processes(inventory: Inventory, ids: Collection[int]) -> tuple[Node, ...]:
+    """Return the nodes `ids` with all processes of the inventory. Raises NoPlaceError if one may run nowhere."""
+    node_of = {
+        (role, rank): node.id
+        for node in inventory.nodes
+        for role, ranks in (("pserver", node.pserver_ranks), ("trainer", node.trainer_ranks))
+        for rank in ranks
+    }
+    lost = [key for key, node in node_of.items() if node not in ids]
+    node_of |= place(lost, node_of, [one for one in inventory.places if one.node in ids], {})
+
+    def ranks(role: str, node: Node) -> tuple[int, ...]:
+        return tuple(sorted(rank for (of, rank), home in node_of.items() if (of, home) == (role, node.id)))
+
+    return tuple(
+        replace(node, pserver_ranks=ranks("pserver", node), trainer_ranks=ranks("trainer", node))
+        for node in inventory.nodes
+        if node.id in ids
     )
 
 

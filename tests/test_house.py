@@ -40,7 +40,7 @@ MAY_IMPORT: Table = {
     "config": ("common", "errors"),
     "schedulers": ("common", "config", "errors"),
     "certificates": (),
-    "inventory": ("config", "errors"),
+    "inventory": ("common", "config", "errors"),
     "transport": ("common", "errors"),
     "cluster": ("common", "config", "errors", "inventory", "transport"),
     "observe": ("cluster", "common", "config", "errors", "inventory"),

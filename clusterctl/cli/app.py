@@ -35,6 +35,7 @@ START_OPTIONS = (
     "--load-run",
     "--load-tag",
     "--rejoin",
+    "--keep",
     "--adopt",
     "--detach",
     "--plan",

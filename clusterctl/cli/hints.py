@@ -11,8 +11,22 @@ from clusterctl.errors import ClusterctlError
 
 #: The commands that read conf.py. All others ignore `--conf`.
 READ_CONF = (
-    *("trust", "check", "setup", "dispatch", "start", "submit", "status", "jobs", "logs", "why", "stop", "save"),
-    *("collect", "exec", "prune", "report", "diff", "export", "metrics", "task"),
+    *(
+        "trust",
+        "check",
+        "setup",
+        "dispatch",
+        "start",
+        "keep",
+        "submit",
+        "status",
+        "jobs",
+        "logs",
+        "why",
+        "stop",
+        "save",
+    ),
+    *("save", "collect", "exec", "prune", "report", "diff", "export", "metrics", "task"),
 )
 COMMAND = re.compile(rf"(?<![\w./-])clusterctl(?=\s+(?:{'|'.join(READ_CONF)})(?![\w-]))")
 HINTS = ("hint", "advice")  # the fields of JSON documents that hold hints

@@ -193,7 +193,10 @@ class ProcessOutput(TypedDict):
 
 
 class DiagnosisAnswer(Membership):
-    """One node's account of a run, for `why`."""
+    """One node's account of a run, for `why`.
+
+    `stop_asked`: it was stopped, also if that was after its end. `start_failed`: because other nodes did not start.
+    """
 
     job: JobId
     state: State
@@ -201,6 +204,8 @@ class DiagnosisAnswer(Membership):
     outputs: list[ProcessOutput]
     seen: NotRequired[Moment | None]
     booted: NotRequired[Moment | None]
+    stop_asked: NotRequired[bool]
+    start_failed: NotRequired[bool]
     free_bytes: NotRequired[Count | None]
     free_inodes: NotRequired[Count | None]
     python: NotRequired[str | None]

@@ -16,8 +16,9 @@ from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.config.host_sources import HostSource
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
-from clusterctl.config.settings import BY_SPELLING, QUANTIZED, RETIRED, TABLE, Settings
+from clusterctl.config.settings import BY_SPELLING, TABLE, Settings
 from clusterctl.config.source import ConfFile
+from clusterctl.config.values import QUANTIZED, RETIRED
 from clusterctl.errors import UsageError
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})

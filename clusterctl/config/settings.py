@@ -30,14 +30,8 @@ from clusterctl.config.parsers import (
     text,
     whole,
 )
-from clusterctl.config.values import Best, Restarts, best_in_spec, models_in_spec
+from clusterctl.config.values import QUANTIZED, Best, Restarts, best_in_spec, models_in_spec
 
-#: Settings of earlier versions, which may stay in a conf.py and have no effect, each with what replaces it.
-RETIRED: Final = {
-    "KEEP_CONNECTIONS_S": "to keep connections open, use ssh as the carrier, with ControlPersist: see docs/carriers.md"
-}
-#: The values of WIRE for the outer mode.
-QUANTIZED: Final = ("int8", "int4")
 _DISPATCHED_THERE: Final = "status, logs and stop look for it there"
 
 
@@ -47,9 +41,8 @@ class Settings:
 
     Paths on this machine (`ssh_config`, `identity_file`, `known_hosts`, a host's `identity`) are absolute, with `~`
     expanded; paths on nodes (`root_dir`) keep their `~`. `hosts` is empty while a scheduler has not been asked for them
-    (`hosts_from`). `source` is the conf.py, or None if the values came from elsewhere; `lines` maps a setting to its
-    line there. `chosen` has the text of each setting that `start --set` overrides, and `warnings` a line for each
-    assigned setting that no longer has an effect. Mappings are read-only.
+    (`hosts_from`). `source` is the conf.py, if there is one; `lines` maps a setting to its line there. `chosen` has the
+    text of each setting of `start --set`, and `warnings` a line for each that no longer has an effect.
     """
 
     hosts: tuple[Host, ...] = setting(
@@ -348,6 +341,13 @@ class Settings:
         None,
         'what to do if a node is lost: `"move"` its processes to other nodes, `"wait"` for it, or `"fail"`',
         "Without it, ON_TRAINER_LOSS decides, as above. See [lost nodes](runtime.md#lost-nodes)",
+    )
+    resumes: int = setting(
+        Topic.FAILURES,
+        whole(0),
+        3,
+        'how often within an hour a run that lost its first node is resumed, with `ON_NODE_LOSS = "move"`',
+        "By an attached `start` or by `clusterctl keep`. See [the keeper](runtime.md#the-keeper)",
     )
     save_every: SaveInterval = setting(
         Topic.CHECKPOINTS,

@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from clusterctl.common.modes import SaveInterval
 from clusterctl.common.run_spec import KeepBest
+
+#: Settings of earlier versions, which may stay in a conf.py and have no effect, each with what replaces it.
+RETIRED: Final = {
+    "KEEP_CONNECTIONS_S": "to keep connections open, use ssh as the carrier, with ControlPersist: see docs/carriers.md"
+}
+#: The values of WIRE for the outer mode.
+QUANTIZED: Final = ("int8", "int4")
 
 
 class Restarts(NamedTuple):

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[Any, ...]] = {
     "split": (local.SplitDocument,),
     "jobs": (jobs.JobsDocument,),
     "start": (jobs.StartPlan, jobs.DetachedStart, jobs.StartDocument, jobs.RejoinDocument),
+    "keep": (jobs.KeptJob, jobs.KeepersDocument),
     "submit": (local.SubmissionDocument, local.ManifestDocument, jobs.DetachedStart),
     "status": (jobs.StatusDocument, jobs.RunningJobs),
     "logs": (jobs.LogLineDocument,),

@@ -113,6 +113,27 @@ class RejoinDocument(TypedDict):
     nodes: list[RejoinedNode | FailedNode]
 
 
+class KeptJob(TypedDict):
+    """The document of `keep`. `state` is that of the last `run`, `resumes` how many runs continued lost ones."""
+
+    job: str
+    run: str
+    state: str
+    resumes: Count
+
+
+class KeeperOnMachine(TypedDict):
+    job: str
+    pid: Count
+    log: str | None  # null: in the foreground of a terminal
+
+
+class KeepersDocument(TypedDict):
+    """The document of `keep --status`."""
+
+    keepers: list[KeeperOnMachine]
+
+
 # status
 
 

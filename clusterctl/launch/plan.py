@@ -6,7 +6,7 @@ A node's part of the plan, completed by facts known only at the start, becomes t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -35,7 +35,7 @@ from clusterctl.config import Settings
 from clusterctl.config.settings import BY_SPELLING
 from clusterctl.documents.jobs import LossPlan, ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
-from clusterctl.inventory import Inventory, Node, among, nodeset
+from clusterctl.inventory import Inventory, Node, among, nodeset, places, with_all_processes
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 OUR_ENGINE = "clusterctl"
@@ -101,8 +101,16 @@ class LaunchPlan:
         return replace(part, name=self.name, cwd=self.cwd)
 
     def among(self, ids: Collection[int]) -> LaunchPlan:
-        """Return the plan for these nodes only, with new ranks. Raises NodeError if a role has no process left."""
-        part = _place(self.settings, self.inventory, among(self.inventory, ids), self.program_args)
+        """Return the plan for these nodes only: with new ranks, or with the processes of the others if these move.
+
+        Raises NodeError if a role has no process left, or one that moves no place.
+        """
+        try:
+            nodes = with_all_processes(self.inventory, ids) if self.inventory.places else among(self.inventory, ids)
+        except NoPlaceError as exc:
+            hint = "without the processes of the missing nodes: --set ON_NODE_LOSS=fail"
+            raise NodeError(f"not all processes can run on {nodeset(ids)}: {exc}", hint=hint) from exc
+        part = _place(self.settings, self.inventory, nodes, self.program_args)
         for role in ("pserver", "trainer"):
             if self.count(role) and not part.count(role):
                 raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
@@ -144,7 +152,7 @@ class LaunchPlan:
             members=tuple(member.id for member in self.nodes),
             left_out=tuple(left_out),
             address=addresses[node.id],
-            pserver_hosts=tuple(addresses[p.node] for p in self.processes if p.role == "pserver"),
+            pserver_hosts=tuple(addresses[node] for _, node in sorted(self._pserver_places())),
             lead=lead,
             training=self._training(),
             ports=Ports(**self.settings.in_spec("ports"), pserver_port=pserver_port),
@@ -166,6 +174,10 @@ class LaunchPlan:
             programs=self._programs() if moves else None,
             places=self._places(cores, machines or {}) if moves and lead is None and machines is not None else None,
         )
+
+    def _pserver_places(self) -> Iterator[tuple[int, int]]:
+        """Yield (rank, node) of each pserver."""
+        return ((process.rank, process.node) for process in self.processes if process.role == "pserver")
 
     def _lists_nodes(self) -> bool:
         return ENGINES[self.settings.engine].lists_nodes
@@ -208,14 +220,8 @@ class LaunchPlan:
     def _places(self, cores: Mapping[int, int], machines: Mapping[int, str]) -> tuple[MemberPlace, ...]:
         """Return what each member may run when another one is lost."""
         return tuple(
-            MemberPlace(
-                node=node.id,
-                roles=node.host.roles,
-                cores=cores.get(node.id, 1),
-                gpus=node.host.gpus if self.settings.use_gpu else None,
-                machine=machines[node.id],
-            )
-            for node in self.nodes
+            replace(one, cores=cores.get(one.node, 1), machine=machines[one.node])
+            for one in places(self.settings, self.nodes)
         )
 
     def describe_losses(self) -> list[LossPlan]:

@@ -135,9 +135,13 @@ def choose(cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan
     raise RefusedError("\n  ".join(lines), hint=ANEW)
 
 
-def has_checkpoint(cluster: Cluster, job: str) -> bool:
-    """Return True if a run of the job has made a complete checkpoint, usable or not. Raises if a node fails."""
-    return any(one.manifest is not None for one in find(cluster, "checkpoint", job, cluster.nodes)[1])
+def has_checkpoint(cluster: Cluster, job: str, nodes: Sequence[Node] | None = None) -> bool:
+    """Return True if a run of the job has made a complete checkpoint, usable or not, as `nodes` (None: all) know it.
+
+    Raises if one of them fails.
+    """
+    found = find(cluster, "checkpoint", job, cluster.nodes if nodes is None else nodes)[1]
+    return any(one.manifest is not None for one in found)
 
 
 def _without_states(found: FoundSave, launch: LaunchPlan) -> FoundSave:

@@ -31,6 +31,7 @@ LEAVE_S = 2.0  # for agents to end following, so that they can serve the next re
 REJOIN_S = 2.0
 TICK_S = 0.25
 SILENT_S = 20.0  # wait for the last nodes that have not reported the end of their run
+SILENT_KEPT_S = 3.0  # the same for a run that is resumed if they are lost, which is looked into again then
 PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
@@ -115,21 +116,21 @@ class _Endings:
         elif news.error is not None:
             self.silent.add(node)
 
-    def only_silent_nodes_left(self, nodes: int, now: float) -> bool:
-        """True if all reachable nodes have reported their end, and have been waiting for the others long enough."""
+    def only_silent_nodes_left(self, nodes: int, now: float, silent_s: float = SILENT_S) -> bool:
+        """True if all reachable nodes have reported their end, and have been waiting `silent_s` for the others."""
         reported = self.ended | self.lost
         if not reported or len(reported | self.silent) < nodes:
             self.since = None
         elif self.since is None:
             self.since = now
-        return self.since is not None and now - self.since > SILENT_S
+        return self.since is not None and now - self.since > silent_s
 
 
 class Follower:
     """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second.
 
     `at` are the offsets, by node, from which its events are followed; from the first one by default. With the role ""
-    no log lines are `wanted`.
+    no log lines are `wanted`. Nodes that stay silent for `silent_s`, once all others have ended, are left.
     """
 
     def __init__(
@@ -141,8 +142,10 @@ class Follower:
         wanted: FollowSelection,
         *,
         at: Mapping[int, int] | None = None,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._at = at or {}
+        self._silent_s = silent_s
         self._cluster = cluster
         self._request = typed(FollowRequest, {"op": "follow", "ref": job, **wanted})
         self._run = run
@@ -221,7 +224,7 @@ class Follower:
             if endings.lost and len(endings.ended | endings.lost) == len(self._threads):
                 self._all_reported.set()
             yield news
-            if endings.only_silent_nodes_left(len(self._threads), time.monotonic()):
+            if endings.only_silent_nodes_left(len(self._threads), time.monotonic(), self._silent_s):
                 return
 
     def _listen(self, node: Node) -> None:

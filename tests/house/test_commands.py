@@ -42,7 +42,6 @@ VALUES = (
     "launch.Resume",
     "observe.follow.is_passing",
     "observe.record.references.Reference",
-    "observe.record.references.job_name",
     "observe.record.references.run_title",
     "observe.record.secrets.HIDDEN",
     "schedulers.NoRunError",

@@ -58,6 +58,8 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
         "seen": state.get("t"),
         "booted": None if over else _booted_since(state),
         "halted": not over and _is_halted(state),
+        "stop_asked": run.stop_asked.exists(),
+        "start_failed": run.stop_reason.exists(),
         **_free(job.dir),
         "python": None if over or about["state"] in QUIET else _python(spec),
         "requirements": names_in(job.dir),

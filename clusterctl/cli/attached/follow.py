@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from clusterctl.api.keep import silent_s
 from clusterctl.api.start import ask_how_it_ended, wait_until_up
 from clusterctl.cli import style
 from clusterctl.cli.attached.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
@@ -50,7 +51,7 @@ def follow_run(
             display,
             on_term(_detach),
             keys(wanted=invocation.console.live) as pressed,
-            Follower(cluster, run.nodes, run.job, run.run, LINES_WANTED) as follower,
+            Follower(cluster, run.nodes, run.job, run.run, LINES_WANTED, silent_s=silent_s(cluster)) as follower,
         ):
             _watch(follower, display, pressed, LogFeed(display.screen, follower))
     except _Detach as request:

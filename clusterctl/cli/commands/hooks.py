@@ -24,7 +24,7 @@ OUTCOME: Mapping[str, object] = {"state": "", "job": "", "run": 0, "exit_code": 
 
 
 class Hooks:
-    """The hooks of one `start`. `started` has its run, once a node has been ordered to start it."""
+    """The hooks of one `start`. `started` has its run, once a node is ordered to start it, and what resumed it."""
 
     def __init__(self, invocation: Invocation, settings: Settings, *, wanted: bool) -> None:
         """Find the tasks, if they are `wanted` and the settings name any. Raises ConfigError."""
@@ -89,7 +89,7 @@ class Hooks:
             self._invocation.console.warn(NOT_SEEN)
 
     def _end(self, state: str, exit_code: int) -> None:
-        for run in self.started:
+        for run in self.started[-1:]:
             outcome = {"state": state, "job": run.job, "run": int(run.run), "exit_code": exit_code}
             try:
                 self._run("AFTER_END", self._settings.after_end, outcome)

@@ -13,25 +13,24 @@ from clusterctl.api.control import rejoin as ask_to_rejoin
 from clusterctl.api.dispatch import failed_nodes
 from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, check_target, prepared
 from clusterctl.api.start import start as launch_run
-from clusterctl.cli.attached.follow import follow_run, identity, until_running
-from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen, shown_option
-from clusterctl.cli.commands.check import finding_lines
+from clusterctl.cli.attached.beginning import begun, supervisors_up, tell_origin
+from clusterctl.cli.attached.follow import follow_run, until_running
+from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
 from clusterctl.cli.commands.dispatch import send
 from clusterctl.cli.commands.hooks import Hooks
+from clusterctl.cli.commands.keep import keep_in_background, resuming
 from clusterctl.cli.commands.report import report_at_end
 from clusterctl.cli.commands.stop import interrupted_once, stop_job
 from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
-from clusterctl.cluster import Cluster, combined, fold_errors
+from clusterctl.cluster import Cluster
 from clusterctl.common.errors import first_of
 from clusterctl.common.placement import names_by_node
-from clusterctl.config import Settings
-from clusterctl.documents.jobs import LossPlan, StartDocument, StartPlan
+from clusterctl.documents.jobs import LossPlan, StartPlan
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 from clusterctl.escape import clean
 from clusterctl.launch import Adopted, Launch, LaunchPlan, Origin, Resume
 from clusterctl.launch import adopt as adopt_there
-from clusterctl.observe.record.references import job_name
 
 T = TypeVar("T")
 SHOWN = 3  # paths of files that differ
@@ -59,6 +58,7 @@ def start_or_rejoin(
     load_tag: str | None,
     rejoin: bool,
     detach: bool,
+    keep: bool,
     plan: bool,
     allow_partial: bool,
 ) -> None:
@@ -68,7 +68,7 @@ def start_or_rejoin(
     if rejoin:
         others = {
             **origin.given(),
-            **{"--adopt": adopt, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
+            **{"--adopt": adopt, "--detach": detach, "--keep": keep, "--plan": plan, "--allow-partial": allow_partial},
             **{"--job_dispatch_package": package, "--engine": engine, "--set": chosen, "--name": name},
             "--": invocation.program_args,
         }
@@ -83,6 +83,7 @@ def start_or_rejoin(
         adopt=adopt,
         origin=origin,
         detach=detach,
+        keep=keep,
         plan=plan,
         allow_partial=allow_partial,
     )
@@ -94,6 +95,7 @@ def start(
     *,
     detach: bool,
     plan: bool,
+    keep: bool = False,
     name: str | None = None,
     engine: str | None = None,
     origin: OriginOptions,
@@ -101,6 +103,8 @@ def start(
     adopt: bool = False,
     allow_partial: bool = False,
 ) -> None:
+    if keep and not detach:
+        raise UsageError("--keep needs --detach", hint="a start that follows its run resumes it, too")
     if adopt:
         check_adopt_options(target.job, resume=origin.resume, package=target.package)
     check_target(target, origin, name)
@@ -121,6 +125,8 @@ def start(
             return
         hooks.before_start()
         _start(invocation, ready, hooks, detach=detach, adopt=adopt, allow_partial=allow_partial)
+        if keep:
+            keep_in_background(invocation, hooks.started[-1].job)
 
 
 def _start(
@@ -139,6 +145,8 @@ def _start(
     with contextlib.ExitStack() as stack:
         follow = stack.enter_context(hooks.after_end(follow, attached=not detach))
         follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))
+        if not detach and ready.launch.node_loss == "move":
+            follow = resuming(invocation, ready, follow, hooks.started)
         more: Any = {"allow_partial": allow_partial, "failed": failed, "started": hooks.started}
         launch_and_follow(invocation, cluster, ready.launch, ref, follow, origin=ready.origin, **more)
 
@@ -200,51 +208,20 @@ def launch_and_follow(
     The run is added to `started` then.
     """
     started = [] if started is None else started
-
-    def on_go(run: Launch) -> None:
-        started.append(run)
-        starting: StartDocument = {**identity(run), "state": "starting"}
-        invocation.console.on_document(starting)
-        _report_left_out(invocation, cluster, run)
-        for line in finding_lines(run.findings):
-            invocation.console.say(line)
-
     more: Any = {"origin": origin, "allow_partial": allow_partial, "failed": failed}
     more["on_origin"] = lambda chosen: tell_origin(invocation, chosen, cluster.settings)
     with interrupted_once(invocation, started):
         try:
             with invocation.progress.operation("starting") as operation:
+                on_go = partial(begun, invocation, cluster, started)
                 run = launch_run(cluster, launch, ref, on_go, on_wait=operation.step, **more)
-            name = job_name(cluster.inventory, run.job)
-            invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
+            supervisors_up(invocation, cluster, run)
             return follow(invocation, cluster, run)
         except KeyboardInterrupt:
             if not started:
                 raise
-            stop_job(invocation, cluster, started[0].job, started[0].nodes)
-            raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
-
-
-def _report_left_out(invocation: Invocation, cluster: Cluster, run: Launch) -> None:
-    """Warn about nodes left out of the run: why, the processes that remain, the data that no trainer reads."""
-    if not run.left_out:
-        return
-    errors = list(run.left_out.values())
-    invocation.tolerate(combined(errors, len(cluster.nodes), "start"))
-    pservers, trainers = _counts(run)
-    whole = cluster.inventory
-    rest = f"{pservers} of {whole.pserver_count} pservers and {trainers} of {whole.trainer_count} trainers"
-    invocation.console.warn(f"{len(errors)} of {len(cluster.nodes)} nodes left out; the run has {rest}")
-    for line in fold_errors(errors):
-        invocation.console.warn(clean(line, keep_newlines=True))
-    missing = whole.trainer_count - trainers
-    if missing and cluster.settings.shards:
-        invocation.console.warn(f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}")
-
-
-def _counts(run: Launch) -> tuple[int, int]:
-    """Count the pservers and the trainers of the run."""
-    return sum(len(node.pserver_ranks) for node in run.nodes), sum(len(node.trainer_ranks) for node in run.nodes)
+            stop_job(invocation, cluster, started[-1].job, started[-1].nodes)
+            raise InterruptedRun(f"interrupted; {started[-1].job} is stopped on all nodes") from None
 
 
 def rejoin_nodes(invocation: Invocation, job_workspace: str | None, others: Sequence[str]) -> None:
@@ -290,19 +267,3 @@ def adopt_directory(invocation: Invocation, cluster: Cluster, ref: str, allow_pa
 
 def _paths(paths: Sequence[str]) -> str:
     return clean(first_of(paths, SHOWN))
-
-
-def tell_origin(invocation: Invocation, origin: Origin, settings: Settings) -> None:
-    """Print the checkpoint or model that a run starts from, and the newer ones that are unusable."""
-    for line in origin.warnings:
-        invocation.console.warn(clean(line, keep_newlines=True))
-    words = _resuming(invocation, origin, settings) if isinstance(origin, Resume) else f"loading {origin}"
-    invocation.console.output(clean(words))
-
-
-def _resuming(invocation: Invocation, resume: Resume, settings: Settings) -> str:
-    kept = resume.arguments if invocation.program_args is None else None
-    arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
-    again = [shown_option(name, text) for name, text in resume.settings.items() if settings.chosen.get(name) == text]
-    options = f"{' and' if kept else ' with'} its settings: {' '.join(again)}" if again else ""
-    return f"resuming from {resume}{arguments}{options}"

@@ -10,7 +10,7 @@ from clusterctl.cli.declarations.root import NAME, app
 #: The commands in the order of `clusterctl --help`.
 ORDER = (
     *("init", "trust", "check", "setup", "split", "dispatch"),
-    *("start", "submit", "save", "stop"),
+    *("start", "keep", "submit", "save", "stop"),
     *("status", "jobs", "logs", "why", "report", "diff", "export", "collect"),
     *("exec", "task", "prune", "demo", "completion", "help", "metrics", "disconnect"),
 )

@@ -109,6 +109,7 @@ def start(
     load_tag: LoadTagOption = None,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="With --detach: leave a keeper here.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
     allow_partial: LeaveOutOption = False,
 ) -> None:
@@ -136,9 +137,25 @@ def start(
         load_tag=load_tag,
         rejoin=rejoin,
         detach=detach,
+        keep=keep,
         plan=plan,
         allow_partial=allow_partial,
     )
+
+
+@command(app, "keep", "clusterctl keep JOB20261121-081530", panel=RUN)
+def keep(
+    context: typer.Context,
+    job: JobArgument = None,
+    status: Annotated[bool, typer.Option("--status", help="Show the keepers on this machine and their logs.")] = False,
+) -> None:
+    """Watch a run, and resume it on the machines that are left when it loses its first one.
+
+    Any machine with the conf.py can do this. Ctrl-C ends the watching only.
+    """
+    from clusterctl.cli.commands.keep import keep
+
+    keep(context.obj.invocation(), job, status=status)
 
 
 @command(app, "submit", "clusterctl submit workspace --to slurm --nodes 4 --time 2:00:00", panel=RUN)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 from contract.e2e.models import assert_same, model_of
 from contract.e2e.test_copies import NOBODY
-from support.processes import kill_all, processes_with_environment, wait_until
+from support.processes import is_alive, kill_all, processes_with_environment, wait_until
 from support.site import Site, agent_processes, events_in
 
 pytestmark = [pytest.mark.nodes(3), pytest.mark.slow]
@@ -234,6 +236,33 @@ def test_nodes_that_have_lost_their_lead_are_taken_over_by_the_next_run(site: Si
     assert "succeeded after" in done.out
     for pid in frozen:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_keeper_resumes_a_run_as_often_as_it_loses_its_lead(
+    site: Site, expected: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
+    job = site.dispatch(TRAIN)
+    assert site.run("start", job, "--keep").code == 2
+    assert "no keeper runs on this machine" in site.ok("keep", "--status").out
+    site.ok("start", job, "--detach", "--keep", "--", "hold:25")
+    (keeper,) = json.loads(site.ok("--json", "keep", "--status").out)["keepers"]
+    request.addfinalizer(lambda: kill_all([keeper["pid"]]))
+    assert wait_until((site.job_dir(job, 0) / "held").exists)
+    kill_all(on_node(site, job, 0))  # its machine is still there, and takes part again
+    second = site.job_dir(job, 0) / ".clusterctl/runs/0002"
+    assert wait_until(lambda: site.status(job)["run"] == "0002" and site.status(job)["state"] == "running")
+    again = site.run("keep", job)
+    assert (again.code, "already has a keeper on this machine" in again.err) == (4, True)
+    assert "resuming from checkpoint" in site.ok("keep", "--status").out
+    kill_all(on_node(site, job, 0))
+    (site.job_dir(job, 0) / "go").touch()
+    assert wait_until(lambda: site.status(job)["run"] == "0003")
+    assert wait_until(lambda: not is_alive(keeper["pid"]))
+    assert second.is_dir()
+    assert f"{job} run 3 succeeded" in Path(keeper["log"]).read_text()
+    assert_same(model_of(site, job), expected)
+    site.assert_nothing_left(job)
 
 
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(

@@ -183,7 +183,7 @@ def test_the_help_lists_every_command_once_in_four_groups(capsys: pytest.Capture
         if not lines[0].startswith(" "):
             listed[lines[0]] = [line.split()[0] for line in lines[1:] if line[2] != " "]
     assert list(listed) == ["Prepare:", "Run:", "Look:", "More:"]
-    assert listed["Run:"] == ["start", "submit", "save", "stop"]
+    assert listed["Run:"] == ["start", "keep", "submit", "save", "stop"]
     shown = [name for names in listed.values() for name in names]
     assert sorted(shown) == sorted(name for name, command in GROUP.commands.items() if not command.hidden)
     assert not {"metrics", "disconnect"} & set(shown)

@@ -25,7 +25,7 @@ class Nodes:
     """A cluster whose nodes answer as `problems` says. A node with a problem is asked only if it is asked alone."""
 
     def __init__(self) -> None:
-        self.inventory = type("Inventory", (), {"nodes": NODES})()
+        self.inventory = Inventory(NODES)
         self.nodes = NODES
         self.problems: dict[int, ClusterctlError] = {}
         self.asked: list[list[int]] = []

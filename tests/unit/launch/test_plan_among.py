@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.common.run_spec import LeftOut
-from clusterctl.config import from_values
+from clusterctl.config import Host, from_values
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import build
 from clusterctl.launch import LaunchPlan, plan
@@ -74,3 +74,34 @@ def test_an_engine_without_pservers_needs_none() -> None:
 def test_a_conf_without_any_trainer_is_wrong_whichever_nodes_take_part() -> None:
     with pytest.raises(ConfigError):
         launch(TRAINERS_PER_NODE=0)
+
+
+def test_under_move_the_others_have_the_processes_of_missing_nodes_under_their_ranks() -> None:
+    part = launch(ON_NODE_LOSS="move").among([1, 2, 3])
+    assert placed(part, "pserver") == [(1, 0), (1, 1), (2, 2), (3, 3)]
+    assert placed(part, "trainer") == [(1, 1), (2, 0), (2, 2), (3, 3)]
+    two = launch(ON_NODE_LOSS="move", PSERVERS=["10.0.0.0", "10.0.0.3"]).among([2, 3])
+    assert placed(two, "pserver") == [(2, 0), (3, 1)]
+    spec = two.spec(two.nodes[0], job="JOB", run="0001", addresses={2: "c", 3: "d"}, lead=None).to_json()
+    assert (spec["pserver_hosts"], spec["pservers"], spec["trainers"]) == (["c", "d"], 2, 4)
+
+
+def test_addresses_of_pservers_are_in_order_of_their_ranks_wherever_they_run() -> None:
+    hosts = [Host("a"), Host("b", trainers=2), Host("c", roles=("trainer",)), Host("d")]
+    part = launch(HOSTS=hosts, ON_NODE_LOSS="move").among([1, 2, 3])
+    assert placed(part, "pserver") == [(1, 1), (3, 0), (3, 2)]
+    addresses = {1: "b", 2: "c", 3: "d"}
+    spec = part.spec(part.nodes[0], job="JOB", run="0001", addresses=addresses, lead=None).to_json()
+    assert spec["pserver_hosts"] == ["d", "b", "d"]
+
+
+def test_a_process_that_no_other_node_may_run_prevents_a_start_without_its_own() -> None:
+    hosts = [Host("a"), Host("b", roles=("trainer",))]
+    with pytest.raises(NodeError, match=r"not all processes can run on node1: pserver0: no other node") as caught:
+        launch(HOSTS=hosts, ON_NODE_LOSS="move").among([1])
+    assert "--set ON_NODE_LOSS=fail" in (caught.value.hint or "")
+
+
+def test_trainers_with_shards_do_not_start_where_their_shards_are_missing() -> None:
+    part = launch(ON_NODE_LOSS="move", SHARDS=["data/*"]).among([1, 3])
+    assert placed(part, "trainer") == placed(part, "pserver") == [(1, 0), (3, 1)]

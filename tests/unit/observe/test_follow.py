@@ -30,6 +30,7 @@ def test_when_all_other_nodes_have_ended_silent_ones_are_waited_for_only_briefly
     assert not endings.only_silent_nodes_left(3, 100.0)
     assert not endings.only_silent_nodes_left(3, 100.0 + SILENT_S)
     assert endings.only_silent_nodes_left(3, 101.0 + SILENT_S)
+    assert endings.only_silent_nodes_left(3, 104.0, silent_s=3.0)
 
 
 def test_silent_nodes_are_waited_for_while_any_other_node_is_running() -> None:

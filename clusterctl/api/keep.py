@@ -1,0 +1,232 @@
+"""Keep a job going: resume its runs that end because machines were lost. Several keepers never start two runs.
+
+Inside a run the first node decides alone. When it is lost, a keeper resumes the job on the others, which any machine
+with the conf.py may do. Two conditions keep it from starting a second run beside the first one. It has to reach more
+than half of the run's nodes, none of which has processes left. And it waits until the others must have ended theirs:
+they, too, have lost more than half of the run. Of several keepers that start at once, the locks of the nodes let one
+win.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from clusterctl.api.start import OriginOptions, PlannedStart, start
+from clusterctl.cluster import Cluster
+from clusterctl.common.requests import FollowSelection
+from clusterctl.common.run_spec import RunSpec
+from clusterctl.errors import NodeError, RefusedError, UsageError
+from clusterctl.inventory import Node, nodeset
+from clusterctl.launch import Launch, Origin, has_checkpoint
+from clusterctl.observe.follow import SILENT_KEPT_S, SILENT_S, Follower
+from clusterctl.observe.record.status import LIVE, LOST, UNKNOWN
+from clusterctl.observe.why.node_report import NodeReport
+from clusterctl.observe.why.report import WhyReport, why
+
+NODE_LOST = "node_lost"
+HOUR_S = 3600.0
+POLL_S = 2.0
+ANSWER_S = 10.0
+
+End = Literal["live", "lost", "final"]
+
+
+def silent_s(cluster: Cluster) -> float:
+    """Return how long to wait for nodes that stay silent when all others have ended."""
+    return SILENT_KEPT_S if cluster.settings.on_node_loss == "move" and cluster.settings.resumes else SILENT_S
+
+
+def end_of(report: WhyReport) -> End:
+    """Return how a run ended: "lost" if machines were, "final" if it has succeeded, failed or was stopped.
+
+    "live" while a node that answers has processes of it. The lead's word counts most. Without it the run was lost
+    unless the lead had announced another end to any other node.
+    """
+    states = [view.get("state") for view in report.seen.nodes if view["ok"]]
+    if any(state in LIVE for state in states):
+        return "live"
+    if any(one.answer.get("stop_asked") for one in report.reports):
+        return "final"
+    lead = [one for one in report.reports if one.node == report.members.lead]
+    ends = _ends(lead) or _ends(report.reports)
+    if ends:
+        return "lost" if all(_cause(end).get("kind") == NODE_LOST for end in ends) else "final"
+    return "lost" if report.state in (LOST, UNKNOWN) else "final"
+
+
+def _ends(reports: Iterable[NodeReport]) -> list[Mapping[str, Any]]:
+    return [event for report in reports for event in report.find("ended")]
+
+
+def _cause(end: Mapping[str, Any]) -> Mapping[str, Any]:
+    cause: Mapping[str, Any] = end.get("cause") or {}
+    return cause
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """When a lost run may be resumed: from the time `t` on; for None not yet, for the reason `waits_for`."""
+
+    t: float | None
+    waits_for: str = ""
+
+
+def readiness(report: WhyReport, since: float) -> Readiness:
+    """Return when a lost run may be resumed by whoever has this report of it.
+
+    A node that does not answer has ended its processes NODE_GRACE_S + GRACE_S after the last sign that any of the
+    others had of it, or after `since` if none of these recorded that it lost it. Times are by this machine's clock.
+    """
+    reached = {view["node"] for view in report.seen.nodes if view["ok"]}
+    members = [node.id for node in report.members.nodes]
+    silent = [node for node in members if node not in reached]
+    if 2 * len(silent) >= len(members):
+        answer = f"{len(members) - len(silent)} of its {len(members)} nodes answer"
+        return Readiness(None, f"{answer}; more than half are needed")
+    timing = next(RunSpec.from_json(one.answer["spec"]).timing for one in report.reports if one.answer.get("spec"))
+    silence_s = timing.node_grace_s + timing.grace_s
+    return Readiness(max((_last_sign(report.reports, node, since) + silence_s for node in silent), default=0.0))
+
+
+def _last_sign(reports: Iterable[NodeReport], node: int, since: float) -> float:
+    """Return the latest time at which a node heard from another one that it lost."""
+    signs = [report.at(event["t"]) - float(event.get("silent_s") or 0.0) for report, event in _losses(reports, node)]
+    return max(signs, default=since)
+
+
+def _losses(reports: Iterable[NodeReport], lost: int) -> Iterator[tuple[NodeReport, Mapping[str, Any]]]:
+    for report in reports:
+        for event in report.find("lost", role=None):
+            if event.get("lost_node", event["node"]) == lost:
+                yield report, event
+
+
+@dataclass
+class Resumes:
+    """How often a run may still be resumed: `most` times in an hour."""
+
+    most: int
+    _times: list[float] = field(default_factory=list)
+
+    def take(self, now: float) -> bool:
+        """Return True, and count one, if there is one left at `now`, in seconds."""
+        self._times = [t for t in self._times if t > now - HOUR_S]
+        if len(self._times) >= self.most:
+            return False
+        self._times.append(now)
+        return True
+
+
+@dataclass
+class Keeper:
+    """Finds or starts the run that continues a lost one of `job`.
+
+    `prepare` opens the nodes for a start, which is planned anew each time. A run that was lost before any checkpoint
+    was complete begins from the origin of that start, unless that is to resume the job. `say` is called with messages
+    for the user, `on_origin` and `on_wait` as by a start.
+    """
+
+    cluster: Cluster
+    job: str
+    prepare: Callable[[], AbstractContextManager[PlannedStart]]
+    say: Callable[[str], None]
+    on_origin: Callable[[Origin], None]
+    on_wait: Callable[[Node, str], None]
+    resumes: Resumes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.resumes = Resumes(self.cluster.settings.resumes)
+
+    def next_run(self, ended: str, on_go: Callable[[Launch], None], patience_s: float | None = None) -> Launch | None:
+        """Return the run after `ended`, once there is one: this keeper's, or that of another one.
+
+        None if the run is not resumed: it was not lost, RESUMES are used up, or too few nodes have answered for
+        `patience_s` seconds. `on_go` is as for a start, and not called for a run of another keeper. Raises the errors
+        of a start, but those of nodes: what is left is tried again.
+        """
+        since, said = time.time(), ""
+        while True:
+            report = self._report(None)
+            if report.members.run != ended and any(one.answer.get("start_failed") for one in report.reports):
+                report = self._report(ended)
+            end = end_of(report)
+            if report.members.run != ended and end != "lost":
+                return _launched(report)
+            if end == "final":
+                return None
+            ready = readiness(report, since) if end == "lost" else Readiness(None)
+            if ready.t is not None and ready.t <= time.time():
+                if not self.resumes.take(time.monotonic()):
+                    self.say(f"{self.job} was resumed {self.resumes.most} times within an hour, the RESUMES limit")
+                    return None
+                run = self._resume(report, on_go)
+                if run is not None:
+                    return run
+            elif ready.waits_for != said:
+                said = ready.waits_for
+                self.say(f"waiting to resume {self.job}: {said}")
+            if ready.t is None and patience_s is not None and time.time() - since > patience_s:
+                return None
+            time.sleep(POLL_S)
+
+    def _report(self, run: str | None) -> WhyReport:
+        return why(self.cluster, self.job, run=run, answer_s=ANSWER_S, with_spec=True)
+
+    def _resume(self, report: WhyReport, on_go: Callable[[Launch], None]) -> Launch | None:
+        """Start the job on the nodes that answer. Return None if that failed, or another keeper is doing so."""
+        silent = {node.id: error for node in self.cluster.nodes for error in report.errors if error.node == node.label}
+        members = report.members.by_id
+
+        def check(run: Launch) -> None:
+            """Raise NodeError if so many nodes have failed since that the others may have begun a run, too."""
+            if 2 * len(members.keys() & {*run.members}) <= len(members):
+                raise NodeError(f"only {nodeset(run.members)} of {nodeset(members)} can take part")
+            on_go(run)
+
+        here = [node for node in self.cluster.nodes if node.id in members and node.id not in silent]
+        self.say(f"resuming {self.job} on {nodeset(node.id for node in here)}")
+        try:
+            with self.prepare() as ready:
+                saved = has_checkpoint(ready.cluster, self.job, here)
+                origin = OriginOptions(resume=True) if saved else replace(ready.origin, wanted_resume=True)
+                more: Any = {"origin": origin, "on_origin": self.on_origin, "on_wait": self.on_wait}
+                return start(ready.cluster, ready.launch, self.job, check, allow_partial=True, failed=silent, **more)
+        except (NodeError, RefusedError) as exc:
+            if isinstance(exc, RefusedError) and not _may_be_taken(exc):
+                raise
+            self.say(f"{self.job} was not resumed: {exc}")
+        return None
+
+
+def _may_be_taken(error: RefusedError) -> bool:
+    """Return True if another start or run may have the locks: a node, or several, refused a start."""
+    return bool(error.details.get("locked")) or len(error.details.get("nodes") or ()) > 1
+
+
+def newest_run(cluster: Cluster, job: str | None) -> Launch:
+    """Return the newest run of a job (None: of the one that is meant). Raises UsageError if it was never started."""
+    report = why(cluster, job, answer_s=ANSWER_S)
+    if report.members.run is None:
+        hint = f"start it first: clusterctl start --job_workspace {report.job}"
+        raise UsageError(f"{report.job} has no run to keep", hint=hint)
+    return _launched(report)
+
+
+def await_end(cluster: Cluster, run: Launch) -> None:
+    """Return once a run has ended on all nodes that answer."""
+    wanted: FollowSelection = {"role": "", "events": False}
+    with Follower(cluster, run.nodes, run.job, run.run, wanted, silent_s=SILENT_KEPT_S) as follower:
+        for news in follower:
+            if news is not None and news.ended is not None and news.node == run.lead:
+                return
+
+
+def _launched(report: WhyReport) -> Launch:
+    """Return the newest run of a job that is under way, or was."""
+    members, run = report.members, report.members.run
+    assert run is not None
+    return Launch(report.job, run, members.nodes, {}, started_t=report.started_t, name=members.name)

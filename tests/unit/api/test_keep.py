@@ -1,0 +1,99 @@
+"""When a keeper resumes a run: what ended it, who answers, and how long the others have been silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.api.keep import HOUR_S, Resumes, end_of, readiness
+from clusterctl.config import from_values
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+from clusterctl.observe.record.members import Members
+from clusterctl.observe.record.status import JobStatus
+from clusterctl.observe.why.first_cause import Explanation
+from clusterctl.observe.why.node_report import NodeReport
+from clusterctl.observe.why.report import WhyReport
+
+SETTINGS = from_values({"HOSTS": ["a", "b", "c", "d"], "NODE_GRACE_S": 30, "GRACE_S": 10})
+LAUNCH = plan(SETTINGS, build(SETTINGS))
+LOST = {"kind": "node_lost", "node": 0, "why": "no message"}
+EXIT = {"kind": "exit", "role": "trainer", "rank": 0}
+
+
+def ended(node: int, state: str, cause: dict[str, Any] | None) -> dict[str, Any]:
+    return {"event": "ended", "t": 50.0, "node": node, "state": state, "cause": cause}
+
+
+def lost(node: int, other: int, t: float, silent_s: float) -> dict[str, Any]:
+    return {"event": "lost", "t": t, "node": node, "lost_node": other, "silent_s": silent_s, "why": "no message"}
+
+
+def report(state: str, nodes: int = 3, **answers: dict[str, Any]) -> WhyReport:
+    """Return the report of a run on some nodes, of which those with an answer, such as `node1`, answer."""
+    members = Members("0001", LAUNCH.nodes[:nodes], ())
+    addresses = {node.id: node.label for node in LAUNCH.nodes}
+    spec = LAUNCH.spec(LAUNCH.nodes[0], job="JOB", run="0001", addresses=addresses, lead=None).to_json()
+    reports, views = [], []
+    for node in members.nodes:
+        answer = answers.get(node.label)
+        views.append({"node": node.id, "ok": answer is not None, "state": (answer or {}).get("state", "unknown")})
+        if answer is not None:
+            reports.append(NodeReport(node.id, 0.0, 0.0, {"events": [], "spec": spec, **answer}))
+    seen = JobStatus("JOB", members, state, [], views, [], None)  # type: ignore[arg-type]
+    return WhyReport("JOB", members, state, seen, Explanation(None), tuple(reports), [], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "answers", "end"),
+    [
+        (
+            "lost",
+            {"node0": {"state": "lost"}, "node1": {"state": "failed", "events": [ended(1, "failed", LOST)]}},
+            "lost",
+        ),
+        ("unknown", {"node1": {"state": "failed", "events": [ended(1, "failed", LOST)]}}, "lost"),
+        ("unknown", {"node1": {"state": "lost"}, "node2": {"state": "lost"}}, "lost"),
+        ("unknown", {"node1": {"state": "lost"}, "node2": {"state": "running"}}, "live"),
+        ("failed", {"node0": {"state": "failed", "events": [ended(0, "failed", LOST)]}}, "lost"),
+        ("failed", {"node0": {"state": "failed", "events": [ended(0, "failed", EXIT)]}}, "final"),
+        (
+            "unknown",
+            {"node1": {"state": "failed", "events": [ended(1, "failed", EXIT)]}, "node2": {"state": "lost"}},
+            "final",
+        ),
+        ("succeeded", {"node0": {"state": "succeeded", "events": [ended(0, "succeeded", None)]}}, "final"),
+        ("unknown", {"node1": {"state": "succeeded", "events": [ended(1, "succeeded", None)]}}, "final"),
+        ("unknown", {"node1": {"state": "lost", "stop_asked": True}, "node2": {"state": "lost"}}, "final"),
+    ],
+)
+def test_only_a_run_that_lost_machines_is_resumed(state: str, answers: dict[str, Any], end: str) -> None:
+    assert end_of(report(state, **answers)) == end
+
+
+def test_more_than_half_of_the_nodes_have_to_answer() -> None:
+    answer = {"state": "lost", "events": [lost(1, 0, 40.0, 30.0)]}
+    two = readiness(report("unknown", 2, node1=answer), since=100.0)
+    assert (two.t, two.waits_for) == (None, "1 of its 2 nodes answer; more than half are needed")
+    assert readiness(report("unknown", 4, node1=answer, node2=answer), since=100.0).t is None
+    assert readiness(report("unknown", 3, node1=answer, node2=answer), since=100.0).t == 50.0
+
+
+def test_a_silent_node_has_ended_its_processes_a_while_after_the_last_sign_that_any_node_had_of_it() -> None:
+    early, late = lost(1, 0, 40.0, 30.0), lost(2, 0, 45.0, 31.0)
+    some = report("unknown", 3, node1={"state": "lost", "events": [early]}, node2={"state": "lost", "events": [late]})
+    assert readiness(some, since=0.0).t == 45.0 - 31.0 + 30.0 + 10.0
+    nothing = {"state": "lost"}
+    unknown = report("unknown", 3, node1=nothing, node2=nothing)
+    assert readiness(unknown, since=100.0).t == 140.0
+    assert readiness(report("lost", 2, node0=nothing, node1=nothing), since=100.0).t == 0.0
+
+
+def test_a_run_is_resumed_a_limited_number_of_times_within_an_hour() -> None:
+    resumes = Resumes(2)
+    assert [resumes.take(t) for t in (0.0, 10.0, 20.0, HOUR_S + 1, HOUR_S + 5, HOUR_S + 11)] == [
+        *(True, True, False),
+        *(True, False, True),
+    ]
+    assert not Resumes(0).take(0.0)
