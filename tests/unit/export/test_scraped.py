@@ -16,6 +16,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError, Unreacha
 from clusterctl.export import metrics_server
 from clusterctl.export.patient_cluster import RETRY_S
 from clusterctl.export.scraped import Address, Reader, need_prometheus_client, serve
+from clusterctl.inventory import Inventory
 from contract.security import liars
 from support.processes import wait_until
 from unit.export.made_up import JOB, NODES
@@ -25,7 +26,7 @@ class Nodes:
     """A cluster whose nodes answer as `problems` says. A node with a problem is asked only if it is asked alone."""
 
     def __init__(self) -> None:
-        self.inventory = Inventory(NODES)
+        self.inventory = Inventory(tuple(NODES))
         self.nodes = NODES
         self.problems: dict[int, ClusterctlError] = {}
         self.asked: list[list[int]] = []
