@@ -25,11 +25,12 @@ from clusterctl.launch import Launch, Origin, has_checkpoint
 from clusterctl.observe.follow import SILENT_KEPT_S, SILENT_S, Follower
 from clusterctl.observe.record.status import LIVE, LOST, UNKNOWN
 from clusterctl.observe.why.node_report import NodeReport
-from clusterctl.observe.why.report import WhyReport, why
+from clusterctl.observe.why.report import WhyReport, headline, why
 
 NODE_LOST = "node_lost"
 HOUR_S = 3600.0
 POLL_S = 2.0
+RETRY_S = 10.0  # after a start that failed
 ANSWER_S = 10.0
 
 End = Literal["live", "lost", "final"]
@@ -148,33 +149,51 @@ class Keeper:
         `patience_s` seconds. `on_go` is as for a start, and not called for a run of another keeper. Raises the errors
         of a start, but those of nodes: what is left is tried again.
         """
+        while True:
+            found = self._await_turn(ended, patience_s)
+            if not isinstance(found, WhyReport):
+                return found
+            if not self.resumes.take(time.monotonic()):
+                self.say(f"{self.job} is not resumed more than {self.resumes.most} times within an hour (RESUMES)")
+                return None
+            run = self._resume(found, on_go)
+            if run is not None:
+                return run
+            time.sleep(RETRY_S)
+
+    def _await_turn(self, ended: str, patience_s: float | None) -> WhyReport | Launch | None:
+        """Return the report of a lost run once it may be resumed; otherwise what `next_run` returns."""
         since, said = time.time(), ""
         while True:
-            report = self._report(None)
-            if report.members.run != ended and any(one.answer.get("start_failed") for one in report.reports):
-                report = self._report(ended)
-            end = end_of(report)
-            if report.members.run != ended and end != "lost":
+            report = self._report(ended)
+            end = end_of(report) if report is not None else "lost"
+            if report is not None and end != "lost" and report.members.run != ended:
                 return _launched(report)
             if end == "final":
                 return None
-            ready = readiness(report, since) if end == "lost" else Readiness(None)
-            if ready.t is not None and ready.t <= time.time():
-                if not self.resumes.take(time.monotonic()):
-                    self.say(f"{self.job} was resumed {self.resumes.most} times within an hour, the RESUMES limit")
+            ready = readiness(report, since) if report is not None else Readiness(None, "none of its nodes answers")
+            if end == "lost" and ready.t is not None and ready.t <= time.time():
+                return report
+            if end == "lost" and ready.t is None:
+                if ready.waits_for != said:
+                    said = ready.waits_for
+                    self.say(f"waiting to resume {self.job}: {said}")
+                if patience_s is not None and time.time() - since > patience_s:
                     return None
-                run = self._resume(report, on_go)
-                if run is not None:
-                    return run
-            elif ready.waits_for != said:
-                said = ready.waits_for
-                self.say(f"waiting to resume {self.job}: {said}")
-            if ready.t is None and patience_s is not None and time.time() - since > patience_s:
-                return None
             time.sleep(POLL_S)
 
-    def _report(self, run: str | None) -> WhyReport:
-        return why(self.cluster, self.job, run=run, answer_s=ANSWER_S, with_spec=True)
+    def _report(self, ended: str) -> WhyReport | None:
+        """Return the report of the newest run, but for one that was undone because its start failed on other nodes.
+
+        None if no node answers.
+        """
+        try:
+            newest = why(self.cluster, self.job, answer_s=ANSWER_S, with_spec=True)
+            if newest.members.run == ended or not any(one.answer.get("start_failed") for one in newest.reports):
+                return newest
+            return why(self.cluster, self.job, run=ended, answer_s=ANSWER_S, with_spec=True)
+        except NodeError:
+            return None
 
     def _resume(self, report: WhyReport, on_go: Callable[[Launch], None]) -> Launch | None:
         """Start the job on the nodes that answer. Return None if that failed, or another keeper is doing so."""
@@ -188,7 +207,8 @@ class Keeper:
             on_go(run)
 
         here = [node for node in self.cluster.nodes if node.id in members and node.id not in silent]
-        self.say(f"resuming {self.job} on {nodeset(node.id for node in here)}")
+        self.say(f"{self.job} run {int(report.members.run or 0)} was lost: {_cause_of(report)}")
+        self.say(f"resuming it on {nodeset(node.id for node in here)}")
         try:
             with self.prepare() as ready:
                 saved = has_checkpoint(ready.cluster, self.job, here)
@@ -200,6 +220,11 @@ class Keeper:
                 raise
             self.say(f"{self.job} was not resumed: {exc}")
         return None
+
+
+def _cause_of(report: WhyReport) -> str:
+    cause = report.explanation.cause
+    return headline(report, cause) if cause is not None else "nothing is known about the cause"
 
 
 def _may_be_taken(error: RefusedError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import socket
 import ssl
 from collections import deque
@@ -20,10 +21,12 @@ from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Order, Report
 from clusterctl.agent.lead.save_door import SaveDoor
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, CompleteCheckpoint, ModelRetention
-from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy
+from clusterctl.agent.lead.saving.copies import CopyPolicy, MergePolicy, ResumedCheckpoint
+from clusterctl.agent.lead.saving.messages import WrittenReport
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.events import Event, RunWarning
+from clusterctl.common.manifest import NAME, all_files, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.transfer.tls import run_context
@@ -40,13 +43,36 @@ def retention_of(spec: RunSpec) -> CheckpointRetention:
     return CheckpointRetention(spec.saving.keep, spec.saving.keep_best, first, files)
 
 
-def copies_of(spec: RunSpec) -> CopyPolicy:
+def resumed_checkpoint(run: RunPaths, spec: RunSpec) -> ResumedCheckpoint | None:
+    """The checkpoint from which a run was resumed whose processes may move; the spec says who has its files."""
+    resume, sources = spec.saving.resume, spec.saving.sources
+    if resume is None or sources is None or spec.failures.node_loss != "move":
+        return None
+    directory = run.checkpoints / resume.tag
+    manifest, data = read_manifest(directory), (directory / NAME).read_bytes()
+    writers = {file["file"]: int(file["node"]) for file in all_files(manifest or {"files": []}) if "node" in file}
+    holders: dict[int, set[int]] = {}
+    for piece in sources.pieces:
+        if piece.file in writers:
+            holders.setdefault(writers[piece.file], {*piece.nodes}).intersection_update(piece.nodes)
+    written: WrittenReport = {
+        "do": "written",
+        "tag": resume.tag,
+        "checkpoint": True,
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    return ResumedCheckpoint(written, writers, holders)
+
+
+def copies_of(run: RunPaths, spec: RunSpec) -> CopyPolicy:
     """What is copied and merged, as set by a spec."""
     sources = {int(node): nodes for node, nodes in (spec.saving.copies_from or {}).items()}
     limit_mb = spec.saving.model_on_lead_mb
     programs = [process.argv[0] for process in spec.processes if process.argv]
     python = next((program for program in programs if program.rpartition("/")[2].startswith("python")), "python3")
-    return CopyPolicy(sources, MergePolicy(limit_mb, python) if limit_mb and spec.trains_with_ours else None)
+    merge = MergePolicy(limit_mb, python) if limit_mb and spec.trains_with_ours else None
+    return CopyPolicy(sources, merge, resumed_checkpoint(run, spec) if sources else None)
 
 
 def policy_of(spec: RunSpec) -> Policy:
@@ -105,7 +131,7 @@ class LeadServer:
             pservers_leave=ENGINES[spec.training.engine].leaves,
             retention=retention_of(spec),
             models=ModelRetention(spec.saving.keep_models, models),
-            copies=copies_of(spec),
+            copies=copies_of(run, spec),
             policy=policy_of(spec),
             warnings=warnings,
         )

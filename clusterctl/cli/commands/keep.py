@@ -17,7 +17,6 @@ from typing import TypeVar
 from clusterctl.api.keep import Keeper, await_end, newest_run
 from clusterctl.api.outcome import explain, failure
 from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, prepared
-from clusterctl.cli import style
 from clusterctl.cli.attached.beginning import begun, supervisors_up, tell_origin
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cluster import Cluster
@@ -47,39 +46,18 @@ def resuming(
         while True:
             try:
                 return follow(invocation, cluster, run)
-            except JobFailedError as failed:
-                told = _Told(invocation, failed)
-                keeper.say = told.say
+            except JobFailedError:
                 continued = keeper.next_run(run.run, partial(begun, invocation, cluster, started), patience_s)
                 if continued is None:
                     raise
-                run = continued
-                _add(invocation, cluster, run, started)
+            run = continued
+            if started[-1].run == run.run:
+                supervisors_up(invocation, cluster, run)
+            else:
+                started.append(run)
+                invocation.console.say(f"{run.job} was resumed by another clusterctl, as run {int(run.run)}")
 
     return followed
-
-
-def _add(invocation: Invocation, cluster: Cluster, run: Launch, started: list[Launch]) -> None:
-    """Add a run of another keeper to `started`, and say that it is there."""
-    if started[-1].run != run.run:
-        started.append(run)
-        invocation.console.say(f"{run.job} was resumed by another clusterctl as run {int(run.run)}")
-    else:
-        supervisors_up(invocation, cluster, run)
-
-
-class _Told:
-    """Prints messages of a keeper, and before the first one how the run ended that it resumes."""
-
-    def __init__(self, invocation: Invocation, failed: JobFailedError) -> None:
-        self._console = invocation.console
-        self._failed: JobFailedError | None = failed
-
-    def say(self, message: str) -> None:
-        if self._failed is not None:
-            self._console.warn(self._failed.message)
-            self._failed = None
-        self._console.say(message)
 
 
 def keep(invocation: Invocation, job: str | None, *, status: bool) -> None:
@@ -94,9 +72,10 @@ def keep(invocation: Invocation, job: str | None, *, status: bool) -> None:
         ref = run.job
         stack.enter_context(_only_keeper(_lock(_directory(invocation), ref), ref))
         keeper = _keeper(invocation, cluster, ref, partial(_prepared, invocation, ref))
+        keeper.say = lambda text: console.say(f"{time.strftime('%H:%M:%S')} {text}")
         started: list[Launch] = []
         while True:
-            console.say(f"keeping {ref} run {int(run.run)}")
+            keeper.say(f"keeping {ref} run {int(run.run)}")
             await_end(cluster, run)
             continued = keeper.next_run(run.run, partial(begun, invocation, cluster, started))
             if continued is None:
@@ -106,7 +85,7 @@ def keep(invocation: Invocation, job: str | None, *, status: bool) -> None:
         error = failure(outcome)
         document: KeptJob = {"job": ref, "run": run.run, "state": outcome.state, "resumes": resumes}
         if error is None:
-            console.say(style.join(" ", (f"{ref} run {int(run.run)}", style.state(outcome.state))))
+            keeper.say(f"{ref} run {int(run.run)} {outcome.state}")
         console.finish(document, error)
 
 
@@ -191,8 +170,10 @@ def _only_keeper(lock: Path, job: str) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
-        lock.unlink()
+        try:
+            yield
+        finally:
+            lock.unlink()
 
 
 def _prepared(invocation: Invocation, job: str) -> AbstractContextManager[PlannedStart]:

@@ -145,7 +145,7 @@ def _start(
     with contextlib.ExitStack() as stack:
         follow = stack.enter_context(hooks.after_end(follow, attached=not detach))
         follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))
-        if not detach and ready.launch.node_loss == "move":
+        if not detach and ready.launch.node_loss == "move" and cluster.settings.resumes:
             follow = resuming(invocation, ready, follow, hooks.started)
         more: Any = {"allow_partial": allow_partial, "failed": failed, "started": hooks.started}
         launch_and_follow(invocation, cluster, ready.launch, ref, follow, origin=ready.origin, **more)

@@ -43,10 +43,23 @@ def test_an_attached_start_resumes_a_run_whose_first_machine_is_switched_off(lab
     run = start(lab)
     lab.machines[0].power_off()
     output = finish(run, lab, expected)
-    assert f"resuming {run.job} on node[1-3]" in output
+    assert "resuming it on node[1-3]" in output
     assert "the run has 2 of 2 pservers and 3 of 3 trainers" in output
     assert "made with" not in output
     assert "node0 is lost" in output
+
+
+def test_a_run_that_was_resumed_without_its_first_machine_may_lose_the_next_one_at_once(
+    lab: Laboratory, expected: Model
+) -> None:
+    run = start(lab)
+    lab.machines[0].power_off()
+    second = Run(lab, run.job, run.starting, "0002")
+    copied = second.event("copied", node=1)
+    assert copied["tag"] == lab.status(run.job)["resumed"]["tag"]
+    lab.machines[1].power_off()
+    output = finish(run, lab, expected)
+    assert "resuming it on node[2,3]" in output
 
 
 def test_of_two_keepers_one_resumes_the_run_and_the_other_follows_it(lab: Laboratory, expected: Model) -> None:

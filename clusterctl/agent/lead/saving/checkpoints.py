@@ -208,7 +208,11 @@ class CheckpointTracker:
             )
             for one in self._contents.get(tag, ())
         ]
-        files = files or [*(self._retention.files if tag in self._retention.first else ())]
+        if not files and tag in self._retention.first:
+            files = [
+                one.replace(nodes=(*one.nodes, *self._copies.holders_of_file(tag, one.file)))
+                for one in self._retention.files
+            ]
         return [one.replace(nodes=tuple(sorted({*one.nodes} - {*gone}))) for one in files]
 
     def go_back(self, *, forget_logs: bool) -> RecoveryPoint:

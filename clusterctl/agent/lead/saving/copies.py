@@ -32,11 +32,26 @@ class MergePolicy(NamedTuple):
     python: str
 
 
+class ResumedCheckpoint(NamedTuple):
+    """The checkpoint from which a run was resumed. What a node wrote of it may be on others only, or on one node only.
+
+    `writers` has the node that wrote each file, `holders` for each writer the nodes that have all of its files.
+    """
+
+    written: WrittenReport
+    writers: Mapping[str, int]
+    holders: Mapping[int, Collection[int]]
+
+
 class CopyPolicy(NamedTuple):
-    """`sources` has for each node those whose pieces it copies. `merge` is None if models are not merged."""
+    """`sources` has for each node those whose pieces it copies. `merge` is None if models are not merged.
+
+    A `resumed` checkpoint is copied first.
+    """
 
     sources: Mapping[int, Sequence[int]]
     merge: Optional[MergePolicy] = None
+    resumed: Optional[ResumedCheckpoint] = None
 
 
 class CopyTracker:
@@ -68,6 +83,8 @@ class CopyTracker:
         self._holders: dict[str, dict[int, set[int]]] = {}  # of each save: who has copies of what a node wrote
         self._written: dict[str, WrittenReport] = {}  # checkpoints
         self._gone: set[int] = set()
+        self._writers: dict[str, Mapping[str, int]] = {}  # of the files of a checkpoint from before this run
+        self._strayed: dict[str, set[int]] = {}  # nodes that do not have what they wrote of it
         self._model: str | None = None  # the last one; its pieces are also on the nodes that have copied them
         self._model_on: set[int] = set()
         self._model_is_merged = False
@@ -99,6 +116,11 @@ class CopyTracker:
     def holders(self, tag: str, node: int) -> set[int]:
         """The nodes that have copies of what a node wrote of a checkpoint."""
         return self._holders.get(tag, {}).get(node, set())
+
+    def holders_of_file(self, tag: str, file: str) -> set[int]:
+        """The nodes that have copies of a file of the checkpoint from which the run was resumed."""
+        writer = self._writers.get(tag, {}).get(file)
+        return set() if writer is None else self.holders(tag, writer)
 
     def forget(self, stay: Collection[str]) -> None:
         """Forget the checkpoints that are removed, and all models but the last."""
@@ -185,7 +207,10 @@ class CopyTracker:
 
     def tick(self, now: float) -> list[Action]:
         """Give up nodes that do not report, so that newer saves are copied to the others."""
-        behind = [action for kind in KINDS for action in self._warn_if_behind(kind, now)]
+        behind = [
+            *self._copy_resumed(now),
+            *(action for kind in KINDS for action in self._warn_if_behind(kind, now)),
+        ]
         if self._save is None or now < self._began + LIMIT_S:
             return behind
         nodes = ", ".join(f"node{node}" for node in sorted({node for _, node in self._asked}))
@@ -193,6 +218,20 @@ class CopyTracker:
         self._asked.clear()
         self._failed = True
         return [*behind, note, *self._next(now)]
+
+    def _copy_resumed(self, now: float) -> list[Action]:
+        """Copy the checkpoint from which the run was resumed, once all nodes that take part in that are there."""
+        resumed = self._policy.resumed
+        if resumed is None or not self.are_made or not self._wanted <= self._places.keys():
+            return []
+        self._policy = self._policy._replace(resumed=None)
+        tag = resumed.written["tag"]
+        self._written[tag] = resumed.written
+        self._writers = {tag: resumed.writers}
+        self._strayed = {tag: {writer for writer, nodes in resumed.holders.items() if writer not in nodes}}
+        self._holders[tag] = {writer: {*nodes} - {writer} for writer, nodes in resumed.holders.items()}
+        self._waiting.setdefault(True, resumed.written)
+        return self._next(now)
 
     def take(self, node: int, report: CopiedReport, now: float) -> list[Action]:
         """Handle the report of a node: it has carried out an order, or could not."""
@@ -294,8 +333,9 @@ class CopyTracker:
     def _sources(self, node: int, tag: str) -> dict[int, int]:
         """The nodes that wrote what a node is to copy of a save, each with the node that has it."""
         here = [source for source in self._policy.sources.get(node, ()) if source in self._places]
-        found = {source: source for source in here}
-        for writer in self._gone & self._holders.get(tag, {}).keys():
+        lacking = self._gone | self._strayed.get(tag, set())
+        found = {source: source for source in here if source not in lacking}
+        for writer in lacking & self._holders.get(tag, {}).keys():
             holder = min(self._holders[tag][writer] & self._places.keys(), default=None)
             if holder in here and holder is not None:
                 found[writer] = holder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.lead.saving.copies import LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
+from clusterctl.agent.lead.saving.copies import LIMIT_S, CopyPolicy, CopyTracker, MergePolicy, ResumedCheckpoint
 from clusterctl.agent.lead.saving.messages import WrittenReport
 from clusterctl.launch.plan import copy_plan
 
@@ -183,3 +183,22 @@ def test_after_a_loss_the_newest_checkpoint_is_copied_once_more_from_those_that_
     for node in (0, 2):
         take(made, node, "step-000000001")
     assert made.holders("step-000000001", 1) == {0, 2}
+
+
+def test_a_resumed_checkpoint_is_copied_once_all_are_there_from_the_nodes_that_have_it() -> None:
+    """node3 wrote a piece, and is not in this run; node1 has the only copy."""
+    tag = "step-000000140"
+    resumed = ResumedCheckpoint(save(tag, checkpoint=True), {"p0": 3, "p1": 1}, {3: {1}, 1: {1, 2}})
+    made = CopyTracker(CopyPolicy(RING, resumed=resumed), 0)
+    for node in range(3):
+        assert made.tick(float(node)) == []
+        made.come(node, f"h{node}:1", 0.0)
+    by_node = {a.node: a.message for a in made.tick(3.0)}
+    assert (by_node[2]["sources"], by_node[2]["held_by"]) == ({"1": "h1:1", "3": "h1:1"}, {"3": 1})
+    assert by_node[1]["sources"] == {"0": "h0:1"}
+    assert made.tick(4.0) == []
+    assert made.holders_of_file(tag, "p0") == {1}
+    done = [action for node in range(3) for action in take(made, node, tag)]
+    assert [event["event"] for event in events(done)] == ["copied"]
+    assert (made.holders_of_file(tag, "p0"), made.holders_of_file(tag, "p1")) == ({1, 2}, {2})
+    assert made.held(True) == {tag}
