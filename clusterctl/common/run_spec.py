@@ -233,10 +233,10 @@ class Failures(FieldGroup):
     """The policy for failures: restarts per hour by role, and the settings of the same names.
 
     `whole` means that processes can only be restarted together. The lead `takes_warnings` of processes, unless it is of
-    an older version.
+    an older version. `data_stays`: trainers have shards on their own nodes only, so they cannot work elsewhere.
     """
 
-    OMITTED = ("takes_warnings", "on_node_loss")
+    OMITTED = ("takes_warnings", "on_node_loss", "data_stays")
 
     restarts: Mapping[str, int] = field(default_factory=dict)
     on_trainer_loss: str = "fail"
@@ -247,6 +247,7 @@ class Failures(FieldGroup):
     on_nan: str = "warn"
     whole: bool = False
     takes_warnings: bool | None = None
+    data_stays: bool | None = None
 
     @property
     def node_loss(self) -> str:

@@ -53,6 +53,7 @@ class LossPlan(TypedDict):
 
     node: Count
     moves: NotRequired[dict[str, Count]]  # where its processes would go, by name
+    gives_up: NotRequired[list[str]]  # the trainers that the run would go on without
     fails: NotRequired[str]  # why the run would fail instead
 
 

@@ -209,7 +209,8 @@ class LaunchPlan:
     def _failures(self) -> Failures:
         values = self.settings.in_spec("failures")
         whole = not self._restarts_one_by_one()
-        failures = Failures(**values, whole=whole, takes_warnings=True)
+        stays = True if self.node_loss == "move" and self.settings.shards else None
+        failures = Failures(**values, whole=whole, takes_warnings=True, data_stays=stays)
         return failures if failures.node_loss == self.node_loss else failures.replace(on_node_loss=self.node_loss)
 
     @property
@@ -238,12 +239,15 @@ class LaunchPlan:
         losses: list[LossPlan] = []
         for node in self.nodes[1:]:
             lost = [key for key, home in node_of.items() if home == node.id]
+            stay = [f"{role}{rank}" for role, rank in lost if role == "trainer" and self.settings.shards]
+            lost = [key for key in lost if f"{key[0]}{key[1]}" not in stay]
             try:
                 moves = place(lost, node_of, [one for one in places if one.node != node.id], holders)
             except NoPlaceError as exc:
                 losses.append({"node": node.id, "fails": str(exc)})
             else:
-                losses.append({"node": node.id, "moves": {f"{role}{rank}": to for (role, rank), to in moves.items()}})
+                plan: LossPlan = {"node": node.id, "moves": {f"{role}{rank}": to for (role, rank), to in moves.items()}}
+                losses.append({**plan, "gives_up": stay} if stay else plan)
         return losses
 
     def _programs(self) -> dict[str, Program]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Callable
 
-from clusterctl.agent.lead.actions import Action, Policy, RecordEvent, run_warning
+from clusterctl.agent.lead.actions import Action, Policy, RecordEvent, SendOrder, run_warning
 from clusterctl.agent.lead.failure_detector import FailureDetector
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key
@@ -63,6 +64,16 @@ class Moves:
         """Return the nodes on which none of their processes can be left by now: the guardian there has ended them."""
         return {node: self._lost.pop(node)[1] for node, (at, _) in list(self._lost.items()) if now >= at}
 
+    def leave(self, trainers: Collection[Key], lost: Mapping[int, EndCause]) -> list[Action]:
+        """Continue without trainers whose shards are on `lost` nodes only. Raises CannotMoveError."""
+        names = first_of([name_of(key) for key in sorted(trainers)], MOST_NAMED)
+        nodes = first_of([f"node{node}" for node in sorted(lost)], MOST_NAMED)
+        if self._policy.whole or not self._table.of_role("trainer") - {*trainers}:
+            raise CannotMoveError(f"the shards (SHARDS) of {names} are on {nodes} only")
+        message = f"the run continues without {names}: with SHARDS, the data of each is on its own node only"
+        left = give_up(trainers, self._table, self._saves, lambda key: lost[self._table.node_of[key]]["message"])
+        return [*left, run_warning("trainers_left", message, min(lost))]
+
     def move(self, keys: Collection[Key], lost: Mapping[int, EndCause], now: float) -> list[Action]:
         """Put processes of `lost` nodes on others, and plan copies anew. Raises CannotMoveError."""
         gone, members = len(self._detector.lost), len(self._detector.nodes)
@@ -101,6 +112,15 @@ class Moves:
         self._holders = holders_of(sources)
         newest = self._saves.checkpoints.newest
         return self._saves.copies.replan(sources, self._detector.lost, newest.tag if newest else None, now)
+
+
+def give_up(
+    trainers: Collection[Key], table: ProcessTable, saves: SaveTracker, why: Callable[[Key], str]
+) -> list[Action]:
+    """Let the run continue without these trainers."""
+    table.give_up(trainers)
+    losses = [RecordEvent(table.lost(key, why(key))) for key in sorted(trainers)]
+    return [*losses, SendOrder({"do": "shrink", "ranks": sorted(table.gone)}), *saves.leave(table.gone)]
 
 
 def _warning(node: int, cause: EndCause, events: Sequence[MovedEvent]) -> RecordEvent:

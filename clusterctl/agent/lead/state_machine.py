@@ -26,7 +26,7 @@ from clusterctl.agent.lead.actions import (
 )
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
-from clusterctl.agent.lead.moves import CannotMoveError, Moves
+from clusterctl.agent.lead.moves import CannotMoveError, Moves, give_up
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, ModelRetention
@@ -202,14 +202,16 @@ class Lead:
         keys = {key for node in due for key in self._table.on(node)}
         again = self._restart_together and some_serve(keys)  # also trainers that are done
         keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
+        cause = next(iter(due.values()))
+        stay = keys & self._table.of_role("trainer") if self._policy.data_stays else set()
         try:
-            moved = self._moves.move(keys, due, now)
+            left = self._moves.leave(stay, due) if stay else []
+            moved = self._moves.move(keys - stay, due, now)
         except CannotMoveError as exc:
-            cause = next(iter(due.values()))
             return self._fail({**cause, "message": f"{cause['message']}; {exc}"}, now)
-        if keys:
-            return [*moved, *self._restart_lost(keys)]
-        return [*moved, *self._spawn_if_all_are_here(), *self._end_if_idle(now)]
+        if keys - stay:
+            return [*left, *moved, *self._restart_lost(keys - stay)]
+        return [*left, *moved, *self._go_on(), *self._end_if_idle(now)]
 
     # Reports of supervisors.
 
@@ -382,13 +384,12 @@ class Lead:
 
     def _shrink(self, keys: Collection[Key], cause: EndCause, now: float) -> list[Action]:
         """Continue without these trainers."""
-        self._table.give_up(keys)
-        if not self._table.of_role("trainer"):
-            return self._fail(cause, now)
-        losses = [RecordEvent(self._table.lost(key, cause["message"])) for key in sorted(keys)]
-        order = SendOrder({"do": "shrink", "ranks": sorted(self._table.gone)})
-        notes = [*losses, order, *self._saves.leave(self._table.gone)]
-        return [*notes, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
+        left = give_up(keys, self._table, self._saves, lambda key: cause["message"])
+        return [*left, *self._go_on()] if self._table.of_role("trainer") else self._fail(cause, now)
+
+    def _go_on(self) -> list[Action]:
+        """Enter the next phase if nothing is missing for it any more."""
+        return [*self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _restart_lost(self, keys: Collection[Key]) -> list[Action]:
         """Restart the processes of a lost node: where they are now, or when it returns; the orders are kept for it."""

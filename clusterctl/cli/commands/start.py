@@ -188,7 +188,10 @@ def _after(loss: LossPlan) -> str:
     if "fails" in loss:
         return f"the run fails ({loss['fails']})"
     moves = [f"{names} to node{node}" for node, names in names_by_node(loss["moves"]).items()]
-    return f"clusterctl moves {'; '.join(moves)}" if moves else "nothing runs there"
+    effects = [f"clusterctl moves {'; '.join(moves)}"] if moves else []
+    if loss.get("gives_up"):
+        effects.append(f"the run goes on without {', '.join(loss['gives_up'])}, whose shards are there only")
+    return "; ".join(effects) or "nothing runs there"
 
 
 def launch_and_follow(

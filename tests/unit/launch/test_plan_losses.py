@@ -33,3 +33,8 @@ def test_what_no_other_node_may_run_is_named() -> None:
 
 def test_nothing_is_said_where_processes_do_not_move() -> None:
     assert losses("a", "b", ON_NODE_LOSS=None) == []
+
+
+def test_trainers_with_shards_do_not_move() -> None:
+    (lost,) = losses("a", "b", SHARDS=["train.*"])
+    assert lost == {"node": 1, "moves": {"pserver1": 0}, "gives_up": ["trainer1"]}

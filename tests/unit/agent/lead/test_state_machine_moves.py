@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -81,6 +82,42 @@ def test_trainers_of_a_silent_node_start_elsewhere_and_nothing_is_rolled_back() 
     for node in (0, 1):
         play.says(node, "idle")
     assert play.ended()["state"] == "succeeded"
+
+
+def test_trainers_whose_shards_are_on_the_lost_node_are_given_up_and_its_pserver_moves() -> None:
+    play = go(data_stays=True)
+    for node in range(3):
+        play.says(node, "hello", new=True, pieces=f"host{node}:9")
+    tag = save(play, 10)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    assert [(event["role"], event["rank"]) for event in play.noted("moved")] == [("pserver", 1)]
+    assert [(event.get("role"), event.get("rank")) for event in play.noted("lost")] == [(None, None), ("trainer", 1)]
+    again = orders(play, "again")[-1]
+    assert (again["recover"]["tag"], again["recover"]["left"]) == (tag, {"1": 0})
+    assert sorted(again["attempts"]) == ["pserver0", "pserver1", "trainer0", "trainer2"]
+    messages = [event["message"] for event in play.noted("warned")]
+    assert "the run continues without trainer1: with SHARDS, the data of each is on its own node only" in messages
+
+
+def test_a_node_of_trainers_with_shards_takes_nothing_with_it_but_its_trainers() -> None:
+    play = go(data_stays=True)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert (play.noted("moved"), play.noted("rolled_back"), play.lead.phase) == ([], [], "running")
+    assert orders(play, "shrink")[-1]["ranks"] == [2]
+    for rank in (0, 1):
+        play.says(
+            rank, "exited", role="trainer", rank=rank, attempt=1, exit_code=0, stopping=False, message="", tail=[]
+        )
+    assert play.lead.phase == "finishing"
+
+
+@pytest.mark.parametrize(("whole", "processes"), [(True, APART), (False, [("pserver", 0, 0), ("trainer", 0, 2)])])
+def test_a_run_fails_that_cannot_do_without_trainers_whose_shards_are_lost(whole: bool, processes: Any) -> None:
+    play = go(data_stays=True, whole=whole, processes=processes)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert play.lead.phase == "stopping"
+    (stop,) = [event for event in play.noted("phase") if event["phase"] == "stopping"]
+    assert re.search(r"the shards \(SHARDS\) of trainer\d are on node2 only", stop["cause"]["message"])
 
 
 def test_what_ended_with_its_supervisor_moves_when_its_guardian_must_be_done() -> None:
