@@ -71,6 +71,7 @@ def read_settings(
         "TRAINERS": None,
         "TRAINERS_PER_NODE": 1,
         "TRAINER_COMMAND": list(command),
+        "ON_NODE_LOSS": "fail",  # mpirun ends all ranks if one does
     }
     found = conf or meeting.shared / "conf.py"
     if conf is None:  # nobody has named it
