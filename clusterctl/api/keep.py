@@ -9,8 +9,10 @@ win.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -19,10 +21,11 @@ from clusterctl.api.start import OriginOptions, PlannedStart, start
 from clusterctl.cluster import Cluster
 from clusterctl.common.requests import FollowSelection
 from clusterctl.common.run_spec import RunSpec
-from clusterctl.errors import NodeError, RefusedError, UsageError
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node, nodeset
-from clusterctl.launch import Launch, Origin, has_checkpoint
+from clusterctl.launch import Launch, Origin, may_have_checkpoint
 from clusterctl.observe.follow import SILENT_KEPT_S, SILENT_S, Follower
+from clusterctl.observe.record.references import run_number
 from clusterctl.observe.record.status import LIVE, LOST, UNKNOWN
 from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.report import WhyReport, headline, why
@@ -31,6 +34,9 @@ NODE_LOST = "node_lost"
 HOUR_S = 3600.0
 POLL_S = 2.0
 RETRY_S = 10.0  # after a start that failed
+ATTEMPTS = 20
+NEEDS_MOVE = 'that needs ON_NODE_LOSS = "move" and our pservers'
+NEEDS_MOVE_HINT = "to resume a run by hand without the nodes that are gone: clusterctl start --resume --allow-partial"
 ANSWER_S = 10.0
 
 End = Literal["live", "lost", "final"]
@@ -45,18 +51,24 @@ def end_of(report: WhyReport) -> End:
     """Return how a run ended: "lost" if machines were, "final" if it has succeeded, failed or was stopped.
 
     "live" while a node that answers has processes of it. The lead's word counts most. Without it the run was lost
-    unless the lead had announced another end to any other node.
+    unless another node has recorded another end: what a later start ended there was waiting for the lead.
     """
-    states = [view.get("state") for view in report.seen.nodes if view["ok"]]
-    if any(state in LIVE for state in states):
-        return "live"
-    if any(one.answer.get("stop_asked") for one in report.reports):
-        return "final"
     lead = [one for one in report.reports if one.node == report.members.lead]
-    ends = _ends(lead) or _ends(report.reports)
-    if ends:
-        return "lost" if all(_cause(end).get("kind") == NODE_LOST for end in ends) else "final"
-    return "lost" if report.state in (LOST, UNKNOWN) else "final"
+    others = [end for end in _ends(report.reports) if end["state"] != "stopped" or _cause(end)]
+    ends = _ends(lead) or others
+    if any(map(_was_stopped, report.reports)) or any(_cause(end).get("kind") != NODE_LOST for end in ends):
+        return "final"
+    if any(view["state"] in LIVE for view in report.seen.nodes):
+        return "live"
+    return "lost" if ends or report.state in (LOST, UNKNOWN) else "final"
+
+
+def _was_stopped(report: NodeReport) -> bool:
+    return bool(report.answer.get("stop_asked")) and not _was_undone(report)
+
+
+def _was_undone(report: NodeReport) -> bool:
+    return bool(report.answer.get("start_failed"))
 
 
 def _ends(reports: Iterable[NodeReport]) -> list[Mapping[str, Any]]:
@@ -88,38 +100,43 @@ def readiness(report: WhyReport, since: float) -> Readiness:
     if 2 * len(silent) >= len(members):
         answer = f"{len(members) - len(silent)} of its {len(members)} nodes answer"
         return Readiness(None, f"{answer}; more than half are needed")
-    timing = next(RunSpec.from_json(one.answer["spec"]).timing for one in report.reports if one.answer.get("spec"))
+    timing = next((spec.timing for spec in map(_spec, report.reports) if spec is not None), None)
+    if timing is None:
+        return Readiness(None, "no node has reported how the run ended")
     silence_s = timing.node_grace_s + timing.grace_s
-    return Readiness(max((_last_sign(report.reports, node, since) + silence_s for node in silent), default=0.0))
+    signs = [_last_sign(report.reports, node) or since for node in silent]
+    return Readiness(max((min(sign, time.time()) + silence_s for sign in signs), default=0.0))
 
 
-def _last_sign(reports: Iterable[NodeReport], node: int, since: float) -> float:
-    """Return the latest time at which a node heard from another one that it lost."""
-    signs = [report.at(event["t"]) - float(event.get("silent_s") or 0.0) for report, event in _losses(reports, node)]
-    return max(signs, default=since)
+def _spec(report: NodeReport) -> RunSpec | None:
+    spec = report.answer.get("spec")
+    return RunSpec.from_json(spec) if spec else None
 
 
-def _losses(reports: Iterable[NodeReport], lost: int) -> Iterator[tuple[NodeReport, Mapping[str, Any]]]:
+def _last_sign(reports: Iterable[NodeReport], node: int) -> float | None:
+    """Return the latest time at which a node heard from another one that it lost for good; None if none did."""
+    signs = []
     for report in reports:
-        for event in report.find("lost", role=None):
-            if event.get("lost_node", event["node"]) == lost:
-                yield report, event
+        events = [event for event in report.find("lost", role=None) if event.get("lost_node", event["node"]) == node]
+        back = max((event["t"] for event in report.find("rejoined", node=node)), default=0.0)
+        signs += [report.at(event["t"]) - float(event.get("silent_s") or 0.0) for event in events if event["t"] > back]
+    return max(signs, default=None)
 
 
 @dataclass
 class Resumes:
-    """How often a run may still be resumed: `most` times in an hour."""
+    """How often a job may still be resumed: `most` times in an hour."""
 
     most: int
     _times: list[float] = field(default_factory=list)
 
-    def take(self, now: float) -> bool:
-        """Return True, and count one, if there is one left at `now`, in seconds."""
+    def are_left(self, now: float) -> bool:
+        """Return True if there is one left at `now`, in seconds."""
         self._times = [t for t in self._times if t > now - HOUR_S]
-        if len(self._times) >= self.most:
-            return False
+        return len(self._times) < self.most
+
+    def take(self, now: float) -> None:
         self._times.append(now)
-        return True
 
 
 @dataclass
@@ -146,20 +163,27 @@ class Keeper:
         """Return the run after `ended`, once there is one: this keeper's, or that of another one.
 
         None if the run is not resumed: it was not lost, RESUMES are used up, or too few nodes have answered for
-        `patience_s` seconds. `on_go` is as for a start, and not called for a run of another keeper. Raises the errors
-        of a start, but those of nodes: what is left is tried again.
+        `patience_s` seconds. `on_go` is as for a start, and not called for a run of another keeper. Raises the error of
+        a start that has failed ATTEMPTS times, or that has no checkpoint to resume from.
         """
-        while True:
+        for attempt in range(ATTEMPTS):
             found = self._await_turn(ended, patience_s)
             if not isinstance(found, WhyReport):
                 return found
-            if not self.resumes.take(time.monotonic()):
+            if not self.resumes.are_left(time.monotonic()):
                 self.say(f"{self.job} is not resumed more than {self.resumes.most} times within an hour (RESUMES)")
                 return None
-            run = self._resume(found, on_go)
-            if run is not None:
+            try:
+                run = self._resume(found, on_go)
+            except (NodeError, RefusedError) as exc:
+                if attempt == ATTEMPTS - 1 or not (isinstance(exc, NodeError) or exc.details):
+                    raise
+                self.say(f"{self.job} was not resumed: {exc}")
+                time.sleep(RETRY_S * random.uniform(0.5, 1.5))  # another keeper may be trying, too
+            else:
+                self.resumes.take(time.monotonic())
                 return run
-            time.sleep(RETRY_S)
+        raise AssertionError("the last attempt raises")
 
     def _await_turn(self, ended: str, patience_s: float | None) -> WhyReport | Launch | None:
         """Return the report of a lost run once it may be resumed; otherwise what `next_run` returns."""
@@ -171,55 +195,62 @@ class Keeper:
                 return _launched(report)
             if end == "final":
                 return None
-            ready = readiness(report, since) if report is not None else Readiness(None, "none of its nodes answers")
-            if end == "lost" and ready.t is not None and ready.t <= time.time():
+            if report is None:
+                ready = Readiness(None, "none of its nodes answers")
+            else:
+                ready = readiness(report, since) if end == "lost" else Readiness(None, "its processes have not ended")
+            if ready.t is not None and ready.t <= time.time():
                 return report
-            if end == "lost" and ready.t is None:
-                if ready.waits_for != said:
-                    said = ready.waits_for
-                    self.say(f"waiting to resume {self.job}: {said}")
-                if patience_s is not None and time.time() - since > patience_s:
-                    return None
+            if ready.waits_for and ready.waits_for != said:
+                said = ready.waits_for
+                self.say(f"waiting to resume {self.job}: {said}")
+            if ready.t is None and patience_s is not None and time.time() - since > patience_s:
+                return None
             time.sleep(POLL_S)
 
     def _report(self, ended: str) -> WhyReport | None:
-        """Return the report of the newest run, but for one that was undone because its start failed on other nodes.
+        """Return the report of the newest run, but for those that were undone because their start failed elsewhere.
 
-        None if no node answers.
+        None if no node answers that knows the run that has `ended`, or a later one.
         """
-        try:
-            newest = why(self.cluster, self.job, answer_s=ANSWER_S, with_spec=True)
-            if newest.members.run == ended or not any(one.answer.get("start_failed") for one in newest.reports):
-                return newest
-            return why(self.cluster, self.job, run=ended, answer_s=ANSWER_S, with_spec=True)
-        except NodeError:
-            return None
+        number: str | None = None
+        with contextlib.suppress(NodeError, UsageError):
+            while True:
+                report = why(self.cluster, self.job, run=number, answer_s=ANSWER_S, with_spec=True)
+                run = int(report.members.run or 0)
+                if number is None and run < int(ended):
+                    return None
+                if run <= 1 or not any(map(_was_undone, report.reports)):
+                    return report
+                number = run_number(run - 1)
+        return None
 
-    def _resume(self, report: WhyReport, on_go: Callable[[Launch], None]) -> Launch | None:
-        """Start the job on the nodes that answer. Return None if that failed, or another keeper is doing so."""
-        silent = {node.id: error for node in self.cluster.nodes for error in report.errors if error.node == node.label}
+    def _resume(self, report: WhyReport, on_go: Callable[[Launch], None]) -> Launch:
+        """Start the job on the nodes that answer. Raises the errors of a start."""
+        views = {view["node"]: view for view in report.seen.nodes}
+        silent: dict[int, ClusterctlError] = {
+            node: NodeError("it does not answer", node=f"node{node}") for node, view in views.items() if not view["ok"]
+        }
+        silent |= {node.id: error for node in self.cluster.nodes for error in report.errors if error.node == node.label}
         members = report.members.by_id
 
         def check(run: Launch) -> None:
-            """Raise NodeError if so many nodes have failed since that the others may have begun a run, too."""
+            """Look again now that the nodes are locked: some may have failed, or somebody may have stopped the job."""
             if 2 * len(members.keys() & {*run.members}) <= len(members):
                 raise NodeError(f"only {nodeset(run.members)} of {nodeset(members)} can take part")
+            now = self._report(report.members.run or "0")
+            if now is None or end_of(now) != "lost" or now.members.run != report.members.run:
+                raise NodeError("somebody else has stopped it, or has resumed it")
             on_go(run)
 
         here = [node for node in self.cluster.nodes if node.id in members and node.id not in silent]
         self.say(f"{self.job} run {int(report.members.run or 0)} was lost: {_cause_of(report)}")
         self.say(f"resuming it on {nodeset(node.id for node in here)}")
-        try:
-            with self.prepare() as ready:
-                saved = has_checkpoint(ready.cluster, self.job, here)
-                origin = OriginOptions(resume=True) if saved else replace(ready.origin, wanted_resume=True)
-                more: Any = {"origin": origin, "on_origin": self.on_origin, "on_wait": self.on_wait}
-                return start(ready.cluster, ready.launch, self.job, check, allow_partial=True, failed=silent, **more)
-        except (NodeError, RefusedError) as exc:
-            if isinstance(exc, RefusedError) and not _may_be_taken(exc):
-                raise
-            self.say(f"{self.job} was not resumed: {exc}")
-        return None
+        with self.prepare() as ready:
+            saved = may_have_checkpoint(ready.cluster, self.job, here)
+            origin = OriginOptions(resume=True) if saved else replace(ready.origin, wanted_resume=True)
+            more: Any = {"origin": origin, "on_origin": self.on_origin, "on_wait": self.on_wait}
+            return start(ready.cluster, ready.launch, self.job, check, allow_partial=True, failed=silent, **more)
 
 
 def _cause_of(report: WhyReport) -> str:
@@ -227,17 +258,15 @@ def _cause_of(report: WhyReport) -> str:
     return headline(report, cause) if cause is not None else "nothing is known about the cause"
 
 
-def _may_be_taken(error: RefusedError) -> bool:
-    """Return True if another start or run may have the locks: a node, or several, refused a start."""
-    return bool(error.details.get("locked")) or len(error.details.get("nodes") or ()) > 1
-
-
 def newest_run(cluster: Cluster, job: str | None) -> Launch:
-    """Return the newest run of a job (None: of the one that is meant). Raises UsageError if it was never started."""
-    report = why(cluster, job, answer_s=ANSWER_S)
+    """Return the newest run of a job (None: of the one that is meant). Raises UsageError if it cannot be kept."""
+    report = why(cluster, job, answer_s=ANSWER_S, with_spec=True)
     if report.members.run is None:
         hint = f"start it first: clusterctl start --job_workspace {report.job}"
         raise UsageError(f"{report.job} has no run to keep", hint=hint)
+    spec = next((spec for spec in map(_spec, report.reports) if spec is not None), None)
+    if spec is not None and (spec.failures.node_loss != "move" or spec.failures.whole):
+        raise UsageError(f"{report.job} cannot be kept: {NEEDS_MOVE}", hint=NEEDS_MOVE_HINT)
     return _launched(report)
 
 

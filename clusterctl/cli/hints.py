@@ -11,21 +11,7 @@ from clusterctl.errors import ClusterctlError
 
 #: The commands that read conf.py. All others ignore `--conf`.
 READ_CONF = (
-    *(
-        "trust",
-        "check",
-        "setup",
-        "dispatch",
-        "start",
-        "keep",
-        "submit",
-        "status",
-        "jobs",
-        "logs",
-        "why",
-        "stop",
-        "save",
-    ),
+    *("trust", "check", "setup", "dispatch", "start", "keep", "submit", "status", "jobs", "logs", "why", "stop"),
     *("save", "collect", "exec", "prune", "report", "diff", "export", "metrics", "task"),
 )
 COMMAND = re.compile(rf"(?<![\w./-])clusterctl(?=\s+(?:{'|'.join(READ_CONF)})(?![\w-]))")

@@ -200,10 +200,14 @@ class RejoinRequest(JobRequest):
 
 
 class StopRequest(JobRequest):
-    """End everything that belongs to a job. because: the reason that its record gets, if it is not the user's wish."""
+    """End everything that belongs to a job.
+
+    `because`: the reason that the record of its `run` gets, if that is the newest one and it is not the user's wish.
+    """
 
     op: Literal["stop"]
     because: NotRequired[str]
+    run: NotRequired[RunName]
 
 
 class SaveRequest(JobRequest):

@@ -85,6 +85,11 @@ class LaunchPlan:
         return self.needs_runtime and len(self.nodes) > 1 and self.settings.ps_security == "curve"
 
     @property
+    def can_be_kept(self) -> bool:
+        """True if the run is resumed when it has lost its first node."""
+        return self.node_loss == "move" and self._restarts_one_by_one() and self.settings.resumes > 0
+
+    @property
     def wants_one_pserver_port(self) -> bool:
         """True if pservers are the user's programs, and the engine gives trainers no other list of their ports."""
         engine = ENGINES[self.settings.engine]

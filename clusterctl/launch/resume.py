@@ -135,13 +135,18 @@ def choose(cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan
     raise RefusedError("\n  ".join(lines), hint=ANEW)
 
 
-def has_checkpoint(cluster: Cluster, job: str, nodes: Sequence[Node] | None = None) -> bool:
-    """Return True if a run of the job has made a complete checkpoint, usable or not, as `nodes` (None: all) know it.
+def has_checkpoint(cluster: Cluster, job: str) -> bool:
+    """Return True if a run of the job has made a complete checkpoint, usable or not. Raises if a node fails."""
+    return any(one.manifest is not None for one in find(cluster, "checkpoint", job, cluster.nodes)[1])
 
-    Raises if one of them fails.
+
+def may_have_checkpoint(cluster: Cluster, job: str, nodes: Sequence[Node]) -> bool:
+    """Return False if a run of the job cannot have completed a checkpoint, as far as `nodes` know. Raises if one fails.
+
+    One that is incomplete there may have been the first one, which was being written.
     """
-    found = find(cluster, "checkpoint", job, cluster.nodes if nodes is None else nodes)[1]
-    return any(one.manifest is not None for one in found)
+    found = find(cluster, "checkpoint", job, nodes)[1]
+    return len(found) > 1 or any(one.manifest is not None for one in found)
 
 
 def _without_states(found: FoundSave, launch: LaunchPlan) -> FoundSave:

@@ -419,4 +419,4 @@ def _undo(cluster: Cluster, run: Launch, outcomes: list[NodeOutcome[dict[str, An
 def _stop_again(cluster: Cluster, run: Launch, error: ClusterctlError, nodes: Sequence[Node]) -> None:
     reasons = "; ".join(line.strip() for line in str(error).splitlines())
     because = f"the start failed: {reasons}"[:REASON_CHARS]
-    cluster.ask({"op": "stop", "ref": run.job, "because": because}, nodes)
+    cluster.ask({"op": "stop", "ref": run.job, "because": because, "run": run.run}, nodes)

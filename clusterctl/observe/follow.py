@@ -31,7 +31,7 @@ LEAVE_S = 2.0  # for agents to end following, so that they can serve the next re
 REJOIN_S = 2.0
 TICK_S = 0.25
 SILENT_S = 20.0  # wait for the last nodes that have not reported the end of their run
-SILENT_KEPT_S = 3.0  # the same for a run that is resumed if they are lost, which is looked into again then
+SILENT_KEPT_S = 3.0  # the same for a run that is resumed if all others are lost, which is looked into again then
 PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
@@ -117,13 +117,14 @@ class _Endings:
             self.silent.add(node)
 
     def only_silent_nodes_left(self, nodes: int, now: float, silent_s: float = SILENT_S) -> bool:
-        """True if all reachable nodes have reported their end, and have been waiting `silent_s` for the others."""
+        """True if all reachable nodes have ended, and have waited for the others; `silent_s` if all are lost."""
         reported = self.ended | self.lost
         if not reported or len(reported | self.silent) < nodes:
             self.since = None
         elif self.since is None:
             self.since = now
-        return self.since is not None and now - self.since > silent_s
+        wait_s = SILENT_S if self.ended else silent_s
+        return self.since is not None and now - self.since > wait_s
 
 
 class Follower:

@@ -56,6 +56,14 @@ class Moves:
         back: RejoinedEvent = {"event": "rejoined", "node": node, "message": "it is a spare now"}
         return [RecordEvent(back), *self._plan_copies(now)]
 
+    @property
+    def too_few(self) -> str:
+        """Why the run may not go on without the nodes that are lost; empty if it may."""
+        gone, members = len(self._detector.lost), len(self._detector.nodes)
+        if 2 * gone <= members or self._policy.on_node_loss != "move":
+            return ""
+        return f"only {members - gone} of {members} nodes are left, and the others could continue the run without them"
+
     def forget(self) -> None:
         """Move nothing any more: the run is being stopped."""
         self._lost.clear()
@@ -76,10 +84,8 @@ class Moves:
 
     def move(self, keys: Collection[Key], lost: Mapping[int, EndCause], now: float) -> list[Action]:
         """Put processes of `lost` nodes on others, and plan copies anew. Raises CannotMoveError."""
-        gone, members = len(self._detector.lost), len(self._detector.nodes)
-        if 2 * gone > members:
-            left = f"only {members - gone} of {members} nodes are left"
-            raise CannotMoveError(f"{left}, and the others could continue the run without them")
+        if self.too_few:
+            raise CannotMoveError(self.too_few)
         serve = any(role != "trainer" for role, _ in keys)
         missing = self._saves.checkpoints.lose(self._detector.lost) if serve else []
         try:

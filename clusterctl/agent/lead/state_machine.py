@@ -185,7 +185,8 @@ class Lead:
                 return [RecordEvent({**event, "waits": True}), *notes[1:], *self._restart_lost(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
-                return [*notes, *self._shrink(keys, cause, now)]
+                if not self._moves.too_few:
+                    return [*notes, *self._shrink(keys, cause, now)]
         if self._policy.on_node_loss == "move" and self.phase != "stopping":
             self._moves.lose(node, cause)
             return notes

@@ -17,6 +17,7 @@ from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.node.runs import describe_dispatched, describe_run, need_spec
 from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
+from clusterctl.common.files import read_json
 from clusterctl.common.paths import RunPaths, expand_program, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 from clusterctl.common.requests import DiagnoseRequest
@@ -59,7 +60,7 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
         "booted": None if over else _booted_since(state),
         "halted": not over and _is_halted(state),
         "stop_asked": run.stop_asked.exists(),
-        "start_failed": run.stop_reason.exists(),
+        "start_failed": not (read_json(run.stop_reason) or {"by_user": True}).get("by_user"),
         **_free(job.dir),
         "python": None if over or about["state"] in QUIET else _python(spec),
         "requirements": names_in(job.dir),

@@ -17,8 +17,8 @@ from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.node.runs import mark_ended, membership, read_summary
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import mark, write_json
-from clusterctl.common.paths import JobPaths, expand, is_job_name
+from clusterctl.common.files import mark, read_json, write_json
+from clusterctl.common.paths import JobPaths, RunPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.requests import StopRequest
 from clusterctl.common.run_spec import Timing
@@ -35,12 +35,8 @@ def stop(root: Path, request: StopRequest, peer: Peer) -> dict[str, Any]:
     job = _find(root, request["ref"])
     alive = _await_supervisors(job)
     run = pick_run(job)
-    if run is not None and request.get("because"):
-        with contextlib.suppress(FileNotFoundError):  # its start has just undone it
-            write_json(run.stop_reason, {"message": request["because"]})
-    if run is not None:
-        with contextlib.suppress(OSError):  # its directory has just been undone, or the disk is full
-            mark(run.stop_asked)
+    if run is not None and request.get("run") in (None, run.run):
+        _note(run, request.get("because"))
     ended = read_state(run).get("ended") if run is not None else None
     grace_s, was, killed = _stop_supervisors(job, alive, peer)
     leftovers, by_kill, survivors = end_all(lambda: of_job(job.dir), grace_s)
@@ -69,6 +65,16 @@ def stop(root: Path, request: StopRequest, peer: Peer) -> dict[str, Any]:
         "ports_busy": [holder["port"] for holder in busy],
         "holders": busy,
     }
+
+
+def _note(run: RunPaths, because: str | None) -> None:
+    """Record that a run is stopped, and why if that is not the user's wish: because its start failed elsewhere."""
+    before = read_json(run.stop_reason)
+    reason = {"message": because} if because else {**before, "by_user": True} if before else None
+    with contextlib.suppress(OSError):  # its directory has just been undone, or the disk is full
+        if reason is not None:
+            write_json(run.stop_reason, reason)
+        mark(run.stop_asked)
 
 
 def _find(root: Path, ref: str) -> JobPaths:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from clusterctl.api.control import rejoin as ask_to_rejoin
 from clusterctl.api.dispatch import failed_nodes
+from clusterctl.api.keep import NEEDS_MOVE, NEEDS_MOVE_HINT
 from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, check_target, prepared
 from clusterctl.api.start import start as launch_run
 from clusterctl.cli.attached.beginning import begun, supervisors_up, tell_origin
@@ -123,6 +124,8 @@ def start(
         if plan:
             _show_plan(invocation, *ready.planned())
             return
+        if keep and not ready.launch.can_be_kept:
+            raise UsageError(f"the run cannot be kept: {NEEDS_MOVE}, and RESUMES above 0", hint=NEEDS_MOVE_HINT)
         hooks.before_start()
         _start(invocation, ready, hooks, detach=detach, adopt=adopt, allow_partial=allow_partial)
         if keep:
@@ -145,7 +148,7 @@ def _start(
     with contextlib.ExitStack() as stack:
         follow = stack.enter_context(hooks.after_end(follow, attached=not detach))
         follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))
-        if not detach and ready.launch.node_loss == "move" and cluster.settings.resumes:
+        if not detach and ready.launch.can_be_kept:
             follow = resuming(invocation, ready, follow, hooks.started)
         more: Any = {"allow_partial": allow_partial, "failed": failed, "started": hooks.started}
         launch_and_follow(invocation, cluster, ready.launch, ref, follow, origin=ready.origin, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -66,6 +67,8 @@ def report(state: str, nodes: int = 3, **answers: dict[str, Any]) -> WhyReport:
         ("succeeded", {"node0": {"state": "succeeded", "events": [ended(0, "succeeded", None)]}}, "final"),
         ("unknown", {"node1": {"state": "succeeded", "events": [ended(1, "succeeded", None)]}}, "final"),
         ("unknown", {"node1": {"state": "lost", "stop_asked": True}, "node2": {"state": "lost"}}, "final"),
+        ("unknown", {"node1": {"state": "stopped", "events": [ended(1, "stopped", None)]}}, "lost"),
+        ("failed", {"node0": {"events": [ended(0, "failed", EXIT)]}, "node2": {"state": "running"}}, "final"),
     ],
 )
 def test_only_a_run_that_lost_machines_is_resumed(state: str, answers: dict[str, Any], end: str) -> None:
@@ -90,10 +93,22 @@ def test_a_silent_node_has_ended_its_processes_a_while_after_the_last_sign_that_
     assert readiness(report("lost", 2, node0=nothing, node1=nothing), since=100.0).t == 0.0
 
 
+def test_signs_from_before_a_node_was_back_and_from_the_future_do_not_count() -> None:
+    back = {"event": "rejoined", "t": 60.0, "node": 0}
+    known = {"state": "lost", "events": [lost(1, 0, 40.0, 30.0), back]}
+    assert readiness(report("unknown", 3, node1=known, node2={"state": "lost"}), since=100.0).t == 140.0
+    future = {"state": "lost", "events": [lost(1, 0, time.time() + 1e6, 0.0)]}
+    t = readiness(report("unknown", 3, node1=future, node2={"state": "lost"}), since=100.0).t
+    assert t is not None
+    assert t <= time.time() + 40.0
+
+
 def test_a_run_is_resumed_a_limited_number_of_times_within_an_hour() -> None:
     resumes = Resumes(2)
-    assert [resumes.take(t) for t in (0.0, 10.0, 20.0, HOUR_S + 1, HOUR_S + 5, HOUR_S + 11)] == [
-        *(True, True, False),
-        *(True, False, True),
-    ]
-    assert not Resumes(0).take(0.0)
+    assert resumes.are_left(0.0)
+    resumes.take(0.0)
+    assert resumes.are_left(10.0)
+    resumes.take(10.0)
+    assert not resumes.are_left(20.0)
+    assert resumes.are_left(HOUR_S + 1)
+    assert not Resumes(0).are_left(0.0)

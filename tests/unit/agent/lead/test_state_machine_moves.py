@@ -283,6 +283,17 @@ def test_a_lead_that_has_lost_more_than_half_of_the_nodes_ends_the_run() -> None
     assert (play.noted("moved"), play.noted("rolled_back")) == ([], [])
 
 
+def test_a_lead_does_not_shrink_to_less_than_half_of_the_nodes_either() -> None:
+    apart = [("pserver", 0, 0), *(("trainer", node, node) for node in range(3))]
+    play = go(processes=apart, on_trainer_loss="shrink")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert play.lead.phase == "running"
+    play.pass_time(NODE_GRACE_S + 1, alive=(0,))
+    assert play.lead.phase == "stopping"
+    (stop,) = [event for event in play.noted("phase") if event["phase"] == "stopping"]
+    assert "only 1 of 3 nodes are left" in stop["cause"]["message"]
+
+
 def test_a_lost_node_that_had_nothing_left_to_do_is_not_moved_to() -> None:
     play = go()
     play.says(2, "exited", role="trainer", rank=2, attempt=1, exit_code=0, stopping=False, message="", tail=[])
