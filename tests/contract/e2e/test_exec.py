@@ -124,10 +124,12 @@ def test_in_job_runs_in_the_directory_of_the_job_on_every_node(site: Site) -> No
 
 @pytest.mark.nodes(2)
 def test_in_job_passes_arguments_and_exit_codes_on_and_runs_nothing_on_a_node_without_the_job(site: Site) -> None:
+    site.conf(ROOT_DIR="~/apart")  # contains only this job, so that a part of its id names it
     job = site.dispatch("")
     echoed = site.ok("exec", "--fold", "--in-job", job, "--", "echo", "a  b", "$HOME", ";").out
     assert echoed == "--- node[0,1]\na  b $HOME ;\n"
-    (site.job_dir(job, 1) / ".clusterctl").rename(site.job_dir(job, 1) / "gone")
+    directory = site.home(1) / "apart" / job
+    (directory / ".clusterctl").rename(directory / "gone")
     result = site.run("exec", "--in-job", job[:-1], "--json", "--", "echo ran; exit 7")
     assert result.code == 3
     nodes = result.json()["nodes"]
