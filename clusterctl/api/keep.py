@@ -89,7 +89,7 @@ class Readiness:
 
 
 def readiness(report: WhyReport, since: float) -> Readiness:
-    """Return when a lost run may be resumed by whoever has this report of it.
+    """Return when a keeper that has this report may resume the lost run.
 
     A node that does not answer has ended its processes NODE_GRACE_S + GRACE_S after the last sign that any of the
     others had of it, or after `since` if none of these recorded that it lost it. Times are by this machine's clock.
@@ -100,16 +100,17 @@ def readiness(report: WhyReport, since: float) -> Readiness:
     if 2 * len(silent) >= len(members):
         answer = f"{len(members) - len(silent)} of its {len(members)} nodes answer"
         return Readiness(None, f"{answer}; more than half are needed")
-    timing = next((spec.timing for spec in map(_spec, report.reports) if spec is not None), None)
-    if timing is None:
+    spec = _spec_of(report)
+    if spec is None:
         return Readiness(None, "no node has reported how the run ended")
-    silence_s = timing.node_grace_s + timing.grace_s
+    silence_s = spec.timing.node_grace_s + spec.timing.grace_s
     signs = [_last_sign(report.reports, node) or since for node in silent]
     return Readiness(max((min(sign, time.time()) + silence_s for sign in signs), default=0.0))
 
 
-def _spec(report: NodeReport) -> RunSpec | None:
-    spec = report.answer.get("spec")
+def _spec_of(report: WhyReport) -> RunSpec | None:
+    """Return the spec of the run as any node has it; they agree on all that counts here."""
+    spec = next((one.answer["spec"] for one in report.reports if one.answer.get("spec")), None)
     return RunSpec.from_json(spec) if spec else None
 
 
@@ -264,7 +265,7 @@ def newest_run(cluster: Cluster, job: str | None) -> Launch:
     if report.members.run is None:
         hint = f"start it first: clusterctl start --job_workspace {report.job}"
         raise UsageError(f"{report.job} has no run to keep", hint=hint)
-    spec = next((spec for spec in map(_spec, report.reports) if spec is not None), None)
+    spec = _spec_of(report)
     if spec is not None and (spec.failures.node_loss != "move" or spec.failures.whole):
         raise UsageError(f"{report.job} cannot be kept: {NEEDS_MOVE}", hint=NEEDS_MOVE_HINT)
     return _launched(report)

@@ -244,15 +244,20 @@ class LaunchPlan:
         losses: list[LossPlan] = []
         for node in self.nodes[1:]:
             lost = [key for key, home in node_of.items() if home == node.id]
-            stay = [f"{role}{rank}" for role, rank in lost if role == "trainer" and self.settings.shards]
-            lost = [key for key in lost if f"{key[0]}{key[1]}" not in stay]
+            stay = [key for key in lost if key[0] == "trainer"] if self.settings.shards else []
+            gives_up = [f"{role}{rank}" for role, rank in stay]
             try:
-                moves = place(lost, node_of, [one for one in places if one.node != node.id], holders)
+                moves = place(
+                    [key for key in lost if key not in stay],
+                    node_of,
+                    [one for one in places if one.node != node.id],
+                    holders,
+                )
             except NoPlaceError as exc:
                 losses.append({"node": node.id, "fails": str(exc)})
             else:
                 plan: LossPlan = {"node": node.id, "moves": {f"{role}{rank}": to for (role, rank), to in moves.items()}}
-                losses.append({**plan, "gives_up": stay} if stay else plan)
+                losses.append({**plan, "gives_up": gives_up} if stay else plan)
         return losses
 
     def _programs(self) -> dict[str, Program]:

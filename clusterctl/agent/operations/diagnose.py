@@ -51,7 +51,7 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
     about = describe_run(run, spec, over=over)
     printed = PrintedLines()
     events = list(_relevant(EventReader(run.events), printed))
-    state = read_state(run)
+    state, reason = read_state(run), read_json(run.stop_reason)
     return {
         **about,
         "events": events if len(events) <= MANY else [*events[: MANY // 2], *events[-MANY // 2 :]],
@@ -60,7 +60,7 @@ def diagnose(root: Path, request: DiagnoseRequest, peer: Peer) -> dict[str, Any]
         "booted": None if over else _booted_since(state),
         "halted": not over and _is_halted(state),
         "stop_asked": run.stop_asked.exists(),
-        "start_failed": not (read_json(run.stop_reason) or {"by_user": True}).get("by_user"),
+        "start_failed": bool(reason) and not reason.get("by_user"),
         **_free(job.dir),
         "python": None if over or about["state"] in QUIET else _python(spec),
         "requirements": names_in(job.dir),

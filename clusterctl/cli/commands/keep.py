@@ -73,11 +73,10 @@ def keep(invocation: Invocation, job: str | None, *, status: bool) -> None:
         stack.enter_context(_only_keeper(_lock(_directory(invocation), ref), ref))
         keeper = _keeper(invocation, cluster, ref, partial(_prepared, invocation, ref))
         keeper.say = lambda text: console.say(f"{time.strftime('%H:%M:%S')} {text}")
-        started: list[Launch] = []
         while True:
             keeper.say(f"keeping {ref} run {int(run.run)}")
             await_end(cluster, run)
-            continued = keeper.next_run(run.run, partial(begun, invocation, cluster, started))
+            continued = keeper.next_run(run.run, partial(begun, invocation, cluster, []))
             if continued is None:
                 break
             run, resumes = continued, resumes + 1

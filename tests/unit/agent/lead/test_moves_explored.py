@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder
+from clusterctl.agent.lead.actions import Action, Policy, RecordEvent
 from clusterctl.agent.lead.lease import SHARE
 from clusterctl.common.run_spec import MemberPlace
-from unit.agent.lead.test_state_machine_explored import WEIGHTED_MOVES, Key, Supervisor, World
+from unit.agent.lead.test_state_machine_explored import WEIGHTED_MOVES, Key, Supervisor, World, play_to_the_end
 from unit.agent.plays import NODE_GRACE_S
 
 BOTH = ("pserver", "trainer")
@@ -22,7 +22,8 @@ class MovingSupervisor(Supervisor):
 
     def obey(self, order: dict[str, Any]) -> None:
         if order["do"] == "again" and not self.stopping and order["epoch"] != self.entered:
-            homes = {(name.rstrip("0123456789"), int(name.lstrip("pservtain"))): node for name, node in moved(order)}
+            moved = order.get("moved", {}).items()
+            homes = {(name.rstrip("0123456789"), int(name.lstrip("pservtain"))): node for name, node in moved}
             for key in [key for key, node in homes.items() if node == self.node and key not in self.states]:
                 self._add(key)
             for key in [key for key in self.states if homes.get(key, self.node) != self.node]:
@@ -35,10 +36,6 @@ class MovingSupervisor(Supervisor):
         self.states[key], self.attempts[key] = "over", 0
 
 
-def moved(order: dict[str, Any]) -> list[tuple[str, int]]:
-    return list(order.get("moved", {}).items())
-
-
 class MovingWorld(World):
     """Nodes may be lost, and come back. `cut_at`: when a node was cut off, or its supervisor was killed."""
 
@@ -46,7 +43,6 @@ class MovingWorld(World):
         super().__init__(nodes, policy)
         self.supervisors = [MovingSupervisor(one.node, list(one.states)) for one in self.supervisors]
         self.cut_at: dict[int, float] = {}
-        self.lost_at: dict[int, float] = {}
 
     def do(self, actions: list[Action]) -> None:
         super().do(actions)
@@ -54,9 +50,7 @@ class MovingWorld(World):
             if isinstance(action, RecordEvent) and action.event["event"] == "moved":
                 event: Any = action.event
                 assert event["node"] != event["from_node"]
-                assert not self.supervisors[event["node"]].dead or event["node"] in self.cut_at, (
-                    "to a node that is gone"
-                )
+                assert not self.lead.is_moved_from(event["node"]), "to a node that is lost, too"
                 fenced_at = self.cut_at[event["from_node"]] + SHARE * NODE_GRACE_S
                 assert self.now >= fenced_at, "its guardian may not have killed it yet"
 
@@ -117,20 +111,4 @@ POLICIES = st.builds(
 @settings(max_examples=100)
 @given(what=POLICIES, choices=st.lists(st.integers(0, 10_000), max_size=150))
 def test_every_run_ends_once_and_nothing_runs_twice(what: tuple[int, Policy], choices: list[int]) -> None:
-    world = MovingWorld(*what)
-    for choice in choices:
-        world.move(choice)
-    world.to_the_end()
-
-    finishes = [action for action in world.actions if isinstance(action, Finish)]
-    ended = [a.event for a in world.actions if isinstance(a, RecordEvent) and a.event["event"] == "ended"]
-    assert len(finishes) == len(ended) == 1, world.lead.phase
-    orders = [action.message["do"] for action in world.actions if isinstance(action, SendOrder)]
-    assert orders[-1] == "end"
-    assert not {"spawn", "respawn", "again"} & set(orders[orders.index("stop") :]) if "stop" in orders else True
-    assert not any(supervisor.live() for supervisor in world.living()), "a process is still running after the end"
-    if finishes[0].state == "succeeded":
-        assert ended[0]["cause"] is None
-    else:
-        assert world.trouble
-        assert ended[0]["cause"]
+    play_to_the_end(MovingWorld(*what), choices)

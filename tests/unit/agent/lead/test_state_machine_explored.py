@@ -236,6 +236,28 @@ POLICIES = st.builds(
 )
 
 
+def play_to_the_end(world: World, choices: list[int]) -> tuple[Finish, Any, list[str]]:
+    """Make these moves, and let the run end, which it does once. Return how, with the event and all orders."""
+    for choice in choices:
+        world.move(choice)
+    world.to_the_end()
+
+    finishes = [action for action in world.actions if isinstance(action, Finish)]
+    ended: list[Any] = [a.event for a in world.actions if isinstance(a, RecordEvent) and a.event["event"] == "ended"]
+    assert len(finishes) == len(ended) == 1, world.lead.phase
+    orders: list[str] = [action.message["do"] for action in world.actions if isinstance(action, SendOrder)]
+    assert orders[-1] == "end"
+    starts = {"spawn", "respawn", "again"}
+    assert not starts & set(orders[orders.index("stop") :]) if "stop" in orders else True
+    assert not any(supervisor.live() for supervisor in world.living()), "a process is still running after the end"
+    if finishes[0].state == "succeeded":
+        assert ended[0]["cause"] is None
+    else:
+        assert world.trouble
+        assert ended[0]["cause"]
+    return finishes[0], ended[0], orders
+
+
 @example(
     nodes=4,
     policy=Policy(restarts={"pserver": 0, "trainer": 0}, on_trainer_loss="wait", together=False),
@@ -245,30 +267,14 @@ POLICIES = st.builds(
 @given(nodes=st.integers(1, 4), policy=POLICIES, choices=st.lists(st.integers(0, 10_000), max_size=150))
 def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy: Policy, choices: list[int]) -> None:
     world = World(nodes, policy)
-    for choice in choices:
-        world.move(choice)
-    world.to_the_end()
-
-    finishes = [action for action in world.actions if isinstance(action, Finish)]
-    ended = [a.event for a in world.actions if isinstance(a, RecordEvent) and a.event["event"] == "ended"]
-    assert len(finishes) == len(ended) == 1, world.lead.phase
-    orders = [action.message["do"] for action in world.actions if isinstance(action, SendOrder)]
-    assert orders[-1] == "end"
+    finish, ended, orders = play_to_the_end(world, choices)
     assert sum(a.message["do"] == "stop" and a.node is None for a in world.actions if isinstance(a, SendOrder)) <= 1
-    starts = {"spawn", "respawn", "again"}
-    assert not starts & set(orders[orders.index("stop") :]) if "stop" in orders else True
     assert orders.count("finish") <= 1 + orders.count("again")
     assert orders.count("spawn") <= 2 * (1 + orders.count("again"))
     assert all(supervisor.ends == 1 for supervisor in world.living())
-    assert not any(supervisor.live() for supervisor in world.living()), "a process is still running after the end"
-    if finishes[0].state == "succeeded":
-        assert ended[0]["cause"] is None
-    else:
-        assert world.trouble
-        assert ended[0]["cause"]
     if not world.trouble:
-        assert finishes[0].state == "succeeded"
-        assert ended[0]["not_heard_of"] == []
+        assert finish.state == "succeeded"
+        assert ended["not_heard_of"] == []
 
 
 MESSAGES = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_wanted", "saved", "idle"))
