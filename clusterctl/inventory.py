@@ -16,6 +16,7 @@ from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
 from clusterctl.config.findings import ConfMistake, config_error
 from clusterctl.config.hosts import own_root
+from clusterctl.config.values import OUR_ENGINE
 from clusterctl.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -66,11 +67,13 @@ class Node:
 class Inventory:
     """All nodes in the order of HOSTS: `nodes[i].id == i`. The ranks 0, 1, ... of each role ascend with the id.
 
-    `places`: what each node may run when others are missing, if their processes move.
+    `places`: what each node may run when others are missing, if their processes move. `node_loss`: the reaction to the
+    loss of a node, "move", "wait" or "fail".
     """
 
     nodes: tuple[Node, ...]
     places: tuple[MemberPlace, ...] = ()
+    node_loss: str = "fail"
 
     @property
     def pserver_count(self) -> int:
@@ -93,7 +96,8 @@ def build(settings: Settings) -> Inventory:
     pservers = _ranks(_counts(settings, "pserver", findings))
     trainers = _ranks(_counts(settings, "trainer", findings))
     spares = [number for number, host in enumerate(settings.hosts) if host.spare]
-    if spares and settings.on_node_loss != "move":
+    node_loss = _node_loss(settings, has_pservers=any(pservers))
+    if spares and node_loss != "move":
         file, line = str(settings.source or "settings"), settings.lines.get("HOSTS")
         message = f'HOSTS[{spares[0]}] is a spare, which needs ON_NODE_LOSS = "move"'
         findings.append(ConfMistake(file, line, "HOSTS", message))
@@ -103,8 +107,18 @@ def build(settings: Settings) -> Inventory:
         _node(settings, number, host, pservers[number], trainers[number]) for number, host in enumerate(settings.hosts)
     )
     # Trainers whose shards are on the missing nodes cannot work elsewhere.
-    moves = settings.on_node_loss == "move" and not settings.shards
-    return Inventory(nodes, places(settings, nodes) if moves else ())
+    moves = node_loss == "move" and not settings.shards
+    return Inventory(nodes, places(settings, nodes) if moves else (), node_loss)
+
+
+def _node_loss(settings: Settings, *, has_pservers: bool) -> str:
+    """Return the reaction to the loss of a node: ON_NODE_LOSS, else what ON_TRAINER_LOSS says, else the best one."""
+    if settings.on_node_loss is not None:
+        return settings.on_node_loss
+    if settings.on_trainer_loss != "fail":
+        return "wait" if settings.on_trainer_loss == "wait" else "fail"
+    ours = settings.engine == OUR_ENGINE and settings.pserver_command is None and has_pservers
+    return "move" if ours and len(settings.hosts) > 1 else "fail"
 
 
 def places(settings: Settings, nodes: Iterable[Node]) -> tuple[MemberPlace, ...]:

@@ -30,7 +30,7 @@ HOSTS = [
 # An IPv6 address goes in brackets: "root@[fd00::10]:22". For a host that differs, use Host (any of its arguments):
 #   Host("root@10.0.0.12", roles=("trainer",), pservers=0, trainers=2, gpus=4, tags=("gpu",), env={"NAME": "value"},
 #        address="192.168.0.12", identity="~/.ssh/other_key", root_dir="/data/clusterctl", name="big", via="ssh")
-# A spare, where nothing runs until another host is lost, with ON_NODE_LOSS = "move": Host("root@10.0.0.13", spare=True)
+# A spare, where nothing runs until another host is lost: Host("root@10.0.0.13", spare=True)
 # The nodes of a Slurm job: HOSTS = slurm(), for submit and inside an allocation, else HOSTS = slurm(job=12345)
 # The hosts and slots of an Open MPI hostfile: HOSTS = openmpi("hostfile")
 # Pods with these labels: HOSTS = kubernetes("app=train", namespace="research")

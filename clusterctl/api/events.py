@@ -255,6 +255,14 @@ class Moved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResumedBy(Event):
+    """The run continues one that was lost with its machines. `by` is who keeps it, as USER@HOST."""
+
+    message: str
+    by: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolledBack(Event):
     """The `processes`, all if `whole`, restart from checkpoint `tag`, or from the beginning."""
 

@@ -10,13 +10,16 @@ from typing import Any
 from clusterctl.api import control
 from clusterctl.api.collect import Collected
 from clusterctl.api.control import Rejoining, Stopped
+from clusterctl.api.keep import Keeper, newest_run
+from clusterctl.api.outcome import Outcome, failure
 from clusterctl.api.run import Run, collect
 from clusterctl.api.session import ClusterSession, texts
-from clusterctl.api.start import OriginOptions, StartTarget, check_name, prepared, start
+from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, check_name, prepared, start
 from clusterctl.api.status import Status, list_jobs, status
 from clusterctl.cluster import Cluster as Nodes
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.launch import Launch, Origin
+from clusterctl.inventory import Node
+from clusterctl.launch import Launch, Origin, Resume
 from clusterctl.observe.record.model import JobOverview
 from clusterctl.observe.record.references import Reference, run_number
 from clusterctl.observe.record.status import find
@@ -94,21 +97,10 @@ class Job:
         name: str | None,
         allow_partial: bool,
     ) -> Launch:
-        say = self._session.progress.say
         started: list[Launch] = []
-
-        def on_origin(found: Origin) -> None:
-            for line in (*found.warnings, f"{'loading' if origin.load else 'resuming from'} {found}"):
-                say(line)
-
-        given = {**self._session.chosen, **chosen}
         more: Any = {"allow_partial": allow_partial, "failed": self._failed}
-
-        def opened(kept: Mapping[str, str]) -> AbstractContextManager[Nodes]:
-            return self._session.whole({**kept, **chosen})
-
-        with prepared(opened, StartTarget(self.id), origin, args, name=name, given=given, as_given=True) as ready:
-            say(f"starting {self.id}")
+        with self._prepared(args, chosen, origin, name) as ready:
+            self._session.progress.say(f"starting {self.id}")
             try:
                 return start(
                     ready.cluster,
@@ -116,8 +108,8 @@ class Job:
                     self.id,
                     started.append,
                     origin=ready.origin,
-                    on_origin=on_origin,
-                    on_wait=lambda node, words: say(f"{node.label}: {words}"),
+                    on_origin=self._on_origin,
+                    on_wait=self._on_wait,
                     **more,
                 )
             except KeyboardInterrupt:
@@ -125,6 +117,49 @@ class Job:
                     with suppress(ClusterctlError):
                         control.stop(ready.cluster, started[0].job, started[0].nodes)
                 raise
+
+    def _prepared(
+        self,
+        args: Sequence[str] | None,
+        chosen: Mapping[str, str],
+        origin: OriginOptions,
+        name: str | None = None,
+    ) -> AbstractContextManager[PlannedStart]:
+        def opened(kept: Mapping[str, str]) -> AbstractContextManager[Nodes]:
+            return self._session.whole({**kept, **chosen})
+
+        given = {**self._session.chosen, **chosen}
+        return prepared(opened, StartTarget(self.id), origin, args, name=name, given=given, as_given=True)
+
+    def _on_origin(self, found: Origin) -> None:
+        for line in (*found.warnings, f"{'resuming from' if isinstance(found, Resume) else 'loading'} {found}"):
+            self._session.progress.say(line)
+
+    def _on_wait(self, node: Node, words: str) -> None:
+        self._session.progress.say(f"{node.label}: {words}")
+
+    def keep(self, *, check: bool = True) -> Outcome:
+        """Watch the newest run to its end, and resume it on the nodes that are left whenever machines are lost.
+
+        Return how the last run ended, as `clusterctl keep` does. Raises JobFailedError unless it succeeded; with
+        `check=False` it never does. Raises UsageError if the job has no run, or one whose processes do not move.
+        """
+        with self._session.whole() as nodes:
+            run = newest_run(nodes, self.id)
+            origin = OriginOptions(resume=True)
+            keeper = Keeper(
+                nodes,
+                self.id,
+                lambda: self._prepared(None, {}, origin),
+                say=self._session.progress.say,
+                on_origin=self._on_origin,
+                on_wait=self._on_wait,
+            )
+            outcome, _ = keeper.keep(run)
+        error = failure(outcome) if check else None
+        if error is not None:
+            raise error
+        return outcome
 
     def runs(self) -> list[Run]:
         """Return the runs of the job on the nodes that answer, oldest first."""

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from clusterctl.api.outcome import Outcome, explain
 from clusterctl.api.start import OriginOptions, PlannedStart, start
 from clusterctl.cluster import Cluster
 from clusterctl.common.requests import FollowSelection
@@ -24,8 +25,8 @@ from clusterctl.common.run_spec import RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch import Launch, Origin, may_have_checkpoint
-from clusterctl.observe.follow import SILENT_KEPT_S, SILENT_S, Follower
-from clusterctl.observe.record.references import run_number
+from clusterctl.observe.follow import Follower
+from clusterctl.observe.record.references import Reference, run_number
 from clusterctl.observe.record.status import LIVE, LOST, UNKNOWN
 from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.report import WhyReport, headline, why
@@ -38,13 +39,14 @@ ATTEMPTS = 20
 NEEDS_MOVE = 'that needs ON_NODE_LOSS = "move" and our pservers'
 NEEDS_MOVE_HINT = "to resume a run by hand without the nodes that are gone: clusterctl start --resume --allow-partial"
 ANSWER_S = 10.0
+LOCKED_S = 5.0  # the same while its nodes are locked, which have just answered
 
 End = Literal["live", "lost", "final"]
 
 
-def silent_s(cluster: Cluster) -> float:
-    """Return how long to wait for nodes that stay silent when all others have ended."""
-    return SILENT_KEPT_S if cluster.settings.on_node_loss == "move" and cluster.settings.resumes else SILENT_S
+def is_kept(cluster: Cluster) -> bool:
+    """Return True if an attached start resumes its run when that has lost its first node."""
+    return cluster.inventory.node_loss == "move" and cluster.settings.resumes > 0
 
 
 def end_of(report: WhyReport) -> End:
@@ -160,9 +162,25 @@ class Keeper:
     def __post_init__(self) -> None:
         self.resumes = Resumes(self.cluster.settings.resumes)
 
+    def keep(self, run: Launch, on_go: Callable[[Launch], None] = lambda run: None) -> tuple[Outcome, int]:
+        """Watch a run to its end, and resume it whenever machines are lost; return the last outcome, and how often.
+
+        Raises as `next_run`.
+        """
+        resumes = 0
+        while True:
+            self.say(f"keeping {self.job} run {int(run.run)}")
+            await_end(self.cluster, run)
+            continued = self.next_run(run.run, on_go)
+            if continued is None:
+                return explain(self.cluster, Reference(self.job)), resumes
+            resumes += continued.run != run.run
+            run = continued
+
     def next_run(self, ended: str, on_go: Callable[[Launch], None], patience_s: float | None = None) -> Launch | None:
         """Return the run after `ended`, once there is one: this keeper's, or that of another one.
 
+        It is `ended` itself if that goes on after all, because its nodes have found their lead again.
         None if the run is not resumed: it was not lost, RESUMES are used up, or too few nodes have answered for
         `patience_s` seconds. `on_go` is as for a start, and not called for a run of another keeper. Raises the error of
         a start that has failed ATTEMPTS times, or that has no checkpoint to resume from.
@@ -196,6 +214,8 @@ class Keeper:
                 return _launched(report)
             if end == "final":
                 return None
+            if report is not None and self._goes_on(report, since):
+                return _launched(report)
             if report is None:
                 ready = Readiness(None, "none of its nodes answers")
             else:
@@ -209,7 +229,13 @@ class Keeper:
                 return None
             time.sleep(POLL_S)
 
-    def _report(self, ended: str) -> WhyReport | None:
+    def _goes_on(self, report: WhyReport, since: float) -> bool:
+        """Return True if the lead has had the time to end the run, and has not."""
+        settings, lead = self.cluster.settings, report.members.lead
+        is_live = any(view["node"] == lead and view["state"] in LIVE for view in report.seen.nodes)
+        return is_live and time.time() > since + settings.node_grace_s + settings.grace_s
+
+    def _report(self, ended: str, answer_s: float = ANSWER_S) -> WhyReport | None:
         """Return the report of the newest run, but for those that were undone because their start failed elsewhere.
 
         None if no node answers that knows the run that has `ended`, or a later one.
@@ -217,7 +243,7 @@ class Keeper:
         number: str | None = None
         with contextlib.suppress(NodeError, UsageError):
             while True:
-                report = why(self.cluster, self.job, run=number, answer_s=ANSWER_S, with_spec=True)
+                report = why(self.cluster, self.job, run=number, answer_s=answer_s, with_spec=True)
                 run = int(report.members.run or 0)
                 if number is None and run < int(ended):
                     return None
@@ -239,19 +265,21 @@ class Keeper:
             """Look again now that the nodes are locked: some may have failed, or somebody may have stopped the job."""
             if 2 * len(members.keys() & {*run.members}) <= len(members):
                 raise NodeError(f"only {nodeset(run.members)} of {nodeset(members)} can take part")
-            now = self._report(report.members.run or "0")
+            now = self._report(report.members.run or "0", LOCKED_S)
             if now is None or end_of(now) != "lost" or now.members.run != report.members.run:
                 raise NodeError("somebody else has stopped it, or has resumed it")
             on_go(run)
 
         here = [node for node in self.cluster.nodes if node.id in members and node.id not in silent]
-        self.say(f"{self.job} run {int(report.members.run or 0)} was lost: {_cause_of(report)}")
+        loss = f"run {int(report.members.run or 0)} was lost: {_cause_of(report)}"
+        self.say(f"{self.job} {loss}")
         self.say(f"resuming it on {nodeset(node.id for node in here)}")
         with self.prepare() as ready:
             saved = may_have_checkpoint(ready.cluster, self.job, here)
             origin = OriginOptions(resume=True) if saved else replace(ready.origin, wanted_resume=True)
             more: Any = {"origin": origin, "on_origin": self.on_origin, "on_wait": self.on_wait}
-            return start(ready.cluster, ready.launch, self.job, check, allow_partial=True, failed=silent, **more)
+            launch = replace(ready.launch, resumes=loss)
+            return start(ready.cluster, launch, self.job, check, allow_partial=True, failed=silent, **more)
 
 
 def _cause_of(report: WhyReport) -> str:
@@ -274,7 +302,7 @@ def newest_run(cluster: Cluster, job: str | None) -> Launch:
 def await_end(cluster: Cluster, run: Launch) -> None:
     """Return once a run has ended on all nodes that answer."""
     wanted: FollowSelection = {"role": "", "events": False}
-    with Follower(cluster, run.nodes, run.job, run.run, wanted, silent_s=SILENT_KEPT_S) as follower:
+    with Follower(cluster, run.nodes, run.job, run.run, wanted, kept=True) as follower:
         for news in follower:
             if news is not None and news.ended is not None and news.node == run.lead:
                 return

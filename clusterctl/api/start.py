@@ -25,6 +25,7 @@ from clusterctl.observe.record.status import find, status
 from clusterctl.observe.why.report import LAST_WORD_S
 
 UP = ("running", "finishing")  # phases
+HURRIED_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -349,10 +350,10 @@ def _await_running(
     return False
 
 
-def ask_how_it_ended(cluster: Cluster, job: str, run: str, view: LiveRecord) -> None:
+def ask_how_it_ended(cluster: Cluster, job: str, run: str, view: LiveRecord, *, hurries: bool = False) -> None:
     """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
     if view.ended is None:
-        answer = status(cluster, job, answer_s=LAST_WORD_S)
+        answer = status(cluster, job, answer_s=HURRIED_S if hurries else LAST_WORD_S)
         ended = answer.lead.get("ended") if answer.lead else None
         if answer.run == run and ended:
             view.take(ended)

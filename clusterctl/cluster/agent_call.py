@@ -124,18 +124,21 @@ class AgentCall:
     def _greeting(self, program: bytes, answer_s: float) -> Any:
         """Return the first message of an agent that gets its program.
 
-        Without one, another program may have replaced the agent and consumed its input.
+        Without one, another program may have replaced the agent and consumed its input. A caller in a hurry does not
+        ask for that.
         """
-        doubt_s = min(answer_s, DOUBT_S)
+        hurries = answer_s < ANSWER_S
+        doubt_s = answer_s if hurries else DOUBT_S
         try:
             self.write(program)
             return self.receive(doubt_s)
         except NodeError as exc:
             reason = exc.details.get("reason")
-            if self._has_answered or not (self._ended_well or reason in (AGENT_ENDED, NO_AGENT, "deadline")):
+            known = (AGENT_ENDED, NO_AGENT) if hurries else (AGENT_ENDED, NO_AGENT, "deadline")
+            if self._has_answered or not (self._ended_well or reason in known):
                 raise
             self._explain_silence(exc)
-            if reason != "deadline" or answer_s <= doubt_s:
+            if reason != "deadline":
                 raise
         return self.receive(answer_s - doubt_s)
 

@@ -31,6 +31,7 @@ FIRST_LINE = (
     f"import sys,signal;signal.alarm(30);i=sys.stdin.buffer;exec(i.read(int(i.readline()[{len(STOP_SHELL)}:])))"
 )
 AT_ONCE = 64
+LOGIN_S = 2.0
 SILENCE_S = 30.0  # an agent to which nothing has arrived for so long ends
 HEARTBEATS = 6  # in this time
 ONCE = ("exec", "start", "rejoin")
@@ -41,12 +42,15 @@ def who_asks() -> str:
     return f"{local_user()}@{socket.gethostname()}"
 
 
-def may_repeat(request: AgentRequest, error: ClusterctlError) -> bool:
-    """Return True if a request that an idle agent did not greet can be sent to another one.
+def may_repeat(request: AgentRequest, error: ClusterctlError, answer_s: float = ANSWER_S) -> bool:
+    """Return True if a request that an idle agent did not greet within `answer_s` can be sent to another one.
 
-    If the connection broke, the agent may have begun. What must not be done twice is repeated only if it had ended.
+    If the connection broke, the agent may have begun. What must not be done twice is repeated only if it had ended. A
+    caller that is in a hurry has waited long enough for a node that is silent.
     """
-    return request["op"] not in ONCE or error.details.get("reason") == AGENT_ENDED
+    reason = error.details.get("reason")
+    is_late = reason == "deadline" and answer_s < ANSWER_S
+    return not is_late and (request["op"] not in ONCE or reason == AGENT_ENDED)
 
 
 @contextmanager
@@ -133,7 +137,7 @@ class Cluster:
             try:
                 return self._begun(node, agent, lambda call: call.begin_again(message, answer_s, data))
             except ClusterctlError as exc:
-                if not may_repeat(request, exc):
+                if not may_repeat(request, exc, answer_s):
                     raise
         command = self._agent_command(node, python, expected or ())
         agent = AgentInput(self.transport.open(node, command))
@@ -172,18 +176,30 @@ class Cluster:
         *,
         answer_s: float = ANSWER_S,
     ) -> list[NodeOutcome[Any]]:
-        """Send a request to every node, and return the outcomes in node order: answers of the shape in `answers.py`."""
+        """Send a request to every node, and return the outcomes in node order: answers of the shape in `answers.py`.
+
+        A node that has not answered after `answer_s` has an error. If that is less than ANSWER_S, it includes the login
+        but for LOGIN_S.
+        """
 
         def one(node: Node) -> Any:
             with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
                 return answers.check(str(call.op), call.result(answer_s))
 
-        return self.map(one, nodes)
+        return self.map(one, nodes, limit_s=answer_s + LOGIN_S if answer_s < ANSWER_S else None)
 
     def map(
-        self, work: Callable[[Node], T], nodes: Sequence[Node] | None = None, *, at_once: int = AT_ONCE
+        self,
+        work: Callable[[Node], T],
+        nodes: Sequence[Node] | None = None,
+        *,
+        at_once: int = AT_ONCE,
+        limit_s: float | None = None,
     ) -> list[NodeOutcome[T]]:
-        """Run `work` for every node, at most `at_once` at a time, and return the outcomes in node order."""
+        """Run `work` for every node, at most `at_once` at a time, and return the outcomes in node order.
+
+        A node whose work takes longer than `limit_s` has an error; the work goes on until it ends by itself.
+        """
         self.asked = True
         chosen = self.nodes if nodes is None else nodes
 
@@ -196,7 +212,7 @@ class Cluster:
                 is_done(node)
 
         with self.watch(chosen) as is_done:
-            return self.transport.map(chosen, guarded, max_workers=at_once)
+            return self.transport.map(chosen, guarded, max_workers=at_once, limit_s=limit_s)
 
     def __enter__(self) -> Cluster:
         self._kept = KeptAgents(self._beats, len(self.nodes))

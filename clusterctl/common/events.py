@@ -268,6 +268,14 @@ class MovedEvent(ProcessOnNode):
     from_node: int
 
 
+class ResumedByEvent(TypedDict):
+    """The run continues one that was lost with its machines, as `message` says. `by` is who keeps it, as USER@HOST."""
+
+    event: Literal["resumed_by"]
+    message: str
+    by: str | None
+
+
 class StandstillEvent(TypedDict):
     event: Literal["standstill"]
     message: str
@@ -346,6 +354,7 @@ Event = Union[
     ReadyEvent,
     RejoinedEvent,
     RestartingEvent,
+    ResumedByEvent,
     RolledBackEvent,
     SavedEvent,
     SpawnedEvent,

@@ -284,7 +284,7 @@ class RunSpec(Record):
     the text of each setting that was given with `--set`. `shm` and `streams` are "off" in benchmarks. `cwd` is the
     directory in which processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names
     any. `programs` are what each role runs, so that any process can start on this node; the lead has in `places` what
-    the members may run.
+    the members may run, and in `resumes` how the run was lost that a keeper continues with this one.
     """
 
     OMITTED = (
@@ -303,6 +303,7 @@ class RunSpec(Record):
         "gpus",
         "programs",
         "places",
+        "resumes",
     )
 
     job: str
@@ -342,6 +343,7 @@ class RunSpec(Record):
     gpus: Gpus | None = None
     programs: Mapping[str, Program] | None = None
     places: tuple[MemberPlace, ...] | None = None
+    resumes: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"v": self.v, **super().to_json()}

@@ -18,7 +18,7 @@ from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
 from clusterctl.config.settings import BY_SPELLING, TABLE, Settings
 from clusterctl.config.source import ConfFile
-from clusterctl.config.values import QUANTIZED, RETIRED
+from clusterctl.config.values import OUR_ENGINE, QUANTIZED, RETIRED
 from clusterctl.errors import UsageError
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -136,7 +136,7 @@ def _settle(
     _report_contradictions(reading)
     reading.take(conf.file, conf.values)
     reading.take(COMMAND_LINE, overrides)
-    if reading.values["ENGINE"] != "clusterctl" and not {"RESTARTS"} & {*conf.values, *overrides}:
+    if reading.values["ENGINE"] != OUR_ENGINE and not {"RESTARTS"} & {*conf.values, *overrides}:
         reading.values["RESTARTS"] = BY_SPELLING["RESTARTS"].parse(0)
     hosts = reading.values["HOSTS"]
     reading.values["HOSTS"] = _hosts(reading, "HOSTS" in overrides)

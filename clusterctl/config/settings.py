@@ -332,7 +332,7 @@ class Settings:
         choice("fail", "shrink", "wait"),
         "fail",
         'what to do once the RESTARTS of a trainer are used up: `"fail"`, `"shrink"` or `"wait"`',
-        "It is also done if its node is lost. `shrink` continues without it, and `wait` waits for `start --rejoin`",
+        "`shrink` continues without it, and `wait` waits for `start --rejoin`. See [lost nodes](#lost-nodes)",
         spec="failures.on_trainer_loss",
     )
     on_node_loss: str | None = setting(
@@ -340,13 +340,13 @@ class Settings:
         optional(choice("move", "wait", "fail")),
         None,
         'what to do if a node is lost: `"move"` its processes to other nodes, `"wait"` for it, or `"fail"`',
-        "Without it, ON_TRAINER_LOSS decides, as above. See [lost nodes](runtime.md#lost-nodes)",
+        "`None`: see [lost nodes](#lost-nodes)",
     )
     resumes: int = setting(
         Topic.FAILURES,
         whole(0),
         3,
-        'how often within an hour a run that lost its first node is resumed, with `ON_NODE_LOSS = "move"`',
+        "how often within an hour a run that lost its first node is resumed, if processes move",
         "By an attached `start` or by `clusterctl keep`. See [the keeper](runtime.md#the-keeper)",
     )
     save_every: SaveInterval = setting(

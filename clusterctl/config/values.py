@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 from clusterctl.common.modes import SaveInterval
 from clusterctl.common.run_spec import KeepBest
 
+#: The engine whose programs use our runtime.
+OUR_ENGINE: Final = "clusterctl"
 #: Settings of earlier versions, which may stay in a conf.py and have no effect, each with what replaces it.
 RETIRED: Final = {
     "KEEP_CONNECTIONS_S": "to keep connections open, use ssh as the carrier, with ControlPersist: see docs/carriers.md"

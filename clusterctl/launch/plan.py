@@ -33,12 +33,12 @@ from clusterctl.common.run_spec import (
 )
 from clusterctl.config import Settings
 from clusterctl.config.settings import BY_SPELLING
+from clusterctl.config.values import OUR_ENGINE
 from clusterctl.documents.jobs import LossPlan, ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset, places, with_all_processes
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
-OUR_ENGINE = "clusterctl"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class LaunchPlan:
     """The processes of a run. `nodes` are its members, with their ranks in this plan; the first one leads.
 
     `program_args` is None if none were given: a resumed run takes those of the run before. `name` is that of the run.
-    `cwd` is the directory in which processes begin, if that is not the job directory.
+    `cwd` is the directory in which processes begin, if that is not the job directory. `resumes` says how the run was
+    lost that a keeper continues with this one.
     """
 
     settings: Settings
@@ -73,6 +74,7 @@ class LaunchPlan:
     processes: tuple[PlannedProcess, ...]
     name: str | None = None
     cwd: str | None = None
+    resumes: str | None = None
 
     @property
     def needs_runtime(self) -> bool:
@@ -102,8 +104,7 @@ class LaunchPlan:
         return [process for process in self.processes if process.node == node.id]
 
     def with_arguments(self, program_args: Sequence[str]) -> LaunchPlan:
-        part = _place(self.settings, self.inventory, self.nodes, tuple(program_args))
-        return replace(part, name=self.name, cwd=self.cwd)
+        return self._with_processes_of(_place(self.settings, self.inventory, self.nodes, tuple(program_args)))
 
     def among(self, ids: Collection[int]) -> LaunchPlan:
         """Return the plan for these nodes only: with new ranks, or with the processes of the others if these move.
@@ -119,7 +120,10 @@ class LaunchPlan:
         for role in ("pserver", "trainer"):
             if self.count(role) and not part.count(role):
                 raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
-        return replace(part, name=self.name, cwd=self.cwd)
+        return self._with_processes_of(part)
+
+    def _with_processes_of(self, part: LaunchPlan) -> LaunchPlan:
+        return replace(part, name=self.name, cwd=self.cwd, resumes=self.resumes)
 
     def spec(
         self,
@@ -178,6 +182,7 @@ class LaunchPlan:
             gpus=gpus,
             programs=self._programs() if moves else None,
             places=self._places(cores, machines or {}) if moves and lead is None and machines is not None else None,
+            resumes=self.resumes if lead is None else None,
         )
 
     def _pserver_places(self) -> Iterator[tuple[int, int]]:
@@ -221,7 +226,7 @@ class LaunchPlan:
     @property
     def node_loss(self) -> str:
         """The reaction to the loss of a node: "move", "wait" or "fail"."""
-        return self.settings.on_node_loss or Failures(**self.settings.in_spec("failures")).node_loss
+        return self.inventory.node_loss
 
     def _places(self, cores: Mapping[int, int], machines: Mapping[int, str]) -> tuple[MemberPlace, ...]:
         """Return what each member may run when another one is lost."""

@@ -31,7 +31,7 @@ LEAVE_S = 2.0  # for agents to end following, so that they can serve the next re
 REJOIN_S = 2.0
 TICK_S = 0.25
 SILENT_S = 20.0  # wait for the last nodes that have not reported the end of their run
-SILENT_KEPT_S = 3.0  # the same for a run that is resumed if all others are lost, which is looked into again then
+LOST_S = 3.0  # the same for a run that is resumed when most of its nodes are lost, which its keeper looks into
 PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
@@ -116,14 +116,18 @@ class _Endings:
         elif news.error is not None:
             self.silent.add(node)
 
-    def only_silent_nodes_left(self, nodes: int, now: float, silent_s: float = SILENT_S) -> bool:
-        """True if all reachable nodes have ended, and have waited for the others; `silent_s` if all are lost."""
+    def only_silent_nodes_left(self, nodes: int, now: float, *, kept: bool = False) -> bool:
+        """True if all reachable nodes have ended, and have waited for the others.
+
+        If the run is `kept`, more than half of its nodes need not wait for them once they are lost.
+        """
         reported = self.ended | self.lost
-        if not reported or len(reported | self.silent) < nodes:
+        is_lost = kept and not self.ended and 2 * len(self.lost) > nodes
+        if not is_lost and (not reported or len(reported | self.silent) < nodes):
             self.since = None
         elif self.since is None:
             self.since = now
-        wait_s = SILENT_S if self.ended else silent_s
+        wait_s = LOST_S if kept and not self.ended else SILENT_S
         return self.since is not None and now - self.since > wait_s
 
 
@@ -131,7 +135,8 @@ class Follower:
     """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second.
 
     `at` are the offsets, by node, from which its events are followed; from the first one by default. With the role ""
-    no log lines are `wanted`. Nodes that stay silent for `silent_s`, once all others have ended, are left.
+    no log lines are `wanted`. Nodes that stay silent once all others have ended are left: soon if the run is `kept`,
+    which means that it is resumed when most of its nodes are lost.
     """
 
     def __init__(
@@ -143,10 +148,10 @@ class Follower:
         wanted: FollowSelection,
         *,
         at: Mapping[int, int] | None = None,
-        silent_s: float = SILENT_S,
+        kept: bool = False,
     ) -> None:
         self._at = at or {}
-        self._silent_s = silent_s
+        self._kept = kept
         self._cluster = cluster
         self._request = typed(FollowRequest, {"op": "follow", "ref": job, **wanted})
         self._run = run
@@ -225,7 +230,7 @@ class Follower:
             if endings.lost and len(endings.ended | endings.lost) == len(self._threads):
                 self._all_reported.set()
             yield news
-            if endings.only_silent_nodes_left(len(self._threads), time.monotonic(), self._silent_s):
+            if endings.only_silent_nodes_left(len(self._threads), time.monotonic(), kept=self._kept):
                 return
 
     def _listen(self, node: Node) -> None:
@@ -287,7 +292,7 @@ class Follower:
                     if "done" in message:
                         end: FollowEnd = answers.read(FollowEnd, message["done"], "follow")
                         return end
-                    if cursor.away:
+                    if cursor.away and not (cursor.lost is not None and "caught_up" in message):
                         cursor.away, cursor.lost = False, None
                         self._put(News(node, back=True))
                     self._take(node, message, streams, cursor)

@@ -17,6 +17,7 @@ SYMBOLS = {
     "saved": ("\u25be", "save"),
     "restarting": ("\u21bb", "restart"),
     "moved": ("\u21b7", "moved"),
+    "resumed_by": ("\u21b7", "resumed"),
     "rolled_back": ("\u21b6", "roll back"),
     "state_lost": ("\u2717", "failure"),
     "stalled": ("\u2016", "stall"),

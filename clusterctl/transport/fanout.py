@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -56,16 +57,19 @@ def fan_out(
     max_workers: int,
     cancellation: Cancellation,
     on_interrupt: Callable[[], None],
+    limit_s: float | None = None,
 ) -> list[WorkOutcome[N, T]]:
     """Call `work` for every node and return the outcomes, in the order of the nodes.
 
-    A ClusterctlError or OSError from `work` becomes an outcome. Any other exception is a bug and is raised after
-    all work has ended. An exception in the waiting thread, such as KeyboardInterrupt, calls `on_interrupt`, which
-    must make running work fail; the exception propagates after a short wait for that work.
+    Work that takes longer than `limit_s` becomes an error, and goes on until it ends by itself. A ClusterctlError or
+    OSError from `work` becomes an outcome. Any other exception is a bug and is raised after all work has ended. An
+    exception in the waiting thread, such as KeyboardInterrupt, calls `on_interrupt`, which must make running work fail;
+    the exception propagates after a short wait for that work.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, WorkOutcome[N, T], BaseException | None]] = queue.SimpleQueue()
     stop = threading.Event()
+    began: dict[int, float] = {}
     for index in range(len(nodes)):
         todo.put(index)
 
@@ -76,26 +80,43 @@ def fan_out(
                 index = todo.get_nowait()
             except queue.Empty:
                 return
+            began[index] = time.monotonic()
             done.put((index, *_attempt(nodes[index], work)))
 
-    # Daemon threads: work that cannot be interrupted must not delay the exit of the process.
-    threads = [
-        threading.Thread(target=worker, daemon=True, name=f"fan-out-{number}")
-        for number in range(min(max_workers, len(nodes)))
-    ]
+    threads: list[threading.Thread] = []
+
+    def start_worker() -> None:
+        # Daemon threads: work that cannot be interrupted must not delay the exit of the process.
+        threads.append(threading.Thread(target=worker, daemon=True, name=f"fan-out-{len(threads)}"))
+        threads[-1].start()
+
+    finished: dict[int, tuple[WorkOutcome[N, T], BaseException | None]] = {}
     try:
-        for thread in threads:
-            thread.start()
-        finished = [_take(done) for _ in nodes]
+        for _ in range(min(max_workers, len(nodes))):
+            start_worker()
+        while len(finished) < len(nodes):
+            # With a timeout, so that Ctrl-C is noticed at once on every platform.
+            with contextlib.suppress(queue.Empty):
+                index, outcome, bug = done.get(timeout=POLL_S)
+                finished.setdefault(index, (outcome, bug))
+            if limit_s is not None:
+                now = time.monotonic()
+                for index in [one for one, t in list(began.items()) if one not in finished and now > t + limit_s]:
+                    finished[index] = _late(nodes[index], limit_s), None
+                    start_worker()  # in the place of the one that waits
     except BaseException:
         stop.set()
         on_interrupt()
         _join(threads, INTERRUPT_WAIT_S)
         raise
-    for _, _, bug in finished:
+    for _, bug in finished.values():
         if bug is not None:
             raise bug
-    return [outcome for _, outcome, _ in sorted(finished, key=lambda item: item[0])]
+    return [outcome for _, (outcome, _) in sorted(finished.items())]
+
+
+def _late(node: N, limit_s: float) -> WorkOutcome[N, T]:
+    return WorkOutcome(node, None, failures.overdue(node.label, node.label, "no answer", limit_s), limit_s)
 
 
 def _attempt(node: N, work: Callable[[N], T]) -> tuple[WorkOutcome[N, T], BaseException | None]:
@@ -113,15 +134,6 @@ def _attempt(node: N, work: Callable[[N], T]) -> tuple[WorkOutcome[N, T], BaseEx
     except BaseException as exc:  # noqa: BLE001 - handed to the waiting thread, which raises it
         bug = exc
     return WorkOutcome(node, value, error, time.monotonic() - began), bug
-
-
-def _take(done: queue.SimpleQueue[T]) -> T:
-    # With a timeout, so that Ctrl-C is noticed at once on every platform.
-    while True:
-        try:
-            return done.get(timeout=POLL_S)
-        except queue.Empty:
-            continue
 
 
 def _join(threads: Sequence[threading.Thread], timeout_s: float) -> None:

@@ -134,13 +134,24 @@ class Transport:
             raise failures.not_by_ssh(node)
         return self._resolver.resolve(node)
 
-    def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[WorkOutcome[N, T]]:
+    def map(
+        self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64, limit_s: float | None = None
+    ) -> list[WorkOutcome[N, T]]:
         """Call `fn` for every node from up to `max_workers` threads. Returns the outcomes in node order.
+
+        A node for which it takes longer than `limit_s` has an error; the call goes on until it ends by itself.
 
         Ctrl-C closes all connections, which ends all running work, and raises KeyboardInterrupt in the caller's
         thread. The transport remains usable.
         """
-        return fan_out(nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort)
+        return fan_out(
+            nodes,
+            fn,
+            max_workers=max_workers,
+            cancellation=self._cancellation,
+            on_interrupt=self.abort,
+            limit_s=limit_s,
+        )
 
     def warm_up(self, nodes: Sequence[Destination]) -> None:
         """Start to connect to those of these nodes that are reached by SSH, in the background.

@@ -27,8 +27,8 @@ class LeadClient:
     """`on_order` gets the lead's orders. `on_lost(why, silent_s, closed_s)` is called if the lead stays away, with the
     seconds of silence if that is the reason, and those since the connection ended, if it did.
 
-    If the run waits for lost nodes, or moves their processes, `on_away(why)` is called instead, and the client keeps
-    dialling: in the second case for 10 x NODE_GRACE_S. `on_moved` is called if the processes have moved meanwhile;
+    If the run waits for lost nodes, or moves their processes, `on_away(why, silent_s)` is called instead, and it keeps
+    dialling: in the second case for 10 x NODE_GRACE_S. `on_moved` is called if the processes have moved meanwhile, and
     `join_anew` comes after that. `on_answer(t)` is called for each answer to what was sent at that time since boot. A
     silent connection is not trusted: after a network cut the kernel may not retry it for as long as the cut lasted. The
     client then opens another one beside it, but not at once: the lead may be busy with a thousand nodes.
@@ -42,7 +42,7 @@ class LeadClient:
         lead: LeadAddress,
         on_order: Callable[[Order], None],
         on_lost: Callable[[str, float | None, float | None], None],
-        on_away: Callable[[str], None],
+        on_away: Callable[[str, float], None],
         on_answer: Callable[[float], None] = lambda sent: None,
         on_moved: Callable[[], None] = lambda: None,
     ) -> None:
@@ -107,7 +107,7 @@ class LeadClient:
                 self._lose(why, round(silent_s, 1))
             elif not self._away:
                 self._away = True
-                self._on_away(why)
+                self._on_away(why, round(silent_s, 1))
 
     def _lose(self, why: str, silent_s: float | None = None) -> None:
         if not self._over:

@@ -216,16 +216,18 @@ class Supervision:
         self._run = run
         self._over = over
         self._supervisor: Identity | None = None
+        self._away = False
         self._file: tuple[int, int] | None = None
 
     def is_over(self) -> bool:
-        """Return True if no supervisor is alive."""
+        """Return True if no supervisor is alive, or it has lost the lead and runs nothing any more."""
         if self._over:
             return True
         file = _identity(self._run.state)
         if file is None or file != self._file or not is_alive(self._supervisor):
-            self._supervisor, self._file = supervisor_of(read_state(self._run)), file
-        return not is_alive(self._supervisor)
+            state = read_state(self._run)
+            self._supervisor, self._away, self._file = supervisor_of(state), bool(state.get("away")), file
+        return self._away or not is_alive(self._supervisor)
 
 
 def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -> int:

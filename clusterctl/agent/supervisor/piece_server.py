@@ -42,6 +42,7 @@ class PieceServerProcess:
         self._control: socket.socket | None = None
         self._buffer = b""
         self._asked: list[CopySaveOrder | MergeModelOrder] = []
+        self._has_died = False  # since its last answer
         self._await_peer()
 
     @property
@@ -74,10 +75,12 @@ class PieceServerProcess:
         try:
             if self._process is None:
                 self._start()
-            assert self._control is not None
-            self._control.sendall(json.dumps(order).encode() + b"\n")
         except OSError as exc:
             self._settle({"error": f"the piece server cannot be started: {exc.strerror}"})
+            return
+        assert self._control is not None
+        with contextlib.suppress(OSError):  # it has just died: see `poll`
+            self._control.sendall(json.dumps(order).encode() + b"\n")
 
     def _start(self) -> None:
         context = self._context
@@ -130,6 +133,7 @@ class PieceServerProcess:
             if self._process is not None:
                 self._process.kill()
         for answer in answers:
+            self._has_died = False
             self._settle(answer)
 
     def _settle(self, answer: CarriedOut) -> None:
@@ -146,10 +150,16 @@ class PieceServerProcess:
         self._context.send(report)
 
     def poll(self) -> None:
-        """Handle the death of the process: its orders have failed, and the next one starts another."""
+        """Handle the death of the process: another one gets its orders. If that dies, too, they have failed."""
         if self._process is None or self._process.poll() is None:
             return
         self._forget()
+        has_died, self._has_died = self._has_died, bool(self._asked)
+        if self._asked and not has_died:
+            asked, self._asked = self._asked, []
+            for order in asked:
+                self.carry_out(order)
+            return
         while self._asked:
             self._settle({"error": "the piece server ended unexpectedly"})
         self._pause()

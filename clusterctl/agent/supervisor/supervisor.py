@@ -118,6 +118,8 @@ class Supervisor:
             hooks = (self._on_order, self._record, self._checkpoints.change_manifests, self._fence.answered)
             known = (self._checkpoints.complete_models(), self.event_log.warnings)
             self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, *known)
+            if (loss := self.spec.resumes) is not None:
+                self._record({"event": "resumed_by", "message": loss, "by": self.spec.by})
         else:
             assert self.spec.lead is not None
             on = (self._on_order, self._on_lead_lost, self._on_lead_away, self._fence.answered, self._on_moved)
@@ -406,10 +408,10 @@ class Supervisor:
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
-    def _on_lead_away(self, why: str) -> None:
+    def _on_lead_away(self, why: str, silent_s: float) -> None:
         """End all processes: the lead will order restarts if we come back in time, here or on other nodes."""
         if self._fence.leased:
-            self._record(lead_lost(self.spec.node, self.spec.lead_node, why)[0])
+            self._record(lead_lost(self.spec.node, self.spec.lead_node, why, silent_s)[0])
             self._report_idle(stopping=True)  # our messages may get through, though no answer does
         else:
             words = f"{why}; waiting for it to come back"

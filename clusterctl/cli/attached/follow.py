@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from clusterctl.api.keep import silent_s
+from clusterctl.api.keep import is_kept
 from clusterctl.api.start import ask_how_it_ended, wait_until_up
 from clusterctl.cli import style
 from clusterctl.cli.attached.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
 from clusterctl.cli.attached.term import on_term
-from clusterctl.cli.causes import corrected_hint, first_cause_lines
+from clusterctl.cli.causes import cause_lines, corrected_hint, first_cause_lines
 from clusterctl.cli.console import human_time
 from clusterctl.cli.invocation import Invocation
 from clusterctl.cli.screen.keys import Pressed, keys
@@ -44,6 +44,7 @@ def follow_run(
     invocation: Invocation, cluster: Cluster, run: Launch, pass_line: PassFormat = default_pass_line
 ) -> LiveRecord:
     """Show the run until it ends. Raises if it failed."""
+    kept = is_kept(cluster)
     view = LiveRecord(run.nodes)
     display = Display(invocation.console, view, _title(cluster, run), pass_line)
     try:
@@ -51,7 +52,7 @@ def follow_run(
             display,
             on_term(_detach),
             keys(wanted=invocation.console.live) as pressed,
-            Follower(cluster, run.nodes, run.job, run.run, LINES_WANTED, silent_s=silent_s(cluster)) as follower,
+            Follower(cluster, run.nodes, run.job, run.run, LINES_WANTED, kept=kept) as follower,
         ):
             _watch(follower, display, pressed, LogFeed(display.screen, follower))
     except _Detach as request:
@@ -60,7 +61,7 @@ def follow_run(
         if request.signal_number:
             raise SystemExit(128 + request.signal_number) from None
         return view
-    ask_how_it_ended(cluster, run.job, run.run, view)
+    ask_how_it_ended(cluster, run.job, run.run, view, hurries=kept)
     if view.ended is None or view.ended["state"] != "succeeded":
         _raise_failed(invocation, cluster, run, view)
     saved = f" · saved {view.model}" if view.model else ""
@@ -140,7 +141,10 @@ def _raise_failed(invocation: Invocation, cluster: Cluster, run: Launch, view: L
     state = ended["state"]
     cause: Mapping[str, Any] = ended["cause"] or view.cause or {}
     lines = [style.state(state) + f" after {_duration(run, view)}{_progress(view)}"]
-    lines += first_cause_lines(cluster, run.job, run.run, cause)
+    if state == "lost" and is_kept(cluster):
+        lines += cause_lines(cluster.inventory, cause)  # its keeper asks the nodes
+    else:
+        lines += first_cause_lines(cluster, run.job, run.run, cause)
     lines += [style.warning(f"warning: {clean(warning)}") for warning in view.warning_messages]
     if state == "lost":
         lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")

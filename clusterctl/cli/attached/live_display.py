@@ -43,7 +43,7 @@ WARNINGS = (
     "warned",
 )
 #: Events of which the display shows the mark.
-SHOWN = ("phase", "saved", "copying", "log", *WARNINGS, "suspect", "lost", "rejoined", "held")
+SHOWN = ("phase", "saved", "copying", "log", *WARNINGS, "suspect", "lost", "rejoined", "held", "resumed_by")
 PassFormat = Callable[[PassNumbers], str]
 
 

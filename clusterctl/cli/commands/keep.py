@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from clusterctl.api.keep import Keeper, await_end, newest_run
-from clusterctl.api.outcome import explain, failure
+from clusterctl.api.keep import Keeper, newest_run
+from clusterctl.api.outcome import failure
 from clusterctl.api.start import OriginOptions, PlannedStart, StartTarget, prepared
 from clusterctl.cli.attached.beginning import begun, supervisors_up, tell_origin
 from clusterctl.cli.invocation import Invocation
@@ -24,7 +24,7 @@ from clusterctl.documents.jobs import KeeperOnMachine, KeepersDocument, KeptJob
 from clusterctl.errors import JobFailedError, RefusedError
 from clusterctl.escape import clean
 from clusterctl.launch import Launch
-from clusterctl.observe.record.references import Reference
+from clusterctl.observe.record.references import run_number
 
 T = TypeVar("T")
 TICK_S = 0.05
@@ -50,6 +50,8 @@ def resuming(
                 continued = keeper.next_run(run.run, partial(begun, invocation, cluster, started), patience_s)
                 if continued is None:
                     raise
+            if continued.run == run.run:
+                continue
             run = continued
             if started[-1].run == run.run:
                 supervisors_up(invocation, cluster, run)
@@ -68,23 +70,16 @@ def keep(invocation: Invocation, job: str | None, *, status: bool) -> None:
     console = invocation.console
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(invocation.cluster_of(job, whole=True))
-        run, resumes = newest_run(cluster, invocation.job_of(cluster, job)), 0
+        run = newest_run(cluster, invocation.job_of(cluster, job))
         ref = run.job
         stack.enter_context(_only_keeper(_lock(_directory(invocation), ref), ref))
         keeper = _keeper(invocation, cluster, ref, partial(_prepared, invocation, ref))
         keeper.say = lambda text: console.say(f"{time.strftime('%H:%M:%S')} {text}")
-        while True:
-            keeper.say(f"keeping {ref} run {int(run.run)}")
-            await_end(cluster, run)
-            continued = keeper.next_run(run.run, partial(begun, invocation, cluster, []))
-            if continued is None:
-                break
-            run, resumes = continued, resumes + 1
-        outcome = explain(cluster, Reference(ref))
+        outcome, resumes = keeper.keep(run, partial(begun, invocation, cluster, []))
         error = failure(outcome)
-        document: KeptJob = {"job": ref, "run": run.run, "state": outcome.state, "resumes": resumes}
+        document: KeptJob = {"job": ref, "run": run_number(outcome.run), "state": outcome.state, "resumes": resumes}
         if error is None:
-            keeper.say(f"{ref} run {int(run.run)} {outcome.state}")
+            keeper.say(f"{ref} run {outcome.run} {outcome.state}")
         console.finish(document, error)
 
 

@@ -93,6 +93,7 @@ _TEXTS = {
     "exited": _exited,
     "restarting": _restarting,
     "moved": _moved,
+    "resumed_by": lambda event: f"{event['message']}; resumed by {event['by'] or 'a keeper'}",
     "rolled_back": _rolled_back,
     **dict.fromkeys(("stalled", "standstill", "cut_dropped", "state_lost"), lambda event: str(event["message"])),
     "paused": lambda event: f"was paused: {event['message']}",
@@ -101,4 +102,17 @@ _TEXTS = {
     **dict.fromkeys(("suspect", "lost", "rejoined", "held"), _absent),
     "ended": _ended,
 }
-_OF_THE_RUN = (*("phase", "saved", "copying", "copied", "rolled_back", "cut_dropped", "standstill", "warned", "ended"),)
+_OF_THE_RUN = (
+    *(
+        "phase",
+        "saved",
+        "copying",
+        "copied",
+        "resumed_by",
+        "rolled_back",
+        "cut_dropped",
+        "standstill",
+        "warned",
+        "ended",
+    ),
+)

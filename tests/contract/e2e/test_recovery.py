@@ -8,12 +8,14 @@ import os
 import random
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import clusterctl
 from contract.e2e.models import assert_same, model_of
 from contract.e2e.test_copies import NOBODY
 from support.processes import is_alive, kill_all, processes_with_environment, wait_until
@@ -186,7 +188,7 @@ def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbe
     """Node 2, with only a trainer, freezes. It wakes up when that runs elsewhere, and takes over from node 1, which has
     a pserver, too.
     """
-    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
+    site.conf(**QUICK, NODE_GRACE_S=6)
     job = site.dispatch(TRAIN)
     assert "if node2 is lost: clusterctl moves trainer2 to node" in site.ok("start", job, "--plan").out
     start_and_hold(site, job)
@@ -219,7 +221,7 @@ def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbe
 @pytest.mark.copies
 def test_nodes_that_have_lost_their_lead_are_taken_over_by_the_next_run(site: Site) -> None:
     """The machine of the lead freezes for good; the others still hope to reach it."""
-    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
+    site.conf(**QUICK, NODE_GRACE_S=6)
     job = site.dispatch(TRAIN)
     start_and_hold(site, job)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
@@ -227,7 +229,7 @@ def test_nodes_that_have_lost_their_lead_are_taken_over_by_the_next_run(site: Si
     frozen = on_node(site, job, 0)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6, HOSTS=[NOBODY, *site.hosts[1:3]])
+    site.conf(**QUICK, NODE_GRACE_S=6, HOSTS=[NOBODY, *site.hosts[1:3]])
     assert wait_until(lambda: [node["state"] for node in site.status(job)["nodes"]] == ["unknown", "lost", "lost"])
     assert "first cause: node0 is lost: no message from the lead" in site.run("why", job).out
     for node in (1, 2):
@@ -239,15 +241,22 @@ def test_nodes_that_have_lost_their_lead_are_taken_over_by_the_next_run(site: Si
 
 
 def test_a_keeper_resumes_a_run_as_often_as_it_loses_its_lead(
-    site: Site, expected: dict[str, Any], request: pytest.FixtureRequest
+    site: Site, expected: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.conf(**QUICK, ON_NODE_LOSS="move", NODE_GRACE_S=6)
+    """Beside it, a program keeps the job, too. One of them wins."""
+    site.conf(**QUICK, NODE_GRACE_S=6)
     job = site.dispatch(TRAIN)
-    assert site.run("start", job, "--keep").code == 2
+    assert site.run("start", job, "--keep", "--set", "ON_NODE_LOSS=fail").code == 2
     assert "no keeper runs on this machine" in site.ok("keep", "--status").out
     site.ok("start", job, "--detach", "--keep", "--", "hold:25")
     (keeper,) = json.loads(site.ok("--json", "keep", "--status").out)["keepers"]
     request.addfinalizer(lambda: kill_all([keeper["pid"]]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site.nodes_directory / "cache"))
+    cluster = clusterctl.Cluster.from_conf(site.conf_path)
+    request.addfinalizer(cluster.close)
+    pool = ThreadPoolExecutor(1)
+    kept = pool.submit(cluster.job(job).keep)
+    pool.shutdown(wait=False)
     assert wait_until((site.job_dir(job, 0) / "held").exists)
     kill_all(on_node(site, job, 0))  # its machine is still there, and takes part again
     second = site.job_dir(job, 0) / ".clusterctl/runs/0002"
@@ -259,7 +268,9 @@ def test_a_keeper_resumes_a_run_as_often_as_it_loses_its_lead(
     (site.job_dir(job, 0) / "go").touch()
     assert wait_until(lambda: site.status(job)["run"] == "0003")
     assert wait_until(lambda: not is_alive(keeper["pid"]))
-    assert second.is_dir()
+    (resumed,) = (event for event in events_in(second / "events.jsonl") if event["event"] == "resumed_by")
+    assert resumed["message"].startswith("run 1 was lost: node0 is lost")
+    assert kept.result(timeout=180).run == 3
     assert f"{job} run 3 succeeded" in Path(keeper["log"]).read_text()
     assert_same(model_of(site, job), expected)
     site.assert_nothing_left(job)

@@ -24,20 +24,21 @@ def test_a_killed_process_is_restarted_and_the_model_is_the_same(
     assert_same(model_of(lab, run.job), expected)
 
 
-@pytest.mark.parametrize("how", ["its supervisor is killed", "it is switched off"])
-@pytest.mark.parametrize(("node", "state"), [(3, "failed"), (0, "lost")], ids=["node", "lead"])
+@pytest.mark.parametrize(
+    ("node", "state", "how"), [(3, "failed", "off"), (0, "lost", "killed")], ids=["node is off", "lead is killed"]
+)
 def test_a_lost_node_ends_the_run_everywhere_and_it_can_be_resumed(
     lab: Laboratory, expected: Model, node: int, state: str, how: str
 ) -> None:
-    run = start(lab)
+    run = start(lab, ON_NODE_LOSS="fail")
     run.reach(50)
-    if how == "it is switched off":
+    if how == "off":
         lab.machines[node].power_off()
     else:
         lab.kill(f"supervisor{node}")
     lab.wait_for_end(run.job)
     lab.boot()
-    output = run.ends(state, 1, half_written=how != "it is switched off")
+    output = run.ends(state, 1, half_written=how != "off")
     assert f"first cause: node{node} is lost" in output
     lab.ok("stop", run.job)
     lab.assert_nothing_remains()
@@ -55,16 +56,25 @@ def test_the_run_waits_for_a_pserver_that_is_stopped_briefly(lab: Laboratory, ex
     assert_same(model_of(lab, run.job), expected)
 
 
-@pytest.mark.parametrize("node", [3, 0], ids=["node", "lead"])
-def test_a_supervisor_that_was_stopped_for_too_long_finds_the_run_over_and_exits(
-    lab: Laboratory, expected: Model, node: int
-) -> None:
-    run = start(lab)
+def test_a_lead_that_was_stopped_for_too_long_finds_the_run_over_and_exits(lab: Laboratory, expected: Model) -> None:
+    run = start(lab, ON_NODE_LOSS="fail")
     run.reach(50)
-    with lab.paused(f"supervisor{node}"):
+    with lab.paused("supervisor0"):
         run.event("ended", node=1)
         time.sleep(1)  # it wakes after all others have gone
     run.fails()
-    assert lab.ok("why", run.job, "--json").json()["cause"]["node"] == node
+    assert lab.ok("why", run.job, "--json").json()["cause"]["node"] == 0
     resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_a_supervisor_that_was_stopped_for_too_long_finds_its_processes_elsewhere_and_is_a_spare(
+    lab: Laboratory, expected: Model
+) -> None:
+    run = start(lab)
+    run.reach(50)
+    with lab.paused("supervisor3"):
+        run.event("moved", role="trainer", rank=2)
+    run.event("rejoined", node=3)
+    run.succeeds()
     assert_same(model_of(lab, run.job), expected)

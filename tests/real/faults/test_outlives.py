@@ -1,4 +1,4 @@
-"""ON_NODE_LOSS = "move": machines that are switched off for good, the first one among them, and the keepers."""
+"""Machines that are switched off for good, the first one among them, and the keepers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.faults
 
 def start(lab: Laboratory, *options: str) -> Run:
     """Start a run whose every piece has a copy, and return once there is a checkpoint that has."""
-    run = begin(lab, dispatch(lab, ON_NODE_LOSS="move", COPIES=2), *options)
+    run = begin(lab, dispatch(lab, COPIES=2), *options)
     run.event("copied", node=0)
     return run
 

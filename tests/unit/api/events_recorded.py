@@ -30,6 +30,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     "copied": {"tag": "pass-00001", "bytes": 1000, "in_s": 0.5, "checkpoint": True},
     "cut_dropped": {"message": "not saved", "trainers": [1, 2], "saves": ["model"]},
     "moved": {"from_node": 3},
+    "resumed_by": {"message": "run 1 was lost: node0 is lost", "by": "me@here"},
     "rolled_back": {"step": 10, "epoch": 1, "whole": True, "processes": ["trainer0"], "tag": "step-000000010"},
     "standstill": {"message": "no step", "stalled_s": 5.0, "over": False},
     "warned": {"kind": "no_push", "message": "no trainer ever pushed"},

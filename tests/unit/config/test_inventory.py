@@ -117,10 +117,28 @@ def test_hosts_define_their_own_roles_and_counts() -> None:
 
 def test_a_spare_has_no_processes_and_ranks_are_counted_without_it() -> None:
     hosts = ("a", Host("b", spare=True), "c")
-    assert ranks(inventory(*hosts, ON_NODE_LOSS="move")) == [((0,), (0,)), ((), ()), ((1,), (1,))]
-    assert 'HOSTS[1] is a spare, which needs ON_NODE_LOSS = "move"' in problem(*hosts)
-    named = problem(*hosts, ON_NODE_LOSS="move", TRAINERS=["a", "b"])
+    assert ranks(inventory(*hosts)) == [((0,), (0,)), ((), ()), ((1,), (1,))]
+    assert 'HOSTS[1] is a spare, which needs ON_NODE_LOSS = "move"' in problem(*hosts, ON_NODE_LOSS="fail")
+    named = problem(*hosts, TRAINERS=["a", "b"])
     assert "names 'b', whose Host(...) does not allow a trainer: it is a spare" in named
+
+
+@pytest.mark.parametrize(
+    ("values", "reaction"),
+    [
+        ({}, "move"),
+        ({"ON_TRAINER_LOSS": "wait"}, "wait"),
+        ({"ON_TRAINER_LOSS": "shrink"}, "fail"),
+        ({"ON_TRAINER_LOSS": "wait", "ON_NODE_LOSS": "move"}, "move"),
+        ({"PSERVERS": 0}, "fail"),
+        ({"ENGINE": "torch"}, "fail"),
+        ({"ENGINE": "torch", "ON_NODE_LOSS": "move"}, "move"),
+        ({"PSERVER_COMMAND": ["serve"]}, "fail"),
+        ({"HOSTS": ["a"]}, "fail"),
+    ],
+)
+def test_processes_of_our_pservers_move_unless_a_setting_says_otherwise(values: dict[str, Any], reaction: str) -> None:
+    assert build(from_values({"HOSTS": ["a", "b"], **values})).node_loss == reaction
 
 
 def test_a_number_selects_the_first_hosts_that_may_run_the_role() -> None:

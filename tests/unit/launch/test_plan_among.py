@@ -15,7 +15,8 @@ from clusterctl.launch.keys import make_keys
 
 
 def launch(nodes: int = 4, **values: Any) -> LaunchPlan:
-    settings = from_values({"HOSTS": [f"10.0.0.{node}" for node in range(nodes)], **values})
+    hosts = [f"10.0.0.{node}" for node in range(nodes)]
+    settings = from_values({"HOSTS": hosts, "ON_NODE_LOSS": "fail", **values})
     return plan(settings, build(settings), ["--num_passes=2"])
 
 

@@ -29,7 +29,7 @@ class Nodes(PipeCluster):
     """Nodes that have a job; checkpoints are put there in the form in which runs leave them."""
 
     def __init__(self, directory: Path, nodes: int = 3, **values: Any) -> None:
-        super().__init__(directory, sys.executable, nodes, **values)
+        super().__init__(directory, sys.executable, nodes, **{"ON_NODE_LOSS": "fail", **values})
         for node in self.nodes:
             job = self.job(node.id)
             job.runs.mkdir(parents=True)

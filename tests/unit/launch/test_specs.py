@@ -23,7 +23,7 @@ PLANNED: dict[str, Any] = json.loads(RECORDED.read_text())
 
 
 def planned(case: dict[str, Any]) -> RunSpec:
-    settings = from_values({"HOSTS": HOSTS, **case["conf"]})
+    settings = from_values({"HOSTS": HOSTS, "ON_NODE_LOSS": "fail", **case["conf"]})
     launch = plan(settings, build(settings), case.get("args", ()))
     launch = launch.among(case["among"]) if "among" in case else launch
     return launch.spec(

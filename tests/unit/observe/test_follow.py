@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.config import from_values
 from clusterctl.errors import UnreachableError
 from clusterctl.inventory import build
-from clusterctl.observe.follow import SILENT_S, News, _Endings
+from clusterctl.observe.follow import LOST_S, SILENT_S, News, _Endings
 
 NODES = build(from_values({"HOSTS": ["a", "b", "c"]})).nodes
 
@@ -30,7 +30,17 @@ def test_when_all_other_nodes_have_ended_silent_ones_are_waited_for_only_briefly
     assert not endings.only_silent_nodes_left(3, 100.0)
     assert not endings.only_silent_nodes_left(3, 100.0 + SILENT_S)
     assert endings.only_silent_nodes_left(3, 101.0 + SILENT_S)
-    assert endings.only_silent_nodes_left(3, 104.0, silent_s=3.0)
+    assert endings.only_silent_nodes_left(3, 104.0, kept=True)
+
+
+def test_a_kept_run_is_left_soon_once_most_of_its_nodes_are_lost() -> None:
+    endings = endings_after(lost(1), lost(2))
+    assert not endings.only_silent_nodes_left(3, 100.0, kept=True)
+    assert endings.only_silent_nodes_left(3, 101.0 + LOST_S, kept=True)
+    assert not endings.only_silent_nodes_left(3, 101.0 + LOST_S)
+    one = endings_after(lost(1))
+    assert not one.only_silent_nodes_left(3, 100.0, kept=True)
+    assert not one.only_silent_nodes_left(3, 1000.0, kept=True)
 
 
 def test_silent_nodes_are_waited_for_while_any_other_node_is_running() -> None:

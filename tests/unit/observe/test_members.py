@@ -14,7 +14,7 @@ from clusterctl.observe.record.live import LiveRecord
 from clusterctl.observe.record.members import members_of
 from clusterctl.observe.record.status import JobStatus, merge_states, status
 
-INVENTORY = build(from_values({"HOSTS": ["a", "b", "c", "d"]}))
+INVENTORY = build(from_values({"HOSTS": ["a", "b", "c", "d"], "ON_NODE_LOSS": "fail"}))
 NEVER = {"run": None, "state": "dispatched"}
 
 

@@ -42,6 +42,24 @@ def test_outcomes_keep_the_order_of_the_nodes_whichever_finishes_first(cluster: 
         assert transport.map([], work) == []
 
 
+def test_work_that_takes_too_long_is_an_error_and_does_not_hold_up_the_others(cluster: Cluster) -> None:
+    over = threading.Event()
+
+    def work(node: TestNode) -> str:
+        if node is cluster.nodes[0]:
+            assert over.wait(180)
+        return node.label
+
+    with Transport(cluster.settings) as transport:
+        try:
+            late, *others = transport.map(cluster.nodes, work, max_workers=1, limit_s=0.2)
+        finally:
+            over.set()
+    assert late.error is not None
+    assert late.error.details["reason"] == "deadline"
+    assert [outcome.get() for outcome in others] == [node.label for node in cluster.nodes[1:]]
+
+
 def test_no_more_workers_run_than_allowed(cluster: Cluster) -> None:
     running: list[int] = []
     most: list[int] = []

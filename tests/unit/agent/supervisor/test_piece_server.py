@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ ORDER: MergeModelOrder = {"do": "merge", "tag": "pass-00001", "python": "python3
 PROGRAM = """
 import socket, sys
 control = socket.socket(fileno=int(sys.argv[-1]))
-while control.recv(65536):
+for order in control.makefile():
     control.sendall({answer!r} + b"\\n")
 """
 
@@ -61,3 +62,24 @@ def test_a_process_that_answers_nonsense_is_ended_and_its_order_has_failed(
     answer: bytes, tmp_path: Path, loop: EventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert report_after(answer, tmp_path, loop, monkeypatch)["message"] == "the piece server ended unexpectedly"
+
+
+def test_an_order_for_a_process_that_has_died_goes_to_another_one(
+    tmp_path: Path, loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "entry.py"
+    program.write_text("")
+    monkeypatch.setattr(piece_server, "ENTRY", str(program))
+    sent: list[dict[str, Any]] = []
+    server = PieceServerProcess(make_context(loop=loop, send=sent.append))
+    try:
+        server.carry_out(ORDER)
+        assert server.pid is not None
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        server.carry_out({**ORDER, "tag": "pass-00002"})
+        program.write_text(PROGRAM.format(answer=b'{"error": null}'))
+        server.poll()
+        run_until(loop, lambda: len(sent) == 2)
+    finally:
+        server.close()
+    assert [(report["tag"], report.get("message")) for report in sent] == [("pass-00001", None), ("pass-00002", None)]

@@ -281,7 +281,7 @@ class World:
 
     def lead_away(self, lot: int) -> None:
         self.lead.is_away = True
-        self.supervisor._on_lead_away("no message from the lead")
+        self.supervisor._on_lead_away("no message from the lead", 2.0)
         self.settle()
 
     def wait(self, lot: int) -> None:
