@@ -155,7 +155,7 @@ class Job:
                 on_origin=self._on_origin,
                 on_wait=self._on_wait,
             )
-            outcome, _ = keeper.keep(run)
+            outcome, *_ = keeper.keep(run)
         error = failure(outcome) if check else None
         if error is not None:
             raise error

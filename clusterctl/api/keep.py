@@ -162,8 +162,10 @@ class Keeper:
     def __post_init__(self) -> None:
         self.resumes = Resumes(self.cluster.settings.resumes)
 
-    def keep(self, run: Launch, on_go: Callable[[Launch], None] = lambda run: None) -> tuple[Outcome, int]:
-        """Watch a run to its end, and resume it whenever machines are lost; return the last outcome, and how often.
+    def keep(self, run: Launch, on_go: Callable[[Launch], None] = lambda run: None) -> tuple[Outcome, Launch, int]:
+        """Watch a run to its end, and resume it whenever machines are lost.
+
+        Return the outcome of the last run, that run, and how many were resumed.
 
         Raises as `next_run`.
         """
@@ -173,7 +175,7 @@ class Keeper:
             await_end(self.cluster, run)
             continued = self.next_run(run.run, on_go)
             if continued is None:
-                return explain(self.cluster, Reference(self.job)), resumes
+                return explain(self.cluster, Reference(self.job)), run, resumes
             resumes += continued.run != run.run
             run = continued
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 import threading
@@ -186,7 +187,7 @@ class Cluster:
             with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
                 return answers.check(str(call.op), call.result(answer_s))
 
-        return self.map(one, nodes, limit_s=answer_s + LOGIN_S if answer_s < ANSWER_S else None)
+        return self.map(one, nodes, limit_s=answer_s + LOGIN_S if answer_s < ANSWER_S else math.inf)
 
     def map(
         self,
@@ -194,7 +195,7 @@ class Cluster:
         nodes: Sequence[Node] | None = None,
         *,
         at_once: int = AT_ONCE,
-        limit_s: float | None = None,
+        limit_s: float = math.inf,
     ) -> list[NodeOutcome[T]]:
         """Run `work` for every node, at most `at_once` at a time, and return the outcomes in node order.
 

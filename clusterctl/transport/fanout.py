@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -57,14 +58,13 @@ def fan_out(
     max_workers: int,
     cancellation: Cancellation,
     on_interrupt: Callable[[], None],
-    limit_s: float | None = None,
+    limit_s: float = math.inf,
 ) -> list[WorkOutcome[N, T]]:
     """Call `work` for every node and return the outcomes, in the order of the nodes.
 
-    Work that takes longer than `limit_s` becomes an error, and goes on until it ends by itself. A ClusterctlError or
-    OSError from `work` becomes an outcome. Any other exception is a bug and is raised after all work has ended. An
-    exception in the waiting thread, such as KeyboardInterrupt, calls `on_interrupt`, which must make running work fail;
-    the exception propagates after a short wait for that work.
+    Work that takes longer than `limit_s` is an error, and goes on until it ends. A ClusterctlError or OSError from
+    `work` becomes an outcome. Any other exception is a bug and is raised after all work has ended. One in the waiting
+    thread, such as KeyboardInterrupt, calls `on_interrupt`, which must make running work fail, for which it waits.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, WorkOutcome[N, T], BaseException | None]] = queue.SimpleQueue()
@@ -99,11 +99,9 @@ def fan_out(
             with contextlib.suppress(queue.Empty):
                 index, outcome, bug = done.get(timeout=POLL_S)
                 finished.setdefault(index, (outcome, bug))
-            if limit_s is not None:
-                now = time.monotonic()
-                for index in [one for one, t in list(began.items()) if one not in finished and now > t + limit_s]:
-                    finished[index] = _late(nodes[index], limit_s), None
-                    start_worker()  # in the place of the one that waits
+            for index in _late(began, finished, limit_s):
+                finished[index] = _overdue(nodes[index], limit_s), None
+                start_worker()  # in the place of the one that waits
     except BaseException:
         stop.set()
         on_interrupt()
@@ -115,7 +113,13 @@ def fan_out(
     return [outcome for _, (outcome, _) in sorted(finished.items())]
 
 
-def _late(node: N, limit_s: float) -> WorkOutcome[N, T]:
+def _late(began: Mapping[int, float], finished: Container[int], limit_s: float) -> list[int]:
+    """Return the work that has taken too long: `began` has the times."""
+    now = time.monotonic()
+    return [index for index, t in list(began.items()) if index not in finished and now > t + limit_s]
+
+
+def _overdue(node: N, limit_s: float) -> WorkOutcome[N, T]:
     return WorkOutcome(node, None, failures.overdue(node.label, node.label, "no answer", limit_s), limit_s)
 
 

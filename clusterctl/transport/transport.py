@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import resource
 import secrets
@@ -135,7 +136,7 @@ class Transport:
         return self._resolver.resolve(node)
 
     def map(
-        self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64, limit_s: float | None = None
+        self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64, limit_s: float = math.inf
     ) -> list[WorkOutcome[N, T]]:
         """Call `fn` for every node from up to `max_workers` threads. Returns the outcomes in node order.
 

@@ -137,6 +137,8 @@ class LeadServer:
             warnings=warnings,
         )
         self._door = SaveDoor(loop, run, lambda number: self.send({"do": "save_wanted", "request": number}))
+        if spec.resumes is not None:
+            record({"event": "resumed_by", "message": spec.resumes, "by": spec.by})
         loop.watch(listener, self._accept)
         loop.every(spec.timing.heartbeat_s, self._heartbeat)
 

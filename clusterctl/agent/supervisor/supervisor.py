@@ -118,8 +118,6 @@ class Supervisor:
             hooks = (self._on_order, self._record, self._checkpoints.change_manifests, self._fence.answered)
             known = (self._checkpoints.complete_models(), self.event_log.warnings)
             self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, *known)
-            if (loss := self.spec.resumes) is not None:
-                self._record({"event": "resumed_by", "message": loss, "by": self.spec.by})
         else:
             assert self.spec.lead is not None
             on = (self._on_order, self._on_lead_lost, self._on_lead_away, self._fence.answered, self._on_moved)

@@ -24,7 +24,6 @@ from clusterctl.documents.jobs import KeeperOnMachine, KeepersDocument, KeptJob
 from clusterctl.errors import JobFailedError, RefusedError
 from clusterctl.escape import clean
 from clusterctl.launch import Launch
-from clusterctl.observe.record.references import run_number
 
 T = TypeVar("T")
 TICK_S = 0.05
@@ -75,11 +74,11 @@ def keep(invocation: Invocation, job: str | None, *, status: bool) -> None:
         stack.enter_context(_only_keeper(_lock(_directory(invocation), ref), ref))
         keeper = _keeper(invocation, cluster, ref, partial(_prepared, invocation, ref))
         keeper.say = lambda text: console.say(f"{time.strftime('%H:%M:%S')} {text}")
-        outcome, resumes = keeper.keep(run, partial(begun, invocation, cluster, []))
+        outcome, run, resumes = keeper.keep(run, partial(begun, invocation, cluster, []))
         error = failure(outcome)
-        document: KeptJob = {"job": ref, "run": run_number(outcome.run), "state": outcome.state, "resumes": resumes}
+        document: KeptJob = {"job": ref, "run": run.run, "state": outcome.state, "resumes": resumes}
         if error is None:
-            keeper.say(f"{ref} run {outcome.run} {outcome.state}")
+            keeper.say(f"{ref} run {int(run.run)} {outcome.state}")
         console.finish(document, error)
 
 

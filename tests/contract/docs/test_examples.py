@@ -77,7 +77,7 @@ def test_the_commands_of_a_page_work_in_order(page: Path, tmp_path: Path) -> Non
 @contextlib.contextmanager
 def only_where_it_is_named(training: set[str], example: Example, directory: Path) -> Iterator[None]:
     """Pause detached trainings, except during commands that name one: the machine is for the commands."""
-    homes = [str(home / name) for home in homes_below(directory) for name in os.listdir(home)]
+    homes = [str(path) for home in homes_below(directory) for path in home.iterdir()]
 
     def send(number: int) -> None:
         for process in processes_with_environment("HOME", *homes) if training else []:

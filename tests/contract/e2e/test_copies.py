@@ -141,7 +141,7 @@ def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -
 
 def test_a_copied_checkpoint_stays_until_a_newer_one_is_copied(site: Site) -> None:
     """The copies stand still while the run goes on; then a machine is lost with its disk."""
-    site.conf(NODE_GRACE_S=5, KEEP=1, KEEP_MODELS=1, SAVE_EVERY="5 steps")
+    site.conf(ON_NODE_LOSS="fail", KEEP=1, KEEP_MODELS=1, SAVE_EVERY="5 steps")
     job = site.dispatch(GATED)
     site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "5")
     go(site, job, 0)

@@ -199,7 +199,7 @@ def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_pe
     site: Site, victim: str
 ) -> None:
     """NODE_GRACE_S is ten minutes; the guardian reports the death, or else the kernel refuses connections."""
-    site.conf(RESTARTS=0, NODE_GRACE_S=600)
+    site.conf(RESTARTS=0, NODE_GRACE_S=600, ON_NODE_LOSS="fail")
     job = site.start(SLEEP)
     at = {(process["role"], process["node"]): process["pid"] for process in site.status(job)["processes"]}
     if victim == "supervisor and guardian":

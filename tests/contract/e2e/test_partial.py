@@ -27,7 +27,7 @@ def refused() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_run_without_node_0_trains_to_the_end_and_is_complete(site: Site, refused: str) -> None:
-    site.conf(HOSTS=[refused, *site.hosts[1:]])
+    site.conf(HOSTS=[refused, *site.hosts[1:]], ON_NODE_LOSS="fail")
     package = str(site.workspace(REGRESSION))
     alone = site.run("start", "--job_dispatch_package", package, "--json")
     assert (alone.code, "--allow-partial" in alone.err) == (3, True)
@@ -80,15 +80,16 @@ def test_the_first_member_leads_and_its_death_ends_the_run(site: Site, refused: 
 
 @pytest.mark.slow
 def test_a_node_that_lacks_the_job_is_left_out_but_an_untrusted_one_is_an_error(site: Site) -> None:
+    site.conf(ON_NODE_LOSS="fail")
     job = site.dispatch(SLEEP)
     shutil.rmtree(site.job_dir(job, 2))
     assert site.run("start", "--job_workspace", job, "--detach").code == 3
     known = site.directory / "known_hosts"
     lines = site.paths["KNOWN_HOSTS"].read_text().splitlines(keepends=True)
     known.write_text("".join(lines[:-1]))
-    site.conf(KNOWN_HOSTS=known)
+    site.conf(KNOWN_HOSTS=known, ON_NODE_LOSS="fail")
     assert site.run("start", "--job_workspace", job, "--detach", "--allow-partial").code == 4
-    site.conf()
+    site.conf(ON_NODE_LOSS="fail")
     assert not site.processes(job)
     started = site.ok("start", "--job_workspace", job, "--detach", "--allow-partial", "--json").json()
     assert started["members"] == [0, 1, 3]
@@ -100,7 +101,7 @@ def test_a_node_that_lacks_the_job_is_left_out_but_an_untrusted_one_is_an_error(
 
 
 def test_nothing_is_started_when_no_pserver_is_left(site: Site, refused: str) -> None:
-    site.conf(HOSTS=[refused, *site.hosts[1:]], PSERVERS=1)
+    site.conf(HOSTS=[refused, *site.hosts[1:]], PSERVERS=1, ON_NODE_LOSS="fail")
     failed = site.run("start", "--job_dispatch_package", str(site.workspace(SLEEP)), "--allow-partial", "--json")
     assert failed.code == 3
     error = json.loads(failed.out.splitlines()[-1])["error"]

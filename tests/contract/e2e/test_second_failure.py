@@ -29,7 +29,7 @@ with connect() as ps:
     while True:
         time.sleep(0.1)
 """.replace("\nimport os\nos.write", "\n    os.write")
-SETTINGS = {"PSERVERS": 1, "RESTARTS": 3, "PS_SECURITY": "none"}
+SETTINGS = {"PSERVERS": 1, "RESTARTS": 3, "PS_SECURITY": "none", "ON_NODE_LOSS": "fail"}
 
 
 def begin(site: Site, node_grace_s: int) -> str:

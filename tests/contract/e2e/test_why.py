@@ -229,6 +229,7 @@ def test_jobs_that_have_not_failed_are_described(site: Site) -> None:
 
 @pytest.mark.slow
 def test_nodes_that_are_unreachable_now_are_reported_with_what_is_known(site: Site) -> None:
+    site.conf(ON_NODE_LOSS="fail")
     job = site.start(SLEEP)
     os.kill(site.supervisor(job, 2), signal.SIGKILL)
     site.assert_nothing_left(job)

@@ -23,7 +23,8 @@ PLANNED: dict[str, Any] = json.loads(RECORDED.read_text())
 
 
 def planned(case: dict[str, Any]) -> RunSpec:
-    settings = from_values({"HOSTS": HOSTS, "ON_NODE_LOSS": "fail", **case["conf"]})
+    loss = "wait" if case["conf"].get("ON_TRAINER_LOSS") == "wait" else "fail"
+    settings = from_values({"HOSTS": HOSTS, "ON_NODE_LOSS": loss, **case["conf"]})
     launch = plan(settings, build(settings), case.get("args", ()))
     launch = launch.among(case["among"]) if "among" in case else launch
     return launch.spec(
