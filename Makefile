@@ -91,7 +91,7 @@ docker: $(VENV)/docker.stamp
 	.ci/docker
 
 engines: $(VENV)/engines.stamp
-	$(IN_MEMORY) $(BIN)/python -m pytest -m engines --timeout 600 tests/real/examples tests/unit/runtime tests/unit/torch_api
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m engines --timeout 600 tests/real/examples tests/unit/runtime/table tests/unit/torch_api
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 -m faults tests/real/faults

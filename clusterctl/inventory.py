@@ -15,6 +15,7 @@ from clusterctl.config import Host, Settings
 from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
 from clusterctl.config.findings import ConfMistake, config_error
+from clusterctl.config.host_sources import SlurmHosts
 from clusterctl.config.hosts import own_root
 from clusterctl.config.values import OUR_ENGINE
 from clusterctl.errors import UsageError
@@ -96,7 +97,7 @@ def build(settings: Settings) -> Inventory:
     pservers = _ranks(_counts(settings, "pserver", findings))
     trainers = _ranks(_counts(settings, "trainer", findings))
     spares = [number for number, host in enumerate(settings.hosts) if host.spare]
-    node_loss = _node_loss(settings, has_pservers=any(pservers))
+    node_loss = reaction_to_loss(settings, len(settings.hosts), has_pservers=any(pservers))
     if spares and node_loss != "move":
         file, line = str(settings.source or "settings"), settings.lines.get("HOSTS")
         message = f'HOSTS[{spares[0]}] is a spare, which needs ON_NODE_LOSS = "move"'
@@ -111,14 +112,17 @@ def build(settings: Settings) -> Inventory:
     return Inventory(nodes, places(settings, nodes) if moves else (), node_loss)
 
 
-def _node_loss(settings: Settings, *, has_pservers: bool) -> str:
-    """Return the reaction to the loss of a node: ON_NODE_LOSS, else what ON_TRAINER_LOSS says, else the best one."""
+def reaction_to_loss(settings: Settings, nodes: int, *, has_pservers: bool) -> str:
+    """Return the reaction to the loss of one of `nodes`: ON_NODE_LOSS, else what ON_TRAINER_LOSS says, else the best.
+
+    The first of two nodes cannot know if the other one is gone, or if Slurm has given both to another life of the job.
+    """
     if settings.on_node_loss is not None:
         return settings.on_node_loss
     if settings.on_trainer_loss != "fail":
         return "wait" if settings.on_trainer_loss == "wait" else "fail"
     ours = settings.engine == OUR_ENGINE and settings.pserver_command is None and has_pservers
-    return "move" if ours and len(settings.hosts) > 1 else "fail"
+    return "move" if ours and nodes > (2 if isinstance(settings.hosts_from, SlurmHosts) else 1) else "fail"
 
 
 def places(settings: Settings, nodes: Iterable[Node]) -> tuple[MemberPlace, ...]:

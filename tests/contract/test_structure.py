@@ -15,7 +15,7 @@ from contract.messages import declared
 from contract.record import KNOWN, misdeclared, record, structures, unknown
 from contract.shapes import merged, misfits, structure
 
-RUNS = ("sync", "failed", "killed", "stopped", "outer", "ssp(2)", "geo(3)", "none", "paddle")
+RUNS = ("sync", "failed", "killed", "stopped", "outer", "none", "paddle")
 
 
 @pytest.mark.slow

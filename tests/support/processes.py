@@ -62,7 +62,7 @@ def assert_none_left(name: str, value: str) -> None:
     assert not left, f"processes left with {name}={value}: {left}"
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 180, every_s: float = 0.02) -> bool:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 180, every_s: float = 0.05) -> bool:
     """Wait for a condition; return True if it became true in time. On a busy machine, anything may take long.
 
     A condition that takes long itself, such as a command, is asked half of the time at most.

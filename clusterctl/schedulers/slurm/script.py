@@ -64,7 +64,8 @@ class ScriptOptions:
     requeued job appends to it. `start` and `resume` are the commands, attached, so that the script ends with
     the exit code of the run, and `save` the one that makes a checkpoint; it exits with 4 if the run is over. RUN among
     their words stands for a name that is this Slurm job's own. `time` is in one of Slurm's forms, such as 2:00:00; None
-    leaves it to the partition. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and
+    leaves it to the partition. With `outlives_nodes`, the job goes on when Slurm loses a node, unless it is the one of
+    the script. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and
     `time`. `opening` are the first lines of the script, for sh.
     """
 
@@ -79,6 +80,7 @@ class ScriptOptions:
     nodes: int | None = None
     time: str | None = None
     requeue: bool = False
+    outlives_nodes: bool = False
     options: Sequence[str] = ()
     opening: str = ""
 
@@ -112,6 +114,8 @@ def _options(submission: ScriptOptions) -> list[str]:
         options += ["--requeue", f"--signal=B:USR1@{NOTICE_S}"]
     else:
         options.append("--no-requeue")  # its script would start anew
+    if submission.outlives_nodes:
+        options.append("--no-kill")
     return [*options, *submission.options]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError, UsageError
+from clusterctl.inventory import reaction_to_loss
 from clusterctl.schedulers.slurm.commands import Slurm
 from clusterctl.schedulers.slurm.records import SHARED, Records
 from clusterctl.schedulers.slurm.script import PLANNED, RUN_PREFIX, SAVE_S, ScriptOptions, look, script
@@ -129,6 +130,7 @@ def order(
         nodes=nodes,
         time=time,
         requeue=requeue,
+        outlives_nodes=reaction_to_loss(settings, nodes or 1, has_pservers=settings.pservers != 0) == "move",
         options=settings.sbatch,
     )
     return Order(submission, settings, conf, workspace)

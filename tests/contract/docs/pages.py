@@ -110,6 +110,8 @@ class Shell:
             check=False,
         )
         self._remember(state)
+        if "prepare_data.py" in command:
+            halve_data(self.directory)
         self._learn_ids(example, done.stdout + done.stderr)
         self.ran.append(Ran(command, done.returncode, done.stdout, done.stderr))
         return self.ran[-1]
@@ -126,6 +128,12 @@ class Shell:
         known = set(self._ids.values())
         new = [job for job in dict.fromkeys(JOB.findall(actual)) if job not in known]
         self._ids.update(zip(shown, new, strict=False))
+
+
+def halve_data(directory: Path) -> None:
+    """Keep every second line of the data of a template: the commands matter, not the model."""
+    for path in directory.glob("*/data/*.txt-*"):
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::2]))
 
 
 def missing_words(example: Example, ran: Ran) -> list[str]:

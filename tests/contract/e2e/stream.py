@@ -130,7 +130,7 @@ class Stream:
         return started.out
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
-        if not wait_until(condition, DEADLINE_S):
+        if not wait_until(condition, DEADLINE_S, every_s=0.2):
             raise WrongError(f"{what}: not within {DEADLINE_S} s")
 
     def run_dir(self, node: int) -> Path:

@@ -149,7 +149,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_p
 def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_same_one(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    quick(site, NODE_GRACE_S=5)
+    quick(site, NODE_GRACE_S=5, ON_NODE_LOSS="fail")
     job = site.dispatch(TRAIN)
     crash(site, "--job_workspace", job, "--", "supervisor", str(random.randint(20, STEPS - 8)), "0001")
     site.assert_nothing_left(job)

@@ -30,8 +30,7 @@ def workspace(site: Site, version: str = "1.0") -> Path:
     return site.workspace(TRAIN, **{"requirements.txt": text})
 
 
-def test_a_job_runs_in_the_environment_created_by_setup(any_site: Site) -> None:
-    site = any_site
+def test_a_job_runs_in_the_environment_created_by_setup(site: Site) -> None:
     directory = workspace(site)
     home = {"HOME": str(site.directory / "myhome")}  # the downloads are kept there
     first = site.ok("setup", str(directory), "--offline", "--json", env=home).json()

@@ -176,7 +176,7 @@ from clusterctl.observe.why.exits import diagnose
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 for line in ("a" * 64_000, ".so.1" * 12_000, "'" * 64_000, "errno " * 10_000, "version '" * 7_000, "E" * 64_000,
     "python" * 10_000, "python: " * 8_000, "x: error" * 8_000, " at" * 20_000):
-    diagnose(1, [line] * 20)
+    diagnose(1, [line] * 4)
     diagnose(1, ["Traceback (most recent call last):", f'  File "{line}"', f"OSError: {line}"])
 """
 

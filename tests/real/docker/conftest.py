@@ -52,5 +52,5 @@ def site(cluster: Compose, tmp_path: Path) -> Site:
         "SSH_CONFIG": tmp_path / "ssh_config",
     }
     site = Site(tmp_path, tmp_path, [f"{USER}@127.0.0.1:{port}" for port in ports.values()], paths)
-    site.conf(NODE_GRACE_S=NODE_GRACE_S)
+    site.conf(NODE_GRACE_S=NODE_GRACE_S, ON_NODE_LOSS="fail")
     return site

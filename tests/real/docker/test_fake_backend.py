@@ -85,7 +85,7 @@ def test_a_node_that_is_cut_off_fails_the_run_and_is_named(fake_directory: Path)
     workspace = fake_directory.parent / "work"
     workspace.mkdir()
     (workspace / "train.py").write_text(REGRESSION)
-    conf.write_text(ours + "NODE_GRACE_S = 10\n")
+    conf.write_text(ours + 'NODE_GRACE_S = 10\nON_NODE_LOSS = "fail"\n')
     starting = begin(fake_directory, "start", "--job_dispatch_package", str(workspace), "--num_passes=1000000")
     wait_for_a_pass(starting)
     finish(begin(fake_directory, "fake", "cut", "2", "--dir", str(fake_directory)))

@@ -93,7 +93,7 @@ class Laboratory(Site):
                 machine.tidy()
 
     def conf(self, **settings: Any) -> Path:
-        return super().conf(**{"NODE_GRACE_S": 4, "GRACE_S": GRACE_S, **settings})
+        return super().conf(**{"NODE_GRACE_S": 4, "GRACE_S": GRACE_S, "COPIES": 1, "MODEL_ON_LEAD_MB": 0, **settings})
 
     # Processes.
 
@@ -169,7 +169,7 @@ class Laboratory(Site):
             for event in self.all_events(job, run):
                 if wanted(event):
                     return event
-            time.sleep(0.05)
+            time.sleep(0.2)  # it reads all events
         raise AssertionError(f"did not happen within {deadline_s} s:\n{self.story(job, run)}")
 
     def wait_for_step(self, job: str, step: int, run: str = "0001") -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.errors import ConfigError, UnreachableError
-from clusterctl.runtime import load_model
 from clusterctl.schedulers.kubernetes import submit
 from clusterctl.schedulers.kubernetes.kubectl import Forbidden, Kubectl
 from contract.e2e.programs import REGRESSION, SLEEP
@@ -38,13 +37,8 @@ def test_a_pod_that_is_deleted_is_a_lost_node_that_rejoins_when_it_is_back(lab: 
     assert "node1 has rejoined run 1" in rejoined.out
     (lab.job_dir(job) / "go").touch()
     lab.await_end(job)
-    lab.workspace(TRAIN + "\n# another job\n")
-    again = lab.ok("dispatch", "workspace", "--json").json()["job"]
-    (lab.job_dir(again) / "go").touch()
-    lab.ok("start", "--job_workspace", again)
     delete(lab, *(pod["metadata"]["name"] for pod in lab.pods()))
-    assert [lab.status(one)["state"] for one in (job, again)] == ["succeeded", "succeeded"]
-    assert weights(lab, job) == weights(lab, again)
+    assert lab.status(job)["state"] == "succeeded"
     done = lab.ok("stop", "--delete")
     assert "3 pods and 3 disks (persistentvolumeclaim), with all jobs and models on them" in done.out
     assert lab.is_empty()
@@ -56,11 +50,6 @@ def delete(lab: Lab, *names: str) -> None:
     before = {name: lab.address(name) for name in names}
     assert lab.kubectl("delete", "pods", *names, "--wait=false").code == 0
     assert wait_until(lambda: all(lab.address(name) not in (None, before[name]) for name in names))
-
-
-def weights(lab: Lab, job: str) -> bytes:
-    lab.ok("collect", job, "-o", job)
-    return bytes(load_model(lab.directory / job / "model")["w"].tobytes())
 
 
 def test_a_container_that_restarts_can_rejoin_and_a_pod_that_comes_back_without_a_disk_cannot(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/kubernetes.md work in order, and train what they train on this machine."""
+"""The commands of docs/kubernetes.md work in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from contract.docs.pages import Shell, blocks, examples, missing_words
 from real.kubernetes.lab import Lab
-from support.models import assert_same_bits, model_bits
 from support.places import ROOT
 
 pytestmark = pytest.mark.kubernetes
@@ -16,7 +15,7 @@ PAGE = ROOT / "docs" / "kubernetes.md"
 
 
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_trains(lab: Lab, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_work(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     shell = Shell.make(tmp_path / "page")
     shell.env |= {name: value for name, value in lab.environment.items() if name.startswith("KUBE")}
@@ -29,9 +28,3 @@ def test_the_commands_of_the_page_work_and_train_the_tensors_that_this_machine_t
             assert ran.code == block.exit_code, f"exit {ran.code}: {transcript}"
             assert missing_words(example, ran) == [], transcript
     assert lab.is_empty()
-    lab.directory = shell.directory
-    lab.environment["HOME"] = shell.env["HOME"]
-    lab.conf('["a", "b"]', VIA="local", ROOT_DIR="~/here/node{node}", SHARDS=["train.txt-*", "test.txt-*"])
-    lab.ok("start", "workspace", "--num_passes=1")
-    lab.ok("collect", "-o", "here")
-    assert_same_bits(shell.directory / "results/model", model_bits(shell.directory / "here/model"))

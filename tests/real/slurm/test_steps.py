@@ -13,12 +13,6 @@ from real.slurm.site import SlurmSite
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(params=["linuxproc", "cgroups"])
-def any_lab(request: pytest.FixtureRequest) -> Lab:
-    made: Lab = request.getfixturevalue({"linuxproc": "lab", "cgroups": "cgroup_lab"}[request.param])
-    return made
-
-
 def steps(lab: Lab, job: str) -> list[str]:
     """Return the ids of a job's steps, but for the script itself."""
     ids = lab.output("squeue", "-h", "--steps", "-j", job, "-o", "%i").split()
@@ -26,18 +20,18 @@ def steps(lab: Lab, job: str) -> list[str]:
 
 
 def test_a_detached_run_lasts_to_its_end_in_a_step_on_each_node_unless_scancel_stops_it(
-    any_lab: Lab, tmp_path: Path
+    cgroup_lab: Lab, tmp_path: Path
 ) -> None:
-    job = any_lab.allocate("-N2")
-    site = SlurmSite(any_lab, tmp_path, job, 2)
+    job = cgroup_lab.allocate("-N2")
+    site = SlurmSite(cgroup_lab, tmp_path, job, 2)
     ours = site.start(REGRESSION, "--num_passes=2")
     site.wait_for_end(ours)
     assert site.status(ours)["state"] == "succeeded"
-    assert wait_until(lambda: not steps(any_lab, job)), steps(any_lab, job)
-    assert any_lab.state(job) == "RUNNING"
+    assert wait_until(lambda: not steps(cgroup_lab, job)), steps(cgroup_lab, job)
+    assert cgroup_lab.state(job) == "RUNNING"
     other = site.start(SLEEP)
-    assert len(steps(any_lab, job)) == 2
-    any_lab.run("scancel", job)
+    assert len(steps(cgroup_lab, job)) == 2
+    cgroup_lab.run("scancel", job)
     site.wait_for_end(other)
     assert '"state":"stopped"' in (site.job_dir(other, 0) / ".clusterctl/runs/0001/events.jsonl").read_text()
 

@@ -150,7 +150,7 @@ def lead_events(site: Site, job: str) -> list[dict[str, Any]]:
 
 
 def test_a_running_job_is_seen_left_alone_and_followed_to_its_end(
-    backend: str, old: Site, new: Site, expected: dict[str, Any]
+    old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
     job = start_and_hold(old)
     seen = new.status(job)
@@ -182,7 +182,7 @@ def test_a_running_job_is_seen_left_alone_and_followed_to_its_end(
 
 
 def test_a_running_job_is_stopped_and_resumed_from_its_checkpoint(
-    backend: str, old: Site, new: Site, expected: dict[str, Any]
+    old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
     job = start_and_hold(old)
     tag = f"step-{SAVED_AT:09d}"
@@ -213,7 +213,7 @@ def test_a_running_job_is_stopped_and_resumed_from_its_checkpoint(
 
 
 def test_nodes_that_a_run_waits_for_rejoin_with_new_supervisors_under_its_old_lead(
-    backend: str, old: Site, new: Site, expected: dict[str, Any]
+    old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
     """The supervisor of node 1, which has a pserver, is killed; node 2 has a power cut."""
     job = start_and_hold(old, ON_TRAINER_LOSS="wait")

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config import Host, from_values, load
+from clusterctl.config.host_sources import SlurmHosts
 from clusterctl.errors import ConfigError, UsageError
-from clusterctl.inventory import Inventory, Node, build, fold, nodeset, select
+from clusterctl.inventory import Inventory, Node, build, fold, nodeset, reaction_to_loss, select
 
 
 def inventory(*hosts: object, **values: object) -> Inventory:
@@ -139,6 +140,11 @@ def test_a_spare_has_no_processes_and_ranks_are_counted_without_it() -> None:
 )
 def test_processes_of_our_pservers_move_unless_a_setting_says_otherwise(values: dict[str, Any], reaction: str) -> None:
     assert build(from_values({"HOSTS": ["a", "b"], **values})).node_loss == reaction
+
+
+def test_in_a_slurm_job_processes_move_from_three_nodes_on() -> None:
+    settings = from_values({"HOSTS": SlurmHosts()})
+    assert [reaction_to_loss(settings, nodes, has_pservers=True) for nodes in (1, 2, 3)] == ["fail", "fail", "move"]
 
 
 def test_a_number_selects_the_first_hosts_that_may_run_the_role() -> None:

@@ -54,6 +54,11 @@ def test_a_job_that_may_be_requeued_hears_of_its_end_and_resumes() -> None:
     assert "--no-requeue" not in text
 
 
+def test_a_job_whose_run_outlives_its_nodes_is_not_killed_with_one() -> None:
+    assert "#SBATCH --no-kill\n" in script(replace(PLAIN, outlives_nodes=True))
+    assert "--no-kill" not in script(PLAIN)
+
+
 @settings(max_examples=20)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1), st.booleans())
 def test_any_command_makes_a_script_that_a_shell_reads(words: list[str], requeue: bool) -> None:

@@ -296,7 +296,7 @@ def draw_setting(mode: str, lot: random.Random) -> Setting:
 
 
 @pytest.mark.parametrize("mode", ["sync", *MODES])
-@pytest.mark.parametrize("runs", [12, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_every_run_ends_and_its_checkpoints_agree(mode: str, runs: int) -> None:
     simulate(partial(draw_setting, mode), runs)
 
