@@ -6,14 +6,15 @@ import pytest
 
 from clusterctl.runtime import load_model
 from real.faults.laboratory import Laboratory
+from real.faults.programs import PAUSE_S
 from real.faults.runs import Model, Run, assert_same, begin, dispatch
 
 pytestmark = pytest.mark.faults
 
 
-def start(lab: Laboratory, *options: str) -> Run:
+def start(lab: Laboratory, pause_s: float = PAUSE_S) -> Run:
     """Start a run whose every piece has a copy, and return once there is a checkpoint that has."""
-    run = begin(lab, dispatch(lab, COPIES=2), *options)
+    run = begin(lab, dispatch(lab, COPIES=2), pause_s=pause_s)
     run.event("copied", node=0)
     return run
 
@@ -42,7 +43,7 @@ def test_a_run_outlives_its_first_machine_and_the_next_one_and_of_two_keepers_on
     lab: Laboratory, expected: Model
 ) -> None:
     """The attached start is a keeper, too. Each time one of the two resumes the run, and the other follows."""
-    run = start(lab)
+    run = start(lab, pause_s=0.15)  # it lasts until the second loss
     keeper = lab.popen("--json", "keep", run.job)
     lab.machines[0].power_off()
     second = Run(lab, run.job, run.starting, "0002")
