@@ -15,9 +15,8 @@ from clusterctl.config import Host, Settings
 from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
 from clusterctl.config.endpoint import host_and_port, parse_endpoint
 from clusterctl.config.findings import ConfMistake, config_error
-from clusterctl.config.host_sources import SlurmHosts
 from clusterctl.config.hosts import own_root
-from clusterctl.config.values import OUR_ENGINE
+from clusterctl.config.node_loss import reaction_to_loss
 from clusterctl.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -110,19 +109,6 @@ def build(settings: Settings) -> Inventory:
     # Trainers whose shards are on the missing nodes cannot work elsewhere.
     moves = node_loss == "move" and not settings.shards
     return Inventory(nodes, places(settings, nodes) if moves else (), node_loss)
-
-
-def reaction_to_loss(settings: Settings, nodes: int, *, has_pservers: bool) -> str:
-    """Return the reaction to the loss of one of `nodes`: ON_NODE_LOSS, else what ON_TRAINER_LOSS says, else the best.
-
-    The first of two nodes cannot know if the other one is gone, or if Slurm has given both to another life of the job.
-    """
-    if settings.on_node_loss is not None:
-        return settings.on_node_loss
-    if settings.on_trainer_loss != "fail":
-        return "wait" if settings.on_trainer_loss == "wait" else "fail"
-    ours = settings.engine == OUR_ENGINE and settings.pserver_command is None and has_pservers
-    return "move" if ours and nodes > (2 if isinstance(settings.hosts_from, SlurmHosts) else 1) else "fail"
 
 
 def places(settings: Settings, nodes: Iterable[Node]) -> tuple[MemberPlace, ...]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from clusterctl.config import Settings
 from clusterctl.config.host_sources import KubernetesHosts, SlurmHosts
+from clusterctl.config.node_loss import reaction_to_loss
 from clusterctl.errors import ClusterctlError, ConfigError, RefusedError, UnreachableError, UsageError
-from clusterctl.inventory import reaction_to_loss
 from clusterctl.schedulers.slurm.commands import Slurm
 from clusterctl.schedulers.slurm.records import SHARED, Records
 from clusterctl.schedulers.slurm.script import PLANNED, RUN_PREFIX, SAVE_S, ScriptOptions, look, script

@@ -204,6 +204,9 @@ def test_the_processes_of_lost_nodes_move_and_the_model_is_that_of_an_undisturbe
     assert wait_until(lambda: '"event":"moved","role":"pserver","rank":1' in lead.read_text())
     moved = {(e["role"], e["rank"]): e["node"] for e in events_in(lead) if e["event"] == "moved"}
     assert moved == {("trainer", 2): moved["trainer", 2], ("pserver", 1): 2, ("trainer", 1): 2}
+    rejoined = site.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job)
+    assert "node1 has rejoined run 1" in rejoined.out
+    assert wait_until(lambda: [e["node"] for e in events_in(lead) if e["event"] == "rejoined"] == [2, 1])
     shown = site.ok("status", job).out
     assert re.search(r"pserver +1 ", shown)
     assert shown.count("trainer ") == 3, shown

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from clusterctl.config import Host, from_values, load
 from clusterctl.config.host_sources import SlurmHosts
+from clusterctl.config.node_loss import reaction_to_loss
 from clusterctl.errors import ConfigError, UsageError
-from clusterctl.inventory import Inventory, Node, build, fold, nodeset, reaction_to_loss, select
+from clusterctl.inventory import Inventory, Node, build, fold, nodeset, select
 
 
 def inventory(*hosts: object, **values: object) -> Inventory:

@@ -35,6 +35,7 @@ def test_the_plan_of_a_submission_is_its_script(tmp_path: Path) -> None:
         "--time=2:00:00",
         "--requeue",
         "--signal=B:USR1@120",
+        "--no-kill",
         "--partition=gpu",
     ]
     save, resume, start = (shlex.split(line.rstrip(" &")) for line in lines if " -m clusterctl " in line)
