@@ -150,7 +150,7 @@ class Job:
             keeper = Keeper(
                 nodes,
                 self.id,
-                lambda: self._prepared(None, {}, origin),
+                lambda chosen: self._prepared(None, chosen, origin),
                 say=self._session.progress.say,
                 on_origin=self._on_origin,
                 on_wait=self._on_wait,

@@ -24,7 +24,7 @@ from clusterctl.common.requests import FollowSelection
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node, nodeset
-from clusterctl.launch import Launch, Origin, may_have_checkpoint
+from clusterctl.launch import Launch, LaunchPlan, Origin, may_have_checkpoint, repeated_settings
 from clusterctl.observe.follow import Follower
 from clusterctl.observe.record.references import Reference, run_number
 from clusterctl.observe.record.status import LIVE, LOST, UNKNOWN
@@ -146,14 +146,15 @@ class Resumes:
 class Keeper:
     """Finds or starts the run that continues a lost one of `job`.
 
-    `prepare` opens the nodes for a start, which is planned anew each time. A run that was lost before any checkpoint
-    was complete begins from the origin of that start, unless that is to resume the job. `say` is called with messages
+    `prepare(chosen)` opens the nodes for a start with these settings, as text; it is planned anew each time. A run that
+    was lost before any checkpoint was complete begins from the origin of that start, or as it did if that is to resume
+    the job. `say` is called with messages
     for the user, `on_origin` and `on_wait` as by a start.
     """
 
     cluster: Cluster
     job: str
-    prepare: Callable[[], AbstractContextManager[PlannedStart]]
+    prepare: Callable[[Mapping[str, str]], AbstractContextManager[PlannedStart]]
     say: Callable[[str], None]
     on_origin: Callable[[Origin], None]
     on_wait: Callable[[Node, str], None]
@@ -276,12 +277,34 @@ class Keeper:
         loss = f"run {int(report.members.run or 0)} was lost: {_cause_of(report)}"
         self.say(f"{self.job} {loss}")
         self.say(f"resuming it on {nodeset(node.id for node in here)}")
-        with self.prepare() as ready:
-            saved = may_have_checkpoint(ready.cluster, self.job, here)
-            origin = OriginOptions(resume=True) if saved else replace(ready.origin, wanted_resume=True)
+        spec = _spec_of(report)
+        assert spec is not None, "else it is not ready"
+        saved = may_have_checkpoint(self.cluster, self.job, here)
+        with self.prepare({} if saved else repeated_settings(spec.settings or {})) as ready:
+            origin, launch = OriginOptions(resume=True), ready.launch
+            if not saved:
+                origin, launch = _as_it_began(spec, ready)
             more: Any = {"origin": origin, "on_origin": self.on_origin, "on_wait": self.on_wait}
-            launch = replace(ready.launch, resumes=loss)
+            launch = replace(launch, resumes=loss)
             return start(ready.cluster, launch, self.job, check, allow_partial=True, failed=silent, **more)
+
+
+def _as_it_began(spec: RunSpec, ready: PlannedStart) -> tuple[OriginOptions, LaunchPlan]:
+    """Return what a run began from that was lost before its first checkpoint, and the plan for one like it.
+
+    Raises RefusedError if that was a model, or a checkpoint of this job, which must be on other nodes.
+    """
+    if not ready.origin.resume:  # this is the start that began it
+        return replace(ready.origin, wanted_resume=True), ready.launch
+    before, launch = spec.saving.resume, ready.launch
+    if spec.saving.load is not None or (before is not None and before.job is None):
+        origin = "a model" if spec.saving.load is not None else "a checkpoint that no node has that answers"
+        message = f"{spec.job} was lost before its first checkpoint, and had begun from {origin}"
+        raise RefusedError(message, hint=f"start it again: clusterctl start {spec.job}, with --load or --resume")
+    if launch.program_args is None:
+        launch = launch.with_arguments(spec.arguments)
+    origin_options = OriginOptions(resume_from=before.job if before else None, wanted_resume=True)
+    return origin_options, replace(launch, name=launch.name or spec.name)
 
 
 def _cause_of(report: WhyReport) -> str:

@@ -7,7 +7,14 @@ reading at `plan.py`.
 from clusterctl.launch.adopt import Adopted, adopt
 from clusterctl.launch.load import SavedModel, choose_model
 from clusterctl.launch.plan import LaunchPlan, plan
-from clusterctl.launch.resume import Resume, choose, has_checkpoint, may_have_checkpoint, recorded_settings
+from clusterctl.launch.resume import (
+    Resume,
+    choose,
+    has_checkpoint,
+    may_have_checkpoint,
+    recorded_settings,
+    repeated_settings,
+)
 from clusterctl.launch.start import Launch, Origin, start
 
 __all__ = [
@@ -24,5 +31,6 @@ __all__ = [
     "may_have_checkpoint",
     "plan",
     "recorded_settings",
+    "repeated_settings",
     "start",
 ]

@@ -7,7 +7,7 @@ all pieces; it reads those that its node lacks from other nodes.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -160,13 +160,20 @@ def _without_states(found: FoundSave, launch: LaunchPlan) -> FoundSave:
 def recorded_settings(cluster: Cluster, job: str, given: Collection[str]) -> dict[str, str]:
     """Return the `--set`s of the newest checkpoint that a resume repeats: all but those that the user has `given`.
 
-    Nodes are not trusted with settings that decide what runs, or whom this machine trusts. Nodes that fail are ignored.
+    Nodes that fail are ignored.
     """
     outcomes = cluster.ask({"op": "find_checkpoints", "ref": job}, cluster.nodes)
     found = saves_in("checkpoint", [outcome.get() for outcome in outcomes if outcome.ok])
     newest = next((one.manifest for one in found if one.manifest is not None), None)
+    return repeated_settings(_settings_of(newest) if newest else {}, given)
+
+
+def repeated_settings(texts: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
+    """Return those of a run's `--set`s that another run of it repeats, but for those `given` anew.
+
+    Nodes are not trusted with settings that decide what runs, or whom this machine trusts.
+    """
     names = {BY_SPELLING[name].name for name in given if name in BY_SPELLING}
-    texts = _settings_of(newest) if newest else {}
     return {
         name: text
         for name, text in texts.items()

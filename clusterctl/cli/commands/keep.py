@@ -40,7 +40,7 @@ def resuming(
     """Return `follow`, made to follow also the runs that continue one that was lost. These are added to `started`."""
 
     def followed(invocation: Invocation, cluster: Cluster, run: Launch) -> T:
-        keeper = _keeper(invocation, cluster, run.job, lambda: nullcontext(ready))
+        keeper = _keeper(invocation, cluster, run.job, lambda chosen: nullcontext(ready))
         patience_s = PATIENCE * cluster.settings.node_grace_s
         while True:
             try:
@@ -169,15 +169,18 @@ def _only_keeper(lock: Path, job: str) -> Iterator[None]:
             lock.unlink()
 
 
-def _prepared(invocation: Invocation, job: str) -> AbstractContextManager[PlannedStart]:
+def _prepared(invocation: Invocation, job: str, chosen: Mapping[str, str]) -> AbstractContextManager[PlannedStart]:
     def open_with(kept: Mapping[str, str]) -> Cluster:
-        return invocation.whole_cluster(invocation.settings(kept))
+        return invocation.whole_cluster(invocation.settings({**kept, **chosen}))
 
     return prepared(open_with, StartTarget(job=job), OriginOptions(resume=True), invocation.program_args)
 
 
 def _keeper(
-    invocation: Invocation, cluster: Cluster, job: str, prepare: Callable[[], AbstractContextManager[PlannedStart]]
+    invocation: Invocation,
+    cluster: Cluster,
+    job: str,
+    prepare: Callable[[Mapping[str, str]], AbstractContextManager[PlannedStart]],
 ) -> Keeper:
     return Keeper(
         cluster,

@@ -275,6 +275,25 @@ def test_a_keeper_resumes_a_run_as_often_as_it_loses_its_lead(
     site.assert_nothing_left(job)
 
 
+def test_a_run_that_is_lost_before_its_first_checkpoint_begins_again_as_it_began(
+    site: Site, expected: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    site.conf(**{**QUICK, "SEED": 1}, NODE_GRACE_S=6)
+    job = site.dispatch(TRAIN)
+    site.ok("start", job, "--detach", "--keep", "--set", "SEED=0", "--", "hold:3")
+    (keeper,) = json.loads(site.ok("--json", "keep", "--status").out)["keepers"]
+    request.addfinalizer(lambda: kill_all([keeper["pid"]]))
+    assert wait_until((site.job_dir(job, 0) / "held").exists)
+    (site.job_dir(job, 0) / "held").unlink()
+    kill_all(on_node(site, job, 0))
+    assert wait_until((site.job_dir(job, 0) / "held").exists)
+    (site.job_dir(job, 0) / "go").touch()
+    assert wait_until(lambda: not is_alive(keeper["pid"]))
+    assert f"{job} run 2 succeeded" in Path(keeper["log"]).read_text()
+    assert_same(model_of(site, job), expected)
+    site.assert_nothing_left(job)
+
+
 def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:
