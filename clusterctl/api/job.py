@@ -146,11 +146,10 @@ class Job:
         """
         with self._session.whole() as nodes:
             run = newest_run(nodes, self.id)
-            origin = OriginOptions(resume=True)
             keeper = Keeper(
                 nodes,
                 self.id,
-                lambda chosen: self._prepared(None, chosen, origin),
+                lambda chosen: self._prepared(None, chosen, OriginOptions()),
                 say=self._session.progress.say,
                 on_origin=self._on_origin,
                 on_wait=self._on_wait,

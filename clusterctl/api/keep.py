@@ -17,14 +17,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from clusterctl.api.outcome import Outcome, explain
+from clusterctl.api.outcome import Outcome, explain, failure
 from clusterctl.api.start import OriginOptions, PlannedStart, start
 from clusterctl.cluster import Cluster
+from clusterctl.common.paths import is_label
 from clusterctl.common.requests import FollowSelection
 from clusterctl.common.run_spec import RunSpec
-from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.errors import ClusterctlError, JobFailedError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node, nodeset
-from clusterctl.launch import Launch, LaunchPlan, Origin, may_have_checkpoint, repeated_settings
+from clusterctl.launch import Launch, LaunchPlan, Origin, Resume, may_have_checkpoint, repeated_settings
 from clusterctl.observe.follow import Follower
 from clusterctl.observe.record.references import Reference, run_number
 from clusterctl.observe.record.status import LIVE, LOST, UNKNOWN
@@ -42,11 +43,6 @@ ANSWER_S = 10.0
 LOCKED_S = 5.0  # the same while its nodes are locked, which have just answered
 
 End = Literal["live", "lost", "final"]
-
-
-def is_kept(cluster: Cluster) -> bool:
-    """Return True if an attached start resumes its run when that has lost its first node."""
-    return cluster.inventory.node_loss == "move" and cluster.settings.resumes > 0
 
 
 def end_of(report: WhyReport) -> End:
@@ -147,9 +143,8 @@ class Keeper:
     """Finds or starts the run that continues a lost one of `job`.
 
     `prepare(chosen)` opens the nodes for a start with these settings, as text; it is planned anew each time. A run that
-    was lost before any checkpoint was complete begins from the origin of that start, or as it did if that is to resume
-    the job. `say` is called with messages
-    for the user, `on_origin` and `on_wait` as by a start.
+    was lost before any checkpoint was complete begins from `origin`, or as it began if that is None. `say` is called
+    with messages for the user, `on_origin` and `on_wait` as by a start.
     """
 
     cluster: Cluster
@@ -158,6 +153,7 @@ class Keeper:
     say: Callable[[str], None]
     on_origin: Callable[[Origin], None]
     on_wait: Callable[[Node, str], None]
+    origin: OriginOptions | None = None
     resumes: Resumes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -190,11 +186,15 @@ class Keeper:
         """
         for attempt in range(ATTEMPTS):
             found = self._await_turn(ended, patience_s)
-            if not isinstance(found, WhyReport):
+            if found is None or (isinstance(found, Launch) and found.run != ended):
                 return found
             if not self.resumes.are_left(time.monotonic()):
                 self.say(f"{self.job} is not resumed more than {self.resumes.most} times within an hour (RESUMES)")
                 return None
+            if isinstance(found, Launch):
+                self.resumes.take(time.monotonic())
+                self.say(f"{self.job} run {int(found.run)} goes on: its nodes have found their lead again")
+                return found
             try:
                 run = self._resume(found, on_go)
             except (NodeError, RefusedError) as exc:
@@ -206,6 +206,15 @@ class Keeper:
                 self.resumes.take(time.monotonic())
                 return run
         raise AssertionError("the last attempt raises")
+
+    def final_error(self, run: Launch, error: JobFailedError) -> ClusterctlError | None:
+        """Return the error of a run that is not resumed, with what is known about it now if it was lost.
+
+        None if its lead has recorded that it succeeded, which the others had not heard.
+        """
+        if error.details.get("state") != LOST:
+            return error
+        return failure(explain(self.cluster, Reference(run.job, run.run)))
 
     def _await_turn(self, ended: str, patience_s: float | None) -> WhyReport | Launch | None:
         """Return the report of a lost run once it may be resumed; otherwise what `next_run` returns."""
@@ -280,31 +289,46 @@ class Keeper:
         spec = _spec_of(report)
         assert spec is not None, "else it is not ready"
         saved = may_have_checkpoint(self.cluster, self.job, here)
-        with self.prepare({} if saved else repeated_settings(spec.settings or {})) as ready:
+        with self.prepare(repeated_settings(spec.settings or {})) as ready:
             origin, launch = OriginOptions(resume=True), ready.launch
             if not saved:
-                origin, launch = _as_it_began(spec, ready)
-            more: Any = {"origin": origin, "on_origin": self.on_origin, "on_wait": self.on_wait}
+                origin, launch = self._as_it_began(spec, launch)
+
+            def on_origin(found: Origin) -> None:
+                if not saved:
+                    _check_same(found, spec)
+                self.on_origin(found)
+
+            more: Any = {"origin": origin, "on_origin": on_origin, "on_wait": self.on_wait}
             launch = replace(launch, resumes=loss)
             return start(ready.cluster, launch, self.job, check, allow_partial=True, failed=silent, **more)
 
+    def _as_it_began(self, spec: RunSpec, launch: LaunchPlan) -> tuple[OriginOptions, LaunchPlan]:
+        """Return what a run began from that was lost before its first checkpoint, and the plan for one like it.
 
-def _as_it_began(spec: RunSpec, ready: PlannedStart) -> tuple[OriginOptions, LaunchPlan]:
-    """Return what a run began from that was lost before its first checkpoint, and the plan for one like it.
+        Raises RefusedError if that was a model, or a checkpoint of this job, which must be on other nodes.
+        """
+        if self.origin is not None:
+            return replace(self.origin, wanted_resume=True), launch
+        before = spec.saving.resume
+        if spec.saving.load is not None or (before is not None and before.job is None):
+            origin = "a model" if spec.saving.load is not None else "a checkpoint that no node has that answers"
+            message = f"{spec.job} was lost before its first checkpoint, and had begun from {origin}"
+            raise RefusedError(message, hint=f"start it again: clusterctl start {spec.job}, with --load or --resume")
+        if launch.program_args is None:
+            launch = launch.with_arguments(spec.arguments)
+        name = spec.name if spec.name is not None and is_label(spec.name) else None
+        begun_from = OriginOptions(resume_from=before.job if before else None, wanted_resume=True)
+        return begun_from, replace(launch, name=launch.name or name)
 
-    Raises RefusedError if that was a model, or a checkpoint of this job, which must be on other nodes.
-    """
-    if not ready.origin.resume:  # this is the start that began it
-        return replace(ready.origin, wanted_resume=True), ready.launch
-    before, launch = spec.saving.resume, ready.launch
-    if spec.saving.load is not None or (before is not None and before.job is None):
-        origin = "a model" if spec.saving.load is not None else "a checkpoint that no node has that answers"
-        message = f"{spec.job} was lost before its first checkpoint, and had begun from {origin}"
-        raise RefusedError(message, hint=f"start it again: clusterctl start {spec.job}, with --load or --resume")
-    if launch.program_args is None:
-        launch = launch.with_arguments(spec.arguments)
-    origin_options = OriginOptions(resume_from=before.job if before else None, wanted_resume=True)
-    return origin_options, replace(launch, name=launch.name or spec.name)
+
+def _check_same(found: Origin, spec: RunSpec) -> None:
+    """Raise RefusedError if a run would not begin from the checkpoint of another job from which the lost one began."""
+    before = spec.saving.resume
+    if before is not None and isinstance(found, Resume) and (found.run, found.tag) != (before.run, before.tag):
+        began = f"checkpoint {before.tag} of {before.job} run {int(before.run)}"
+        message = f"{spec.job} was lost before its first checkpoint, and had begun from {began}, not from {found}"
+        raise RefusedError(message, hint=f"to begin from the other one: clusterctl start {spec.job} --resume-from JOB")
 
 
 def _cause_of(report: WhyReport) -> str:
@@ -314,7 +338,7 @@ def _cause_of(report: WhyReport) -> str:
 
 def newest_run(cluster: Cluster, job: str | None) -> Launch:
     """Return the newest run of a job (None: of the one that is meant). Raises UsageError if it cannot be kept."""
-    report = why(cluster, job, answer_s=ANSWER_S, with_spec=True)
+    report = why(cluster, job, with_spec=True)
     if report.members.run is None:
         hint = f"start it first: clusterctl start --job_workspace {report.job}"
         raise UsageError(f"{report.job} has no run to keep", hint=hint)

@@ -351,8 +351,13 @@ def _await_running(
 
 
 def ask_how_it_ended(cluster: Cluster, job: str, run: str, view: LiveRecord, *, hurries: bool = False) -> None:
-    """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
-    if view.ended is None:
+    """Ask the lead how the run ended before calling it lost: its final event may not have reached us.
+
+    A caller that `hurries` asks again later, if nobody answers now.
+    """
+    if view.ended is not None:
+        return
+    with contextlib.suppress(*((ClusterctlError,) if hurries else ())):
         answer = status(cluster, job, answer_s=HURRIED_S if hurries else LAST_WORD_S)
         ended = answer.lead.get("ended") if answer.lead else None
         if answer.run == run and ended:

@@ -119,16 +119,18 @@ class _Endings:
     def only_silent_nodes_left(self, nodes: int, now: float, *, kept: bool = False) -> bool:
         """True if all reachable nodes have ended, and have waited for the others.
 
-        If the run is `kept`, more than half of its nodes need not wait for them once they are lost.
+        If the run is `kept`, more than half of its nodes need not wait for them once they are lost; and it goes on
+        without less than half, so these are no sign of its end while the others cannot be reached.
         """
         reported = self.ended | self.lost
-        is_lost = kept and not self.ended and 2 * len(self.lost) > nodes
-        if not is_lost and (not reported or len(reported | self.silent) < nodes):
+        decides = kept and not self.ended
+        is_lost = decides and 2 * len(self.lost) > nodes
+        goes_on = decides and 2 * len(self.lost) < nodes
+        if not is_lost and (not reported or goes_on or len(reported | self.silent) < nodes):
             self.since = None
         elif self.since is None:
             self.since = now
-        wait_s = LOST_S if kept and not self.ended else SILENT_S
-        return self.since is not None and now - self.since > wait_s
+        return self.since is not None and now - self.since > (LOST_S if is_lost else SILENT_S)
 
 
 class Follower:

@@ -18,7 +18,7 @@ from clusterctl.transport.target import Destination
 N = TypeVar("N", bound=Destination)
 T = TypeVar("T")
 INTERRUPT_WAIT_S = 3.0
-POLL_S = 0.5
+POLL_S = 0.5  # a wait that ends, so that Ctrl-C is noticed at once on every platform
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ def fan_out(
         for _ in range(min(max_workers, len(nodes))):
             start_worker()
         while len(finished) < len(nodes):
-            # With a timeout, so that Ctrl-C is noticed at once on every platform.
             with contextlib.suppress(queue.Empty):
                 index, outcome, bug = done.get(timeout=POLL_S)
                 finished.setdefault(index, (outcome, bug))
+                continue
             for index in _late(began, finished, limit_s):
                 finished[index] = _overdue(nodes[index], limit_s), None
                 start_worker()  # in the place of the one that waits

@@ -79,8 +79,11 @@ class PieceServerProcess:
             self._settle({"error": f"the piece server cannot be started: {exc.strerror}"})
             return
         assert self._control is not None
-        with contextlib.suppress(OSError):  # it has just died: see `poll`
+        assert self._process is not None
+        try:
             self._control.sendall(json.dumps(order).encode() + b"\n")
+        except OSError:  # it has just died: see `poll`
+            self._process.kill()
 
     def _start(self) -> None:
         context = self._context
@@ -159,7 +162,8 @@ class PieceServerProcess:
             asked, self._asked = self._asked, []
             for order in asked:
                 self.carry_out(order)
-            return
+            if self._process is not None:
+                return
         while self._asked:
             self._settle({"error": "the piece server ended unexpectedly"})
         self._pause()

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from clusterctl.api.keep import is_kept
 from clusterctl.api.start import ask_how_it_ended, wait_until_up
 from clusterctl.cli import style
 from clusterctl.cli.attached.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
@@ -41,10 +40,17 @@ def _detach(signal_number: int) -> NoReturn:
 
 
 def follow_run(
-    invocation: Invocation, cluster: Cluster, run: Launch, pass_line: PassFormat = default_pass_line
+    invocation: Invocation,
+    cluster: Cluster,
+    run: Launch,
+    pass_line: PassFormat = default_pass_line,
+    *,
+    kept: bool = False,
 ) -> LiveRecord:
-    """Show the run until it ends. Raises if it failed."""
-    kept = is_kept(cluster)
+    """Show the run until it ends. Raises if it failed.
+
+    If it is lost and the caller has `kept` it, the error lacks the first cause: the caller asks the nodes itself.
+    """
     view = LiveRecord(run.nodes)
     display = Display(invocation.console, view, _title(cluster, run), pass_line)
     try:
@@ -63,7 +69,7 @@ def follow_run(
         return view
     ask_how_it_ended(cluster, run.job, run.run, view, hurries=kept)
     if view.ended is None or view.ended["state"] != "succeeded":
-        _raise_failed(invocation, cluster, run, view)
+        _raise_failed(invocation, cluster, run, view, kept=kept)
     saved = f" · saved {view.model}" if view.model else ""
     document: StartDocument = {**identity(run), "state": "succeeded"}
     invocation.console.record(document)
@@ -135,14 +141,16 @@ def _duration(run: Launch, view: LiveRecord) -> str:
     return human_time(max(0.0, until - (run.started_t or until)))
 
 
-def _raise_failed(invocation: Invocation, cluster: Cluster, run: Launch, view: LiveRecord) -> None:
+def _raise_failed(
+    invocation: Invocation, cluster: Cluster, run: Launch, view: LiveRecord, *, kept: bool = False
+) -> None:
     """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
     ended = view.ended or {"state": "lost", "cause": None}
     state = ended["state"]
     cause: Mapping[str, Any] = ended["cause"] or view.cause or {}
     lines = [style.state(state) + f" after {_duration(run, view)}{_progress(view)}"]
-    if state == "lost" and is_kept(cluster):
-        lines += cause_lines(cluster.inventory, cause)  # its keeper asks the nodes
+    if state == "lost" and kept:
+        lines += cause_lines(cluster.inventory, cause)
     else:
         lines += first_cause_lines(cluster, run.job, run.run, cause)
     lines += [style.warning(f"warning: {clean(warning)}") for warning in view.warning_messages]

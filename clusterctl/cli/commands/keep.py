@@ -41,14 +41,18 @@ def resuming(
 
     def followed(invocation: Invocation, cluster: Cluster, run: Launch) -> T:
         keeper = _keeper(invocation, cluster, run.job, lambda chosen: nullcontext(ready))
+        keeper.origin = ready.origin
         patience_s = PATIENCE * cluster.settings.node_grace_s
         while True:
             try:
                 return follow(invocation, cluster, run)
-            except JobFailedError:
+            except JobFailedError as exc:
                 continued = keeper.next_run(run.run, partial(begun, invocation, cluster, started), patience_s)
                 if continued is None:
-                    raise
+                    error = keeper.final_error(run, exc)
+                    if error is None:
+                        return follow(invocation, cluster, run)
+                    raise error from None
             if continued.run == run.run:
                 continue
             run = continued
@@ -173,7 +177,7 @@ def _prepared(invocation: Invocation, job: str, chosen: Mapping[str, str]) -> Ab
     def open_with(kept: Mapping[str, str]) -> Cluster:
         return invocation.whole_cluster(invocation.settings({**kept, **chosen}))
 
-    return prepared(open_with, StartTarget(job=job), OriginOptions(resume=True), invocation.program_args)
+    return prepared(open_with, StartTarget(job=job), OriginOptions(), invocation.program_args, as_given=True)
 
 
 def _keeper(

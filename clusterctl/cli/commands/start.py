@@ -144,7 +144,9 @@ def _start(
         failed = dict(adopted.failed)
     if not detach:
         invocation.console.stream()
-    follow: Callable[[Invocation, Cluster, Launch], object] = partial(until_running, adopted) if detach else follow_run
+    follow: Callable[[Invocation, Cluster, Launch], object] = (
+        partial(until_running, adopted) if detach else partial(follow_run, kept=ready.launch.can_be_kept)
+    )
     with contextlib.ExitStack() as stack:
         follow = stack.enter_context(hooks.after_end(follow, attached=not detach))
         follow = stack.enter_context(report_at_end(invocation, cluster, follow, attached=not detach))

@@ -262,7 +262,7 @@ def test_a_keeper_resumes_a_run_as_often_as_it_loses_its_lead(
     assert wait_until(lambda: site.status(job)["run"] == "0002" and site.status(job)["state"] == "running")
     again = site.run("keep", job)
     assert (again.code, "already has a keeper on this machine" in again.err) == (4, True)
-    assert f"keeping {job} run 2" in site.ok("keep", "--status").out
+    assert wait_until(lambda: f"keeping {job} run 2" in site.ok("keep", "--status").out)
     kill_all(on_node(site, job, 0))
     (site.job_dir(job, 0) / "go").touch()
     assert wait_until(lambda: site.status(job)["run"] == "0003")

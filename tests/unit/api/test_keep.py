@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clusterctl.api.keep import HOUR_S, Resumes, end_of, readiness
+from clusterctl.api import keep
+from clusterctl.api.keep import HOUR_S, Keeper, Resumes, end_of, readiness
 from clusterctl.config import from_values
+from clusterctl.errors import RefusedError
 from clusterctl.inventory import build
 from clusterctl.launch import plan
 from clusterctl.observe.record.members import Members
@@ -16,10 +20,12 @@ from clusterctl.observe.record.status import JobStatus
 from clusterctl.observe.why.first_cause import Explanation
 from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.report import WhyReport
+from unit.agent.specs import make_spec
 
 SETTINGS = from_values({"HOSTS": ["a", "b", "c", "d"], "NODE_GRACE_S": 30, "GRACE_S": 10})
 LAUNCH = plan(SETTINGS, build(SETTINGS))
 LOST = {"kind": "node_lost", "node": 0, "why": "no message"}
+OWN = {"run": "0001", "tag": "step-000000010", "step": 10, "pass": 0, "dir": "checkpoints"}
 EXIT = {"kind": "exit", "role": "trainer", "rank": 0}
 
 
@@ -112,3 +118,45 @@ def test_a_run_is_resumed_a_limited_number_of_times_within_an_hour() -> None:
     assert not resumes.are_left(20.0)
     assert resumes.are_left(HOUR_S + 1)
     assert not Resumes(0).are_left(0.0)
+
+
+def keeper(monkeypatch: pytest.MonkeyPatch, *reports: WhyReport) -> Keeper:
+    """Return a keeper that sees these reports, one after the other, a minute apart."""
+    now = itertools.count(1000.0, 60.0)
+    monkeypatch.setattr(
+        keep, "time", SimpleNamespace(time=lambda: next(now), monotonic=lambda: 0.0, sleep=lambda _: None)
+    )
+    cluster: Any = SimpleNamespace(settings=SETTINGS)
+    nothing: Any = lambda *_: None  # noqa: E731
+    made = Keeper(cluster, "JOB", nothing, nothing, nothing, nothing)
+    monkeypatch.setattr(made, "_report", lambda *_: seen.pop(0) if len(seen) > 1 else seen[0])
+    seen = list(reports)
+    return made
+
+
+def test_a_run_that_goes_on_after_all_is_returned_but_not_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = {name: {"state": "running"} for name in ("node0", "node1", "node2")}
+    kept = keeper(monkeypatch, report("running", **alive))
+    for _ in range(SETTINGS.resumes):
+        found = kept.next_run("0001", lambda _: None)
+        assert found is not None
+        assert found.run == "0001"
+    assert kept.next_run("0001", lambda _: None) is None
+
+
+@pytest.mark.parametrize(("began", "message"), [({"load": "model"}, "a model"), ({"resume": OWN}, "no node has")])
+def test_a_run_whose_beginning_is_not_known_does_not_begin_again(
+    began: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(**began)
+    with pytest.raises(RefusedError, match=message):
+        keeper(monkeypatch)._as_it_began(spec, LAUNCH)
+
+
+def test_a_run_begins_again_with_its_arguments_its_name_and_the_same_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = make_spec(arguments=["--passes=2"], name="mine", resume={**OWN, "job": "JOB2"})
+    origin, launch = keeper(monkeypatch)._as_it_began(spec, LAUNCH)
+    assert (origin.resume_from, origin.is_patient) == ("JOB2", True)
+    assert (launch.program_args, launch.name) == (("--passes=2",), "mine")

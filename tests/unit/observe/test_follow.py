@@ -30,7 +30,15 @@ def test_when_all_other_nodes_have_ended_silent_ones_are_waited_for_only_briefly
     assert not endings.only_silent_nodes_left(3, 100.0)
     assert not endings.only_silent_nodes_left(3, 100.0 + SILENT_S)
     assert endings.only_silent_nodes_left(3, 101.0 + SILENT_S)
-    assert endings.only_silent_nodes_left(3, 104.0, kept=True)
+
+
+def test_a_kept_run_goes_on_without_less_than_half_of_its_nodes_so_a_broken_connection_is_waited_out() -> None:
+    endings = endings_after(silent(0), lost(1), silent(2))
+    assert not endings.only_silent_nodes_left(3, 100.0, kept=True)
+    assert not endings.only_silent_nodes_left(3, 1000.0, kept=True)
+    two = endings_after(silent(0), lost(1))
+    assert not two.only_silent_nodes_left(2, 100.0, kept=True)
+    assert two.only_silent_nodes_left(2, 101.0 + SILENT_S, kept=True)
 
 
 def test_a_kept_run_is_left_soon_once_most_of_its_nodes_are_lost() -> None:

@@ -52,7 +52,7 @@ def test_work_that_takes_too_long_is_an_error_and_does_not_hold_up_the_others(cl
 
     with Transport(cluster.settings) as transport:
         try:
-            late, *others = transport.map(cluster.nodes, work, max_workers=1, limit_s=0.2)
+            late, *others = transport.map(cluster.nodes, work, max_workers=1, limit_s=2.0)
         finally:
             over.set()
     assert late.error is not None
