@@ -162,9 +162,7 @@ class Keeper:
     def keep(self, run: Launch, on_go: Callable[[Launch], None] = lambda run: None) -> tuple[Outcome, Launch, int]:
         """Watch a run to its end, and resume it whenever machines are lost.
 
-        Return the outcome of the last run, that run, and how many were resumed.
-
-        Raises as `next_run`.
+        Return the outcome of the last run, that run, and how many were resumed. Raises as `next_run`.
         """
         resumes = 0
         while True:
@@ -179,10 +177,10 @@ class Keeper:
     def next_run(self, ended: str, on_go: Callable[[Launch], None], patience_s: float | None = None) -> Launch | None:
         """Return the run after `ended`, once there is one: this keeper's, or that of another one.
 
-        It is `ended` itself if that goes on after all, because its nodes have found their lead again.
-        None if the run is not resumed: it was not lost, RESUMES are used up, or too few nodes have answered for
-        `patience_s` seconds. `on_go` is as for a start, and not called for a run of another keeper. Raises the error of
-        a start that has failed ATTEMPTS times, or that has no checkpoint to resume from.
+        It is `ended` itself if that goes on after all, because its nodes have found their lead again. None if the run
+        is not resumed: it was not lost, RESUMES are used up, or too few nodes have answered for `patience_s` seconds.
+        `on_go` is as for a start, and not called for a run of another keeper. Raises the error of a start that has
+        failed ATTEMPTS times, or that has no checkpoint to resume from.
         """
         for attempt in range(ATTEMPTS):
             found = self._await_turn(ended, patience_s)

@@ -78,6 +78,11 @@ ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
 }
 
 
+def is_hurried(answer_s: float) -> bool:
+    """Return True if a caller that waits so long would rather do without a node than find out why it is silent."""
+    return answer_s < ANSWER_S
+
+
 class AgentCall:
     """A running agent on one node. Every wait has a deadline; errors name the node.
 
@@ -127,7 +132,7 @@ class AgentCall:
         Without one, another program may have replaced the agent and consumed its input. A caller in a hurry does not
         ask for that.
         """
-        hurries = answer_s < ANSWER_S
+        hurries = is_hurried(answer_s)
         doubt_s = answer_s if hurries else DOUBT_S
         try:
             self.write(program)

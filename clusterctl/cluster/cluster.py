@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from clusterctl.cluster import answers
-from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, STOP_SHELL, AgentCall, Bundle, Plan
+from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, STOP_SHELL, AgentCall, Bundle, Plan, is_hurried
 from clusterctl.cluster.answers import NONSENSE, senseless
 from clusterctl.cluster.heartbeats import AgentInput, Heartbeats
 from clusterctl.cluster.kept_agents import KeptAgents
@@ -50,7 +50,7 @@ def may_repeat(request: AgentRequest, error: ClusterctlError, answer_s: float = 
     caller that is in a hurry has waited long enough for a node that is silent.
     """
     reason = error.details.get("reason")
-    is_late = reason == "deadline" and answer_s < ANSWER_S
+    is_late = reason == "deadline" and is_hurried(answer_s)
     return not is_late and (request["op"] not in ONCE or reason == AGENT_ENDED)
 
 
@@ -187,7 +187,7 @@ class Cluster:
             with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
                 return answers.check(str(call.op), call.result(answer_s))
 
-        return self.map(one, nodes, limit_s=answer_s + LOGIN_S if answer_s < ANSWER_S else math.inf)
+        return self.map(one, nodes, limit_s=answer_s + LOGIN_S if is_hurried(answer_s) else math.inf)
 
     def map(
         self,

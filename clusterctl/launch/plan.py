@@ -123,7 +123,7 @@ class LaunchPlan:
         return self._with_processes_of(part)
 
     def _with_processes_of(self, part: LaunchPlan) -> LaunchPlan:
-        return replace(part, name=self.name, cwd=self.cwd, resumes=self.resumes)
+        return replace(self, nodes=part.nodes, program_args=part.program_args, processes=part.processes)
 
     def spec(
         self,

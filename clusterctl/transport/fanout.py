@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -66,61 +65,71 @@ def fan_out(
     `work` becomes an outcome. Any other exception is a bug and is raised after all work has ended. One in the waiting
     thread, such as KeyboardInterrupt, calls `on_interrupt`, which must make running work fail, for which it waits.
     """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, WorkOutcome[N, T], BaseException | None]] = queue.SimpleQueue()
-    stop = threading.Event()
-    began: dict[int, float] = {}
-    for index in range(len(nodes)):
-        todo.put(index)
-
-    def worker() -> None:
-        cancellation.event = stop
-        while not stop.is_set():
-            try:
-                index = todo.get_nowait()
-            except queue.Empty:
-                return
-            began[index] = time.monotonic()
-            done.put((index, *_attempt(nodes[index], work)))
-
-    threads: list[threading.Thread] = []
-
-    def start_worker() -> None:
-        # Daemon threads: work that cannot be interrupted must not delay the exit of the process.
-        threads.append(threading.Thread(target=worker, daemon=True, name=f"fan-out-{len(threads)}"))
-        threads[-1].start()
-
-    finished: dict[int, tuple[WorkOutcome[N, T], BaseException | None]] = {}
+    workers = _Workers(nodes, work, cancellation)
     try:
         for _ in range(min(max_workers, len(nodes))):
-            start_worker()
-        while len(finished) < len(nodes):
-            with contextlib.suppress(queue.Empty):
-                index, outcome, bug = done.get(timeout=POLL_S)
-                finished.setdefault(index, (outcome, bug))
-                continue
-            for index in _late(began, finished, limit_s):
-                finished[index] = _overdue(nodes[index], limit_s), None
-                start_worker()  # in the place of the one that waits
+            workers.start_one()
+        while len(workers.finished) < len(nodes):
+            if not workers.take_outcome():
+                workers.give_up_late(limit_s)
     except BaseException:
-        stop.set()
+        workers.stop.set()
         on_interrupt()
-        _join(threads, INTERRUPT_WAIT_S)
+        _join(workers.threads, INTERRUPT_WAIT_S)
         raise
-    for _, bug in finished.values():
+    for _, bug in workers.finished.values():
         if bug is not None:
             raise bug
-    return [outcome for _, (outcome, _) in sorted(finished.items())]
+    return [outcome for _, (outcome, _) in sorted(workers.finished.items())]
 
 
-def _late(began: Mapping[int, float], finished: Container[int], limit_s: float) -> list[int]:
-    """Return the work that has taken too long: `began` has the times."""
-    now = time.monotonic()
-    return [index for index, t in list(began.items()) if index not in finished and now > t + limit_s]
+class _Workers(Generic[N, T]):
+    """The threads of a fan-out. `finished` has the outcomes by the index of the node, each with its bug, if any."""
 
+    def __init__(self, nodes: Sequence[N], work: Callable[[N], T], cancellation: Cancellation) -> None:
+        self._nodes, self._work, self._cancellation = nodes, work, cancellation
+        self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, WorkOutcome[N, T], BaseException | None]] = queue.SimpleQueue()
+        self._began: dict[int, float] = {}
+        self.threads: list[threading.Thread] = []
+        self.stop = threading.Event()
+        self.finished: dict[int, tuple[WorkOutcome[N, T], BaseException | None]] = {}
+        for index in range(len(nodes)):
+            self._todo.put(index)
 
-def _overdue(node: N, limit_s: float) -> WorkOutcome[N, T]:
-    return WorkOutcome(node, None, failures.overdue(node.label, node.label, "no answer", limit_s), limit_s)
+    def start_one(self) -> None:
+        # Daemon threads: work that cannot be interrupted must not delay the exit of the process.
+        self.threads.append(threading.Thread(target=self._run, daemon=True, name=f"fan-out-{len(self.threads)}"))
+        self.threads[-1].start()
+
+    def _run(self) -> None:
+        self._cancellation.event = self.stop
+        while not self.stop.is_set():
+            try:
+                index = self._todo.get_nowait()
+            except queue.Empty:
+                return
+            self._began[index] = time.monotonic()
+            self._done.put((index, *_attempt(self._nodes[index], self._work)))
+
+    def take_outcome(self) -> bool:
+        """Wait for the next outcome; return False if none came for POLL_S."""
+        try:
+            index, outcome, bug = self._done.get(timeout=POLL_S)
+        except queue.Empty:
+            return False
+        self.finished.setdefault(index, (outcome, bug))
+        return True
+
+    def give_up_late(self, limit_s: float) -> None:
+        """Make work that takes longer than `limit_s` an error, and start another thread in the place of its own."""
+        now = time.monotonic()
+        for index, began in list(self._began.items()):
+            if index not in self.finished and now > began + limit_s:
+                node = self._nodes[index]
+                late = failures.overdue(node.label, node.label, "no answer", limit_s)
+                self.finished[index] = WorkOutcome(node, None, late, limit_s), None
+                self.start_one()
 
 
 def _attempt(node: N, work: Callable[[N], T]) -> tuple[WorkOutcome[N, T], BaseException | None]:

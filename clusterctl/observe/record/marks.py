@@ -103,16 +103,14 @@ _TEXTS = {
     "ended": _ended,
 }
 _OF_THE_RUN = (
-    *(
-        "phase",
-        "saved",
-        "copying",
-        "copied",
-        "resumed_by",
-        "rolled_back",
-        "cut_dropped",
-        "standstill",
-        "warned",
-        "ended",
-    ),
+    "phase",
+    "saved",
+    "copying",
+    "copied",
+    "resumed_by",
+    "rolled_back",
+    "cut_dropped",
+    "standstill",
+    "warned",
+    "ended",
 )

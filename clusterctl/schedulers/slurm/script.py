@@ -65,8 +65,8 @@ class ScriptOptions:
     the exit code of the run, and `save` the one that makes a checkpoint; it exits with 4 if the run is over. RUN among
     their words stands for a name that is this Slurm job's own. `time` is in one of Slurm's forms, such as 2:00:00; None
     leaves it to the partition. With `outlives_nodes`, the job goes on when Slurm loses a node, unless it is the one of
-    the script. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and
-    `time`. `opening` are the first lines of the script, for sh.
+    the script. `options` are more options of sbatch, the SBATCH setting; they override `nodes` and `time`. `opening`
+    are the first lines of the script, for sh.
     """
 
     RUN: ClassVar[str] = f"{RUN_PREFIX}$SLURM_JOB_ID"
