@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl.common.placement import NoPlaceError, place
+from clusterctl.common.placement import NoPlaceError, copy_plan, place
 from clusterctl.common.run_spec import MemberPlace
 from clusterctl.config import Host, Settings
 from clusterctl.config.carriers import IN_THE_CLEAR, LEAVE_NOTHING, carrier_name
@@ -29,7 +29,8 @@ class Node:
     `where` is for messages: the host, with its port unless that is 22. An `ssh_user`, `ssh_port` or `identity` of None
     is left to ~/.ssh/config and SSH's defaults. If `address` is None, the agent determines it. `root_dir` is a path on
     the node and may start with `~`. `via` carries commands to it; `carrier` is its name in messages.
-    `env` is ENV with the host's own variables on top; it is read-only.
+    `env` is ENV with the host's own variables on top; it is read-only. `shard_copies`: the trainers of other nodes of
+    whose shards it has copies.
     """
 
     id: int
@@ -47,6 +48,7 @@ class Node:
     pserver_ranks: tuple[int, ...]
     trainer_ranks: tuple[int, ...]
     via: str | tuple[str, ...] = "ssh"
+    shard_copies: tuple[int, ...] = ()
 
     @property
     def carrier(self) -> str:
@@ -106,9 +108,23 @@ def build(settings: Settings) -> Inventory:
     nodes = tuple(
         _node(settings, number, host, pservers[number], trainers[number]) for number, host in enumerate(settings.hosts)
     )
-    # Trainers whose shards are on the missing nodes cannot work elsewhere.
-    moves = node_loss == "move" and not settings.shards
-    return Inventory(nodes, places(settings, nodes) if moves else (), node_loss)
+    if settings.shards:
+        nodes = with_shard_copies(nodes, _shard_copies(settings, nodes))
+    return Inventory(nodes, places(settings, nodes) if node_loss == "move" else (), node_loss)
+
+
+def _shard_copies(settings: Settings, nodes: Sequence[Node]) -> dict[int, list[int]]:
+    """Return the trainers of whose shards each node is to have copies: those of the nodes before it (SHARD_COPIES)."""
+    members = [node for node in nodes if "trainer" in node.host.roles]
+    originals = [node.id for node in members if node.trainer_ranks]
+    machines = {node.id: node.ssh_host for node in members}
+    plan = copy_plan(originals, [node.id for node in members], machines, settings.shard_copies)
+    return {int(holder): [rank for of in homes for rank in nodes[of].trainer_ranks] for holder, homes in plan.items()}
+
+
+def with_shard_copies(nodes: Iterable[Node], copies: Mapping[int, Collection[int]]) -> tuple[Node, ...]:
+    """Return the nodes, given the trainers of whose shards each has copies."""
+    return tuple(replace(node, shard_copies=tuple(sorted(copies.get(node.id, ())))) for node in nodes)
 
 
 def places(settings: Settings, nodes: Iterable[Node]) -> tuple[MemberPlace, ...]:
@@ -120,6 +136,7 @@ def places(settings: Settings, nodes: Iterable[Node]) -> tuple[MemberPlace, ...]
             cores=1,
             gpus=node.host.gpus if settings.use_gpu else None,
             machine=node.ssh_host,
+            shards=tuple(sorted({*node.trainer_ranks, *node.shard_copies})) if settings.shards else None,
         )
         for node in nodes
     )
@@ -138,7 +155,7 @@ def among(inventory: Inventory, ids: Collection[int]) -> tuple[Node, ...]:
     pservers = _ranks([len(node.pserver_ranks) for node in members])
     trainers = _ranks([len(node.trainer_ranks) for node in members])
     return tuple(
-        replace(node, pserver_ranks=servers, trainer_ranks=workers)
+        replace(node, pserver_ranks=servers, trainer_ranks=workers, shard_copies=())
         for node, servers, workers in zip(members, pservers, trainers, strict=True)
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.cluster import Cluster, NodeOutcome, combined, failures, fold_errors
+from clusterctl.common.shards import described
 from clusterctl.config.scripts import scripts
 from clusterctl.dispatch import (
     Dispatched,
@@ -128,8 +129,8 @@ def _planned(node: NodeHead, planned: Planned) -> NodePlan:
     return {
         **node,
         "job": planned.job,
-        "send": [{"path": entry.path, "bytes": entry.size} for entry in planned.send],
-        "delete": planned.delete,
+        "send": [{"path": described(entry.path), "bytes": entry.size} for entry in planned.send],
+        "delete": [described(path) for path in planned.delete],
         "bytes": sum(entry.size for entry in planned.send),
     }
 

@@ -6,11 +6,13 @@ ROOT_DIR/
   .clusterctl/wheels/DIGEST/     the wheels they were made from
   .clusterctl/uv/                uvs that `setup` sent, by their wheel's DIGEST, and the cache of uv
   .clusterctl/interpreter.json   the versions in the interpreter of the newest start
+  .clusterctl/views/JOB/RUN/     working directories of trainers that run away from their shards
   .clusterctl/incoming/NONCE/    a dispatch in progress, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/; or under another name a
                                  directory that was deployed by hand, once `start --adopt` has recorded it
     .clusterctl/job.json         the dispatch; `manifest` and `entries` list its files, `seal` shows that none was
                                  touched
+    .clusterctl/shards/RANK/     copies of the shards of a trainer of another node (`common.shards`)
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/;
                                  copies/TAG/ has pieces of other nodes, and the manifest of each complete save;
@@ -49,6 +51,10 @@ def expand_program(program: str) -> str:
 
 def incoming_dir(root: Path) -> Path:
     return root / META / "incoming"
+
+
+def views_dir(job: JobPaths) -> Path:
+    return job.dir.parent / META / "views" / job.dir.name
 
 
 def interpreter_record(root: Path) -> Path:

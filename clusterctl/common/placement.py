@@ -11,10 +11,10 @@ Key = tuple[str, int]  # role, rank
 
 
 class NoPlaceError(Exception):
-    """No member may have these processes; `reasons` says for each of them why, by its name."""
+    """No member may have these processes; `reasons` says for each of them why."""
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
-        super().__init__("; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    def __init__(self, reasons: Mapping[Key, str]) -> None:
+        super().__init__("; ".join(f"{role}{rank}: {why}" for (role, rank), why in reasons.items()))
         self.reasons = reasons
 
 
@@ -27,9 +27,10 @@ def place(
     """Return a node for each of the `lost` processes. Raises NoPlaceError if one may run nowhere.
 
     `node_of` has the processes of the run and where they were until now, `members` those nodes that are here, `holders`
-    for each node those that have copies of its pieces. A node has to allow the role, and to have a GPU that none of its
-    trainers uses if trainers use GPUs. Of those: nodes without processes first, the spares, then holders of the copies,
-    then the one with the fewest processes for each core, then the lowest id.
+    for each node those that have copies of its pieces. A node has to allow the role, and for a trainer to have its
+    shards if there are any, and a GPU that none of its trainers uses if trainers use GPUs. Of those: nodes without
+    processes first, the spares, then holders of the copies, then the one with the fewest processes for each core, then
+    the lowest id.
     """
     lost = sorted(lost)
     here = {member.node: member for member in members}
@@ -37,11 +38,11 @@ def place(
     trainers = Counter(node for key, node in node_of.items() if key not in lost and key[0] == "trainer")
     spares = here.keys() - load.keys()
     placed: dict[Key, int] = {}
-    reasons: dict[str, str] = {}
+    reasons: dict[Key, str] = {}
     for key in lost:
-        fit = [one for one in here.values() if _may_have(key[0], one, trainers[one.node])]
+        fit = [one for one in here.values() if _may_have(key, one, trainers[one.node])]
         if not fit:
-            reasons[f"{key[0]}{key[1]}"] = _reason(key[0], here.values())
+            reasons[key] = _reason(key, here.values())
             continue
         copies = holders.get(node_of[key], ())
         best = min(
@@ -61,6 +62,22 @@ def place(
     return placed
 
 
+def stranded_trainers(
+    lost: Iterable[Key],
+    node_of: Mapping[Key, int],
+    members: Sequence[MemberPlace],
+    holders: Mapping[int, Collection[int]],
+) -> dict[Key, str]:
+    """Return the trainers that `place` has no place for, and why, if trainers have shards: a run goes on without."""
+    if all(member.shards is None for member in members):
+        return {}
+    try:
+        place(lost, node_of, members, holders)
+    except NoPlaceError as exc:
+        return {key: why for key, why in exc.reasons.items() if key[0] == "trainer"}
+    return {}
+
+
 def names_by_node(placed: Mapping[str, int]) -> dict[int, str]:
     """Return the names of the processes on each node, such as "pserver1, trainer1", from the node of each by name."""
     names: dict[int, list[str]] = {}
@@ -69,13 +86,23 @@ def names_by_node(placed: Mapping[str, int]) -> dict[int, str]:
     return {node: ", ".join(some) for node, some in names.items()}
 
 
-def _may_have(role: str, member: MemberPlace, trainers: int) -> bool:
+def _may_have(key: Key, member: MemberPlace, trainers: int) -> bool:
+    role, rank = key
     if role not in member.roles:
         return False
-    return role != "trainer" or member.gpus is None or trainers < member.gpus
+    if role != "trainer":
+        return True
+    return _has_shards(rank, member) and (member.gpus is None or trainers < member.gpus)
 
 
-def _reason(role: str, members: Iterable[MemberPlace]) -> str:
+def _has_shards(rank: int, member: MemberPlace) -> bool:
+    return member.shards is None or rank in member.shards
+
+
+def _reason(key: Key, members: Collection[MemberPlace]) -> str:
+    role, rank = key
+    if role == "trainer" and members and not any(_has_shards(rank, member) for member in members):
+        return "no node that is left has its shards (SHARDS) or a copy of them (SHARD_COPIES)"
     if not any(role in member.roles for member in members):
         return f"no other node that is left may run a {role}"
     return "no node that is left has a GPU that no trainer uses"

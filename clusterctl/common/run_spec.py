@@ -138,17 +138,26 @@ class Program(Record):
 
 @dataclass(frozen=True)
 class MemberPlace(Record):
-    """What a member may run when another one is lost: its `roles`, and as many trainers as it has `gpus`, if those use
-    them. Nodes of one `machine` are lost together.
+    """What a member may run when another one is lost: its `roles`, as many trainers as it has `gpus`, if those use
+    them, and the trainers whose `shards` it has, if there are any. Nodes of one `machine` are lost together.
     """
 
-    OMITTED = ("gpus", "machine")
+    OMITTED = ("gpus", "machine", "shards")
 
     node: int
     roles: tuple[str, ...]
     cores: int = 1
     machine: str | None = None
     gpus: int | None = None
+    shards: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ShardCopies(Record):
+    """The trainers of other nodes whose shards a node has copies of, and the `patterns` of all shards (SHARDS)."""
+
+    patterns: tuple[str, ...]
+    trainers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -233,10 +242,10 @@ class Failures(FieldGroup):
     """The policy for failures: restarts per hour by role, and the settings of the same names.
 
     `whole` means that processes can only be restarted together. The lead `takes_warnings` of processes, unless it is of
-    an older version. `data_stays`: trainers have shards on their own nodes only, so they cannot work elsewhere.
+    an older version.
     """
 
-    OMITTED = ("takes_warnings", "on_node_loss", "data_stays")
+    OMITTED = ("takes_warnings", "on_node_loss")
 
     restarts: Mapping[str, int] = field(default_factory=dict)
     on_trainer_loss: str = "fail"
@@ -247,7 +256,6 @@ class Failures(FieldGroup):
     on_nan: str = "warn"
     whole: bool = False
     takes_warnings: bool | None = None
-    data_stays: bool | None = None
 
     @property
     def node_loss(self) -> str:
@@ -283,8 +291,9 @@ class RunSpec(Record):
     USER@HOST. `hosts` are the addresses of the members, for engines whose programs get a list of them. `settings` has
     the text of each setting that was given with `--set`. `shm` and `streams` are "off" in benchmarks. `cwd` is the
     directory in which processes begin, if that is not the job directory. `gpus` is there if conf.py or the node names
-    any. `programs` are what each role runs, so that any process can start on this node; the lead has in `places` what
-    the members may run, and in `resumes` how the run was lost that a keeper continues with this one.
+    any. `programs` are what each role runs, so that any process can start on this node, and `shard_copies` the data for
+    it; the lead has in `places` what the members may run, and in `resumes` how the run was lost that a keeper continues
+    with this one.
     """
 
     OMITTED = (
@@ -302,6 +311,7 @@ class RunSpec(Record):
         "cwd",
         "gpus",
         "programs",
+        "shard_copies",
         "places",
         "resumes",
     )
@@ -342,6 +352,7 @@ class RunSpec(Record):
     cwd: str | None = None
     gpus: Gpus | None = None
     programs: Mapping[str, Program] | None = None
+    shard_copies: ShardCopies | None = None
     places: tuple[MemberPlace, ...] | None = None
     resumes: str | None = None
 

@@ -12,6 +12,7 @@ META = ".clusterctl"
 SEAL = META + "/seal"
 VERIFIED = "verified-"  # and the id of a boot
 RESERVED = ("nodefile", "log", "output", META)  # ours at the top of a job directory
+COPIED_SHARDS = META + "/shards"  # of other nodes' trainers: the only dispatched files there
 FORMAT = 0o170000  # of a mode: the kind of file
 ID_CHARS = len("JOB20261121-081530")
 
@@ -83,7 +84,7 @@ def write_seal(job_dir: str, tree: str, listed: str) -> None:
 def listing(job_dir: str) -> str:
     """Return the listing of a job directory without our own files."""
     lines: list[str] = []
-    todo = [""]
+    todo = ["", *_copied_shards(job_dir, lines)]
     while todo:
         below = todo.pop()
         directory = os.open(f"{job_dir}/{below}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -92,6 +93,16 @@ def listing(job_dir: str) -> str:
         finally:
             os.close(directory)
     return joined(lines)
+
+
+def _copied_shards(job_dir: str, lines: "list[str]") -> "list[str]":
+    """Add the line of the directory of copied shards, and return it, if there is one."""
+    try:
+        status = os.lstat(f"{job_dir}/{COPIED_SHARDS}")
+    except FileNotFoundError:
+        return []
+    lines.append(line_of(COPIED_SHARDS, status.st_mode, 0, (status.st_mtime_ns, 0, 0), ""))
+    return [f"{COPIED_SHARDS}/"]
 
 
 def _list(directory: int, below: str, lines: "list[str]") -> "list[str]":

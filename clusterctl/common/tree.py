@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.safe_json import dumps
+from clusterctl.common.seal import COPIED_SHARDS
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
@@ -91,7 +92,7 @@ def check(entries: Iterable[Entry]) -> None:
             raise _refused(entry, "is not a path inside the workspace")
         if entry.path in kinds:
             raise _refused(entry, "is listed twice")
-        if kinds.get(entry.path.rpartition("/")[0]) != DIRECTORY:
+        if kinds.get(entry.path.rpartition("/")[0]) != DIRECTORY and entry.path != COPIED_SHARDS:
             raise _refused(entry, "is not below a directory of the workspace")
         if not is_sound(entry):
             raise _refused(entry, "is neither a plain file, a directory nor a link")

@@ -33,6 +33,7 @@ from clusterctl.config.parsers import (
 from clusterctl.config.values import QUANTIZED, Best, Restarts, best_in_spec, models_in_spec
 
 _DISPATCHED_THERE: Final = "status, logs and stop look for it there"
+_DIVIDED: Final = "dispatch has already divided the data among the nodes"
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class Settings:
         text,
         "python3",
         "the Python interpreter on the nodes; replaces a leading `python` in commands",
-        "The environment that [setup](setup.md) made from it takes its place. A shim of pyenv or asdf slows every call "
-        "down: `check` measures it and names the interpreter behind it",
+        "An environment that [setup](setup.md) made takes its place. `check` finds shims of pyenv that slow calls down",
         kept=False,
     )
     trainer_command: tuple[str, ...] = setting(
@@ -118,8 +118,16 @@ class Settings:
         (),
         "patterns of files to divide among the trainers' nodes, such as `train.txt-*`",
         "See [Shards](#shards)",
-        fixed="dispatch has already divided the data among the nodes",
+        fixed=_DIVIDED,
         kept=False,
+    )
+    shard_copies: int = setting(
+        Topic.PROGRAMS,
+        whole(1),
+        1,
+        "on how many nodes each shard is, with that of its trainer",
+        "With `2`, a trainer whose node is lost [goes on elsewhere](#shards)",
+        fixed=_DIVIDED,
     )
     pservers: int | tuple[str, ...] | None = setting(
         Topic.RARE,
@@ -164,24 +172,21 @@ class Settings:
         flag,
         False,
         "`True` refuses to start on nodes where another job is running",
-        "The exit code is 4. `False` makes it a warning. It knows jobs of the same account in any ROOT_DIR, and those "
-        "of other accounts as far as their ports show them",
+        "`False` makes it a warning. Jobs of other accounts are known as far as their ports show them",
     )
     report: bool = setting(
         Topic.PROGRAMS,
         flag,
         False,
         "`True` makes an attached start write a report at its end",
-        "The [report](commands.md#report) is `JOB...-runN.html` in the current directory. If that fails, the exit code "
-        "stays",
+        "The [report](commands.md#report) is `JOB...-runN.html` here. If that fails, the exit code stays",
     )
     before_start: str | None = setting(
         Topic.PROGRAMS,
         optional(text),
         None,
         "the task of tasks.py that start runs first, on this machine; if it fails, nothing is started",
-        "The file is beside conf.py, and may be `fabfile.py`. See "
-        "[tasks before and after a run](commands.md#tasks-before-and-after-a-run)",
+        "See [tasks before and after a run](commands.md#tasks-before-and-after-a-run)",
         kept=False,
         recorded=False,
     )
@@ -207,8 +212,7 @@ class Settings:
         whole(1, 65535),
         7164,
         "the first port of a pserver; if taken, the next free one",
-        "The last one that is tried is PORT+999. Pservers of PSERVER_COMMAND use the first one that is free on all of "
-        "their nodes",
+        "The last one tried is PORT+999. Pservers of PSERVER_COMMAND use the first one that is free on all their nodes",
         old="PADDLE_PORT",
         spec="ports.port",
     )
@@ -297,8 +301,7 @@ class Settings:
         "auto",
         'whether nodes forward the workspace to each other: `"auto"`, `"always"` or `"never"`',
         "This machine then sends each byte of it, and of the packages of `setup`, about once. `auto` does so with 3 "
-        "nodes or more and at least 8 MB. Connections between nodes are encrypted and authenticated with single-use "
-        "keys. A node that cannot be reached this way gets its files directly",
+        "nodes or more and at least 8 MB. A node that cannot be reached this way gets its files directly",
     )
     via: str | tuple[str, ...] = setting(
         Topic.NETWORK,
@@ -412,8 +415,7 @@ class Settings:
         seconds(1),
         600,
         "how long a process may go without a step before it counts as stalled",
-        "Make it longer than anything that your program does between two steps, such as loading data or evaluating. "
-        "See [hangs](runtime.md#hangs)",
+        "Make it longer than loading data or evaluating takes between two steps. See [hangs](runtime.md#hangs)",
         spec="failures.stall_s",
     )
     on_stall: str = setting(
@@ -421,8 +423,7 @@ class Settings:
         choice("warn", "fail"),
         "warn",
         'what to do about a stall: `"warn"`, or `"fail"`, which kills the process and counts as a failure',
-        "Either way the stacks of the process's threads are written to its log. If all trainers wait for each other, "
-        "`fail` ends the run",
+        "Either way the stacks of its threads go to its log. If all trainers wait for each other, `fail` ends the run",
         spec="failures.on_stall",
     )
     on_nan: str = setting(
@@ -462,9 +463,8 @@ class Settings:
         choice("float32", "float16", *QUANTIZED),
         "float32",
         'the number format on the network: `"float32"`, `"float16"`, or for the outer mode `"int8"` or `"int4"`',
-        "`float16` halves the bytes of gradients, values and rows by rounding them; numbers beyond 65,504 become "
-        "infinite, see ON_NAN. `int8` and `int4`, in sync mode, send the tables of the outer mode in a quarter and an "
-        "eighth of the bytes, and all else as float32; see [the wire](runtime.md#the-wire)",
+        "`float16` halves the bytes by rounding; numbers beyond 65,504 become infinite, see ON_NAN. `int8` and `int4`, "
+        "in sync mode, are for the tables of the outer mode; see [the wire](runtime.md#the-wire)",
         spec="training.wire",
     )
     key_cache: bool = setting(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from clusterctl.common.shards import original
 from clusterctl.common.tree import COPY_BYTES, DISPATCH_LATER, END, HEADER, Entry
 from clusterctl.errors import NodeError
 
@@ -90,7 +91,7 @@ def _is_compressible(top: Path, rows: Sequence[Entry]) -> bool:
         return False
     largest = max(rows, key=lambda entry: entry.size)
     try:
-        with (top / largest.path).open("rb") as f:
+        with (top / original(largest.path)).open("rb") as f:
             sample = f.read(SAMPLE_BYTES)
     except OSError:
         return False
@@ -117,7 +118,7 @@ def _contents(top: Path, entry: Entry, offset: int) -> Iterator[bytes]:
     left = entry.size - offset
     yield HEADER.pack(bytes.fromhex(entry.digest), left)
     try:
-        with (top / entry.path).open("rb", buffering=0) as f:
+        with (top / original(entry.path)).open("rb", buffering=0) as f:
             f.seek(offset)
             while left:
                 data = f.read(min(left, COPY_BYTES))
@@ -131,4 +132,5 @@ def _contents(top: Path, entry: Entry, offset: int) -> Iterator[bytes]:
 
 def _changed(entry: Entry, problem: str) -> NodeError:
     """Return the error for a file that is no longer as it was when it was hashed. Its details name it as `changed`."""
-    return NodeError(f"{entry.path!r} {problem}", hint=DISPATCH_LATER, details={"changed": entry.path})
+    path = original(entry.path)
+    return NodeError(f"{path!r} {problem}", hint=DISPATCH_LATER, details={"changed": path})

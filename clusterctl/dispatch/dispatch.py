@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome, combined, who_asks
 from clusterctl.cluster.answers import read
 from clusterctl.common.requests import DispatchRequest, DispatchTemplate
+from clusterctl.common.shards import original
 from clusterctl.common.tree import Entry
 from clusterctl.dispatch import node_trees as last_dispatch
 from clusterctl.dispatch import relay_plan, room
@@ -400,7 +401,7 @@ class _Dispatch:
             return blobs.write(call.write, partial(report, call.node))
         except NodeError as exc:
             if "changed" in exc.details:
-                self._changed[exc.details["changed"]] = exc
+                self._changed[original(exc.details["changed"])] = exc
             raise
 
     def _write_to_head(self, call: AgentCall, blobs: Blobs) -> int:
@@ -415,6 +416,6 @@ class _Dispatch:
 
     def _check_unchanged(self, rows: Sequence[Entry]) -> None:
         """Raise the error of a file among `rows` that could not be sent to another node."""
-        changed = next((error for entry in rows if (error := self._changed.get(entry.path))), None)
+        changed = next((error for entry in rows if (error := self._changed.get(original(entry.path)))), None)
         if changed is not None:
             raise NodeError(changed.message, hint=changed.hint, details=changed.details)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
-import fnmatch
 import glob
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from clusterctl.common.tree import FILE, Entry
+from clusterctl.common.seal import COPIED_SHARDS
+from clusterctl.common.shards import copy_of, directory_of, matcher
+from clusterctl.common.tree import DIRECTORY, FILE, Entry, order
 from clusterctl.errors import ConfigError
 from clusterctl.inventory import Node, fold
 
@@ -33,7 +35,7 @@ class Shards:
         self._trainers = trainers
         self._owners: dict[str, int] = {}
         self._by_pattern = dict.fromkeys(patterns, 0)
-        tests = [(pattern, _test(pattern)) for pattern in patterns]
+        tests = [(pattern, matcher(pattern)) for pattern in patterns]
         for entry in entries if tests else ():
             if entry.kind == FILE:
                 matching = [pattern for pattern, matches in tests if matches(entry.path)]
@@ -47,9 +49,26 @@ class Shards:
         return len(self._owners)
 
     def of(self, node: Node) -> list[Entry]:
-        """Return a node's entries: everything except the shards of other nodes' trainers."""
+        """Return a node's entries: all but the shards of other nodes' trainers, and copies of some of these."""
         owners, ranks = self._owners, node.trainer_ranks
-        return [entry for entry in self._entries if entry.path not in owners or owners[entry.path] in ranks]
+        own = [entry for entry in self._entries if entry.path not in owners or owners[entry.path] in ranks]
+        copies = self._copies(node.shard_copies) if owners else []
+        if not copies:
+            return own
+        at = bisect.bisect(own, order(COPIED_SHARDS), key=lambda entry: order(entry.path))
+        return [*own[:at], *copies, *own[at:]]
+
+    def _copies(self, ranks: Collection[int]) -> list[Entry]:
+        """Return the entries of the copies for these trainers, in order. One without shards has an empty directory."""
+        files = [
+            entry._replace(path=copy_of(entry.path, rank))
+            for entry in self._entries
+            if (rank := self._owners.get(entry.path)) is not None and rank in ranks
+        ]
+        directories = {directory_of(rank) for rank in ranks}
+        directories.update(path for file in files for path in _above(file.path))
+        made = [Entry(path, DIRECTORY, 0o700, 0) for path in {COPIED_SHARDS, *directories}] if ranks else []
+        return sorted([*made, *files], key=lambda entry: order(entry.path))
 
     def unmatched(self) -> list[str]:
         """Return a line for each pattern that matches no file: the files it was meant for go to every node."""
@@ -66,7 +85,7 @@ class Shards:
         Those go to every node now, and each trainer would train on all of them.
         """
         for pattern, count in self._by_pattern.items():
-            matches = _test(pattern)
+            matches = matcher(pattern)
             meant = () if count else [one for one in self._unowned() if any(map(matches, other_spellings(one)))]
             if meant:
                 better = dict.fromkeys(_pattern_of(path, "/" in pattern) for path in meant)
@@ -126,14 +145,15 @@ def _pattern_of(path: str, with_directory: bool) -> str:
     return posixpath.join(glob.escape(directory), pattern) if with_directory else pattern
 
 
-def _test(pattern: str) -> Callable[[str], object]:
-    matches = re.compile(fnmatch.translate(pattern)).match
-    return matches if "/" in pattern else lambda path: matches(posixpath.basename(path))
+def _above(path: str) -> Iterator[str]:
+    """Yield the directories above a copy, without that of all copies."""
+    while (path := posixpath.dirname(path)) != COPIED_SHARDS:
+        yield path
 
 
 def _nearest(pattern: str, files: Sequence[str]) -> str:
     """Suggest a file that the pattern may have meant: one of that name elsewhere, or one with a similar path."""
-    name = _test(posixpath.basename(pattern))
+    name = matcher(posixpath.basename(pattern))
     for path in files:
         if name(path):
             return f"; did you mean {posixpath.join(posixpath.dirname(path), posixpath.basename(pattern))!r}?"

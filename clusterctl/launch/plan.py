@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from clusterctl.common.engines import ENGINES, ports_of
-from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place
+from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, place, stranded_trainers
 from clusterctl.common.process_environment import LaunchFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
@@ -28,6 +28,7 @@ from clusterctl.common.run_spec import (
     ResumePoint,
     RunSpec,
     Saving,
+    ShardCopies,
     Timing,
     Training,
 )
@@ -36,7 +37,7 @@ from clusterctl.config.settings import BY_SPELLING
 from clusterctl.config.values import OUR_ENGINE
 from clusterctl.documents.jobs import LossPlan, ProcessPlan
 from clusterctl.errors import ConfigError, NodeError, RefusedError
-from clusterctl.inventory import Inventory, Node, among, nodeset, places, with_all_processes
+from clusterctl.inventory import Inventory, Node, among, nodeset, places, with_all_processes, with_shard_copies
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 
@@ -109,10 +110,12 @@ class LaunchPlan:
     def among(self, ids: Collection[int]) -> LaunchPlan:
         """Return the plan for these nodes only: with new ranks, or with the processes of the others if these move.
 
-        Raises NodeError if a role has no process left, or one that moves no place.
+        If the shards of a trainer are on other nodes only, there are new ranks, too. Raises NodeError if a role has no
+        process left, or one that moves no place.
         """
         try:
-            nodes = with_all_processes(self.inventory, ids) if self.inventory.places else among(self.inventory, ids)
+            all_move = self.inventory.places and not self.settings.shards
+            nodes = with_all_processes(self.inventory, ids) if all_move else among(self.inventory, ids)
         except NoPlaceError as exc:
             hint = "without the processes of the missing nodes: --set ON_NODE_LOSS=fail"
             raise NodeError(f"not all processes can run on {nodeset(ids)}: {exc}", hint=hint) from exc
@@ -121,6 +124,14 @@ class LaunchPlan:
             if self.count(role) and not part.count(role):
                 raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
         return self._with_processes_of(part)
+
+    def with_shard_copies(self, found: Mapping[int, Collection[int]]) -> LaunchPlan:
+        """Return the plan, given the trainers of whose shards copies were found on each node."""
+        here = {node.id: set(node.shard_copies).intersection(found.get(node.id, ())) for node in self.inventory.nodes}
+        nodes = with_shard_copies(self.inventory.nodes, here)
+        known = places(self.settings, nodes) if self.inventory.places else ()
+        inventory = replace(self.inventory, nodes=nodes, places=known)
+        return replace(self, inventory=inventory, nodes=with_shard_copies(self.nodes, here))
 
     def _with_processes_of(self, part: LaunchPlan) -> LaunchPlan:
         return replace(self, nodes=part.nodes, program_args=part.program_args, processes=part.processes)
@@ -181,6 +192,7 @@ class LaunchPlan:
             cwd=self.cwd,
             gpus=gpus,
             programs=self._programs() if moves else None,
+            shard_copies=ShardCopies(self.settings.shards, node.shard_copies) if moves and node.shard_copies else None,
             places=self._places(cores, machines or {}) if moves and lead is None and machines is not None else None,
             resumes=self.resumes if lead is None else None,
         )
@@ -219,8 +231,7 @@ class LaunchPlan:
     def _failures(self) -> Failures:
         values = self.settings.in_spec("failures")
         whole = not self._restarts_one_by_one()
-        stays = True if self.node_loss == "move" and self.settings.shards else None
-        failures = Failures(**values, whole=whole, takes_warnings=True, data_stays=stays)
+        failures = Failures(**values, whole=whole, takes_warnings=True)
         return failures if failures.node_loss == self.node_loss else failures.replace(on_node_loss=self.node_loss)
 
     @property
@@ -248,16 +259,12 @@ class LaunchPlan:
         node_of = {(process.role, process.rank): process.node for process in self.processes}
         losses: list[LossPlan] = []
         for node in self.nodes[1:]:
-            lost = [key for key, home in node_of.items() if home == node.id]
-            stay = [key for key in lost if key[0] == "trainer"] if self.settings.shards else []
-            gives_up = [f"{role}{rank}" for role, rank in stay]
+            lost = {key for key, home in node_of.items() if home == node.id}
+            left = [one for one in places if one.node != node.id]
+            stay = stranded_trainers(lost, node_of, left, holders)
+            gives_up = [f"{role}{rank}" for role, rank in sorted(stay)]
             try:
-                moves = place(
-                    [key for key in lost if key not in stay],
-                    node_of,
-                    [one for one in places if one.node != node.id],
-                    holders,
-                )
+                moves = place(lost - stay.keys(), node_of, left, holders)
             except NoPlaceError as exc:
                 losses.append({"node": node.id, "fails": str(exc)})
             else:

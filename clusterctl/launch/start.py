@@ -68,13 +68,14 @@ class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, NamedNode, No
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
     `requirements`: the file with the job's requirements, if any. `machine` is equal for nodes that share their cores.
-    `other_jobs` are those that run there.
+    `other_jobs` are those that run there. `shards`: the trainers of other nodes whose shards it has copies of.
     """
 
     dir: str
     newest_run: str
     environment: str | None
     requirements: str | None
+    shards: list[int]
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ def start(
         outcomes = _look_at_all(cluster, look, failed or {})
         if ref is None:
             outcomes = _agree(cluster, outcomes, look_again)
-        launch, left_out = _select_nodes(launch, outcomes, failed or {}, allow_partial)
+        copies = {outcome.node.id: outcome.get()["shards"] for outcome in outcomes if outcome.ok}
+        launch, left_out = _select_nodes(launch.with_shard_copies(copies), outcomes, failed or {}, allow_partial)
         looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
         run = _make_run(launch, looks, skews, left_out)
         _check_routes(cluster, calls, looks, run)

@@ -12,8 +12,9 @@ from clusterctl.agent.dispatch.in_place import finish_directory, make_link, seal
 from clusterctl.agent.node.content import TORN, LocalCopy, Row, Stamp, copy_file, lists_of, mark_verified, stamp_of
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import write_all
-from clusterctl.common.paths import JobPaths
+from clusterctl.common.paths import META, JobPaths
 from clusterctl.common.safe_json import dumps
+from clusterctl.common.shards import described
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, HEADER, LINK, ByteReader, Entry
 
 LARGE = 8 << 20  # from this size on, an interrupted file is resumed
@@ -53,6 +54,7 @@ class Staging:
         mark_verified(self._path)
         (self._path / ("new" if self._in_place else "tree")).mkdir(0o700)
         if not self._in_place:
+            (self._path / "tree" / META).mkdir(0o700)
             for entry in self._entries:
                 if entry.kind == DIRECTORY:
                     (self._path / "tree" / entry.path).mkdir(0o700)
@@ -217,5 +219,5 @@ def _moved(source: Path, path: Path) -> bool:
 
 
 def _other_contents(entry: Entry) -> AgentError:
-    message = f"{entry.path!r} does not have the announced contents"
+    message = f"{described(entry.path)!r} does not have the announced contents"
     return AgentError(message, hint=DISPATCH_LATER, changed=entry.path)

@@ -18,10 +18,10 @@ class Policy(NamedTuple):
 
     `restarts` is the limit within an hour, by role. `on_trainer_loss` ("fail", "shrink" or "wait") applies when a
     trainer has reached it, and `on_node_loss` ("fail", "wait" or "move") when a node is lost; "shrink" applies to nodes
-    with trainers only, too. Processes move to the `members`, which keep `copies` of each piece, with the original; if
-    `data_stays` on its node, trainers are given up instead. With `together`, pushes are applied together, so all
-    processes roll back when a pserver is lost. With `whole`, processes can only restart all at once. `time_limit_s` is
-    for the whole run. With `standstill_fails`, a run whose processes all wait for each other fails.
+    with trainers only, too. Processes move to the `members`, which keep `copies` of each piece, with the original;
+    trainers whose shards are on no other member are given up instead. With `together`, pushes are applied together, so
+    all processes roll back when a pserver is lost. With `whole`, processes can only restart all at once. `time_limit_s`
+    is for the whole run. With `standstill_fails`, a run whose processes all wait for each other fails.
     """
 
     restarts: Mapping[str, int] = MappingProxyType({})
@@ -29,7 +29,6 @@ class Policy(NamedTuple):
     on_node_loss: str = "fail"
     members: Sequence[MemberPlace] = ()
     copies: int = 1
-    data_stays: bool = False
     together: bool = True
     whole: bool = False
     time_limit_s: Optional[float] = None

@@ -13,7 +13,7 @@ from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.agent.lead.saving.saves import SaveTracker
 from clusterctl.common.errors import first_of
 from clusterctl.common.events import EndCause, MovedEvent, RejoinedEvent
-from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, names_by_node, place
+from clusterctl.common.placement import NoPlaceError, copy_plan, holders_of, names_by_node, place, stranded_trainers
 from clusterctl.common.run_spec import MemberPlace
 
 MOST_NAMED = 4
@@ -72,13 +72,17 @@ class Moves:
         """Return the nodes on which none of their processes can be left by now: the guardian there has ended them."""
         return {node: self._lost.pop(node)[1] for node, (at, _) in list(self._lost.items()) if now >= at}
 
-    def leave(self, trainers: Collection[Key], lost: Mapping[int, EndCause]) -> list[Action]:
-        """Continue without trainers whose shards are on `lost` nodes only. Raises CannotMoveError."""
+    def stranded(self, keys: Collection[Key]) -> dict[Key, str]:
+        """Return the trainers that may start nowhere because of their shards, and why."""
+        return stranded_trainers(keys, self._table.node_of, self._here, self._holders)
+
+    def leave(self, trainers: Mapping[Key, str], lost: Mapping[int, EndCause]) -> list[Action]:
+        """Continue without stranded trainers of `lost` nodes. Raises CannotMoveError."""
         names = first_of([name_of(key) for key in sorted(trainers)], MOST_NAMED)
-        nodes = first_of([f"node{node}" for node in sorted(lost)], MOST_NAMED)
+        why = "; ".join(sorted({*trainers.values()}))
         if self._policy.whole or not self._table.of_role("trainer") - {*trainers}:
-            raise CannotMoveError(f"the shards (SHARDS) of {names} are on {nodes} only")
-        message = f"the run continues without {names}: with SHARDS, the data of each is on its own node only"
+            raise CannotMoveError(f"{names} cannot move: {why}")
+        message = f"the run continues without {names}: {why}"
         left = give_up(trainers, self._table, self._saves, lambda key: lost[self._table.node_of[key]]["message"])
         return [*left, run_warning("trainers_left", message, min(lost))]
 

@@ -83,7 +83,6 @@ def policy_of(spec: RunSpec) -> Policy:
         on_node_loss=spec.failures.node_loss,
         members=spec.places or (),
         copies=spec.saving.copies or 1,
-        data_stays=bool(spec.failures.data_stays),
         together=spec.training.mode == "sync",
         whole=spec.failures.whole,
         time_limit_s=spec.failures.time_limit_s,

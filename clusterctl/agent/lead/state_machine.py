@@ -204,14 +204,14 @@ class Lead:
         again = self._restart_together and some_serve(keys)  # also trainers that are done
         keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
         cause = next(iter(due.values()))
-        stay = keys & self._table.of_role("trainer") if self._policy.data_stays else set()
+        stay = self._moves.stranded(keys)
         try:
             left = self._moves.leave(stay, due) if stay else []
-            moved = self._moves.move(keys - stay, due, now)
+            moved = self._moves.move(keys - stay.keys(), due, now)
         except CannotMoveError as exc:
             return self._fail({**cause, "message": f"{cause['message']}; {exc}"}, now)
-        if keys - stay:
-            return [*left, *moved, *self._restart_lost(keys - stay)]
+        if keys - stay.keys():
+            return [*left, *moved, *self._restart_lost(keys - stay.keys())]
         return [*left, *moved, *self._go_on(), *self._end_if_idle(now)]
 
     # Reports of supervisors.

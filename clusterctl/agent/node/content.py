@@ -21,6 +21,7 @@ from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.procfs import boot_id
 from clusterctl.common.safe_json import dumps, loads
 from clusterctl.common.seal import VERIFIED, joined, line_of, listing, read_seal, write_seal
+from clusterctl.common.shards import described
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
@@ -259,7 +260,7 @@ def find_damage(job: JobPaths, heartbeat: Callable[[], None]) -> list[str]:
     rows = read_manifest(job.dir)
     if rows is None:
         return [f"{META}/manifest"]
-    damaged = [row.entry.path for row in rows if _is_damaged(job.dir / row.entry.path, row, heartbeat)]
+    damaged = [described(row.entry.path) for row in rows if _is_damaged(job.dir / row.entry.path, row, heartbeat)]
     if not damaged:
         mark_verified(job.meta)
     return damaged

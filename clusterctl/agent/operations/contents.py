@@ -23,6 +23,7 @@ from clusterctl.common.paths import RunPaths
 from clusterctl.common.requests import ContentsRequest
 from clusterctl.common.requirements import normal
 from clusterctl.common.safe_json import dumps
+from clusterctl.common.shards import described
 from clusterctl.common.tree import DIRECTORY, LINK
 from clusterctl.common.wheels import Wheel
 
@@ -41,7 +42,7 @@ def contents(root: Path, request: ContentsRequest, peer: Peer) -> dict[str, Any]
         raise AgentError(f"{job.dir.name} has more than {MOST_FILES:,} files, which are too many to compare")
     listed, changed = hashlib.sha256(), 0
     for batch in _batches(rows):
-        files = [[row.entry.path, row.entry.size, _contents(row)] for row in batch]
+        files = [[described(row.entry.path), row.entry.size, _contents(row)] for row in batch]
         listed.update(dumps(files))
         if request.get("list"):
             peer.send({"files": files})

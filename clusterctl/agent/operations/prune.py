@@ -21,7 +21,7 @@ from clusterctl.agent.node.locks import DispatchLock, EnvironmentsLock
 from clusterctl.agent.node.runs import list_jobs
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
-from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id
+from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id, views_dir
 from clusterctl.common.procfs import find_by_environment, run_environment
 from clusterctl.common.requests import PruneRequest
 from clusterctl.common.requirements import RUNTIME, RUNTIME_BEFORE, of_directory
@@ -185,7 +185,7 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
         gone = incoming_dir(root) / f"removed-{job.dir.name}"
         delete(gone)  # an earlier job of this name
         job.dir.rename(gone)
-        return _why_not(gone)
+        return _why_not(gone) or _why_not(views_dir(job))
     finally:
         os.close(fd)
 

@@ -27,6 +27,7 @@ from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.ports import find_taken, take_as_a_job
 from clusterctl.agent.node.reachability import ProbeTarget, answering, try_all
 from clusterctl.agent.node.runs import need_spec
+from clusterctl.agent.node.shard_view import trainers_with_copies
 from clusterctl.agent.operations.takeover import await_earlier_run
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
@@ -71,6 +72,7 @@ def start(root: Path, request: StartRequest, peer: Peer) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),
+            "shards": trainers_with_copies(job),
             "devices": devices,
             **(_ports(address, request["port"]) if request["pserver_port"] else {}),
             **({"local_name": _has_local_name()} if request["host_name"] else {}),

@@ -12,6 +12,7 @@ from typing import Callable
 
 from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
+from clusterctl.agent.node.shard_view import make_view
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import TIMED_OUT, system_error
 from clusterctl.agent.supervisor.run_context import RunContext
@@ -86,7 +87,7 @@ class Launcher:
                 self._ports.release(name)
         try:
             child.start(
-                Path(self._spec.cwd) if self._spec.cwd else self._context.run.job.dir,
+                self._directory(child),
                 self._context.run.job.log,
                 lambda fd: self._environment(child, fd),
                 time.time(),
@@ -107,6 +108,15 @@ class Launcher:
             self.ready(child, [self._ports.ports[child.name]])
         else:
             self._context.loop.after(RUNNING_AFTER_S, lambda: self.running(child))
+
+    def _directory(self, child: Child) -> Path:
+        """Return the working directory of a process: of a trainer away from its shards, one with the copies."""
+        run, copies = self._context.run, self._spec.shard_copies
+        if self._spec.cwd:
+            return Path(self._spec.cwd)
+        if copies and child.role == "trainer" and child.plan.rank in copies.trainers:
+            return make_view(run, child.plan.rank, copies.patterns)
+        return run.job.dir
 
     def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
         facts = LaunchFacts(

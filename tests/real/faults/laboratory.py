@@ -172,9 +172,6 @@ class Laboratory(Site):
             time.sleep(0.2)  # it reads all events
         raise AssertionError(f"did not happen within {deadline_s} s:\n{self.story(job, run)}")
 
-    def wait_for_step(self, job: str, step: int, run: str = "0001") -> None:
-        self.wait_for(job, lambda event: event["event"] == "step" and (event.get("step") or 0) >= step, run)
-
     def story(self, job: str, run: str = "0001") -> str:
         """Return the events and logs of a run, for failure messages."""
         omitted = ("step", "pass", "saved", "ready", "usage")

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clusterctl.runtime import load_model
 from real.faults.laboratory import Event, Laboratory
-from real.faults.programs import PASSES, PAUSE_S, TRAIN
+from real.faults.programs import PASSES, TRAIN
 
 Model = dict[str, Any]
 
 
 @dataclass
 class Run:
-    """An attached start in progress."""
+    """An attached start in progress. Its trainers wait before step 100 until `open_gate`."""
 
     lab: Laboratory
     job: str
     starting: subprocess.Popen[str]
+    gate: Path
     run: str = "0001"
 
+    def open_gate(self) -> None:
+        self.gate.unlink(missing_ok=True)
+
     def reach(self, step: int) -> None:
-        """Wait until the run has reached this step."""
-        self.lab.wait_for_step(self.job, step, self.run)
+        """Wait until a checkpoint of this step or a later one is complete."""
+        saved = {"event": "saved", "checkpoint": True, "complete": True}
+        self.lab.wait_for(self.job, lambda event: saved.items() <= event.items() and event["step"] >= step, self.run)
 
     def event(self, name: str, **values: object) -> Event:
         """Wait for an event with this name and these values on any node and return it."""
@@ -40,10 +46,11 @@ class Run:
         return cause
 
     def ends(self, state: str, code: int, deadline_s: float = 180, *, half_written: bool = True) -> str:
-        """Wait for the run to end in this state with nothing left on any machine; return the output of `start`.
+        """Let the run end in this state with nothing left on any machine; return the output of `start`.
 
         Without `half_written`, files that a machine was writing when it was switched off may be left.
         """
+        self.open_gate()
         out, err = self.starting.communicate(timeout=deadline_s)
         self.lab.wait_for_end(self.job)
         story = f"{out}\n{err}\n{self.lab.story(self.job, self.run)}"
@@ -74,12 +81,13 @@ def begin(
     *options: str,
     run: str = "0001",
     passes: int = PASSES,
-    pause_s: float = PAUSE_S,
     burdened: bool = False,
 ) -> Run:
-    arguments = [str(passes), str(pause_s), *["burdened"] * burdened]
+    gate = lab.directory / "gate"
+    gate.touch()
+    arguments = [str(passes), str(gate), *["burdened"] * burdened]
     starting = lab.popen("start", "--job_workspace", job, *options, "--", *arguments)
-    return Run(lab, job, starting, run)
+    return Run(lab, job, starting, gate, run)
 
 
 def start(lab: Laboratory, **settings: Any) -> Run:

@@ -70,6 +70,7 @@ class Round:
             machine.set_clock(3600 * storm.clock[1] if storm.clock and storm.clock[0] == node else 0)
         conf(lab, MODE=storm.mode, ON_TRAINER_LOSS="wait" if storm.patient else "fail", **SETTINGS)
         self.run = begin(lab, lab.dispatch(TRAIN), passes=PASSES, burdened=storm.burdened)
+        self.run.open_gate()
         self._times: list[tuple[Fault, float]] = []
 
     def pass_through(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from real.faults.laboratory import EVERYBODY, Laboratory
 from real.faults.machines import Machine
-from real.faults.runs import Model, Run, assert_same, model_of, start
+from real.faults.runs import Model, assert_same, model_of, start
 
 pytestmark = pytest.mark.faults
 
@@ -48,7 +49,7 @@ def test_a_lead_that_is_cut_off_ends_the_run_on_its_side_and_the_run_is_resumed_
     run = start(lab, COPIES=2)
     run.event("copied", node=0)
     lab.cut("node0")
-    Run(lab, run.job, run.starting, "0002").event("spawned", role="trainer", rank=2)
+    replace(run, run="0002").event("spawned", role="trainer", rank=2)
     lab.wait_for_silence(0)
     lab.heal_network()
     output = run.succeeds()

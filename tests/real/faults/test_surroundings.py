@@ -26,6 +26,7 @@ def test_a_full_disk_fails_the_run_and_is_named_and_the_last_checkpoint_is_intac
     run = start(lab)
     run.event("saved", checkpoint=True)
     lab.machines[node].fill_disk()
+    run.open_gate()
     output = run.fails()
     assert "No space left on device" in output
     assert f"node{node}" in output.partition("first cause:")[2].splitlines()[0]

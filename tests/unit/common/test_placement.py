@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.common.placement import NoPlaceError, place
+from clusterctl.common.placement import NoPlaceError, place, stranded_trainers
 from clusterctl.common.run_spec import MemberPlace
 
 BOTH = ("pserver", "trainer")
@@ -55,7 +55,18 @@ def test_a_node_gets_only_roles_that_it_may_have_and_no_more_trainers_than_gpus(
 def test_what_may_run_nowhere_is_named_with_the_reason(members: list[MemberPlace], why: str) -> None:
     with pytest.raises(NoPlaceError) as raised:
         place([("trainer", 1)], one_each(2), members, {})
-    assert raised.value.reasons == {"trainer1": why}
+    assert raised.value.reasons == {("trainer", 1): why}
+    assert stranded_trainers([("trainer", 1)], one_each(2), members, {}) == {}
+
+
+def test_a_trainer_goes_where_its_shards_are_and_nowhere_if_there_is_none() -> None:
+    members = [MemberPlace(node=node, roles=BOTH, cores=64 >> node, shards=(node, node - 1)) for node in (0, 2, 3)]
+    assert place([("trainer", 1), ("pserver", 1)], one_each(4), members, {}) == {("trainer", 1): 2, ("pserver", 1): 0}
+    lost = [("pserver", 1), ("trainer", 0), ("trainer", 1)]
+    left = [members[0], members[2]]
+    assert list(stranded_trainers(lost, one_each(4), left, {})) == [("trainer", 1)]
+    with pytest.raises(NoPlaceError, match=r"^trainer1: no node that is left has its shards \(SHARDS\) or a copy"):
+        place(lost, one_each(4), left, {})
 
 
 @given(st.integers(2, 6), st.lists(st.integers(0, 5), max_size=12), st.data())

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from clusterctl.common.tree import DIRECTORY, FILE, Entry
+from clusterctl.common.seal import COPIED_SHARDS
+from clusterctl.common.shards import copied
+from clusterctl.common.tree import DIRECTORY, FILE, Entry, check, order
 from clusterctl.dispatch.shards import Shards, shard_number
 from clusterctl.errors import ConfigError
 
 
-def node(*ranks: int) -> Any:
-    return SimpleNamespace(trainer_ranks=ranks)
+def node(*ranks: int, copies: tuple[int, ...] = ()) -> Any:
+    return SimpleNamespace(trainer_ranks=ranks, shard_copies=copies)
 
 
 def entries(*paths: str) -> list[Entry]:
@@ -37,6 +39,25 @@ def test_a_shard_goes_to_its_number_modulo_trainers_and_everything_else_goes_eve
         assert paths(shards.of(node(rank))) == [*common, *own, "test_data/t-00003"]
     assert paths(shards.of(node(0, 1))) == TREE
     assert paths(shards.of(node())) == [*common, "test_data/t-00003"]
+
+
+def test_copies_of_the_shards_of_other_trainers_have_names_that_match_no_pattern() -> None:
+    long = "d/" * 80 + "t-00001.csv"
+    tree = sorted(["!first", *TREE, long], key=order)
+    made = Shards(entries(*tree), ["t*-0000?", "*.csv"], 4).of(node(0, copies=(1, 3)))
+    assert paths(made) == sorted(paths(made), key=order)
+    copies = [entry for entry in made if entry.path.startswith(COPIED_SHARDS)]
+    check(copies)
+    found = {copied(one.path) for one in copies if one.kind == FILE}
+    assert found == {(1, TREE[3]), (1, long), (3, TREE[5]), (3, TREE[-1])}
+    assert not [one for one in copies if any(name in one.path for name in ("t-", "t.", "csv", "data"))]
+    assert max(len(part) for one in copies for part in one.path.split("/")) <= 255
+
+
+def test_a_trainer_without_shards_has_an_empty_directory_of_copies() -> None:
+    tree = entries("t-0")
+    assert paths(Shards(tree, ["t*"], 4).of(node(0, copies=(3,)))) == [COPIED_SHARDS, f"{COPIED_SHARDS}/3", "t-0"]
+    assert paths(Shards(tree, ["a*"], 4).of(node(0, copies=(3,)))) == ["t-0"]
 
 
 def test_a_pattern_without_a_slash_matches_names_in_any_directory() -> None:

@@ -12,7 +12,7 @@ from clusterctl.common.tree import FILE, Entry, content_of
 from clusterctl.dispatch.node_trees import LastDispatch, make_trees
 from clusterctl.dispatch.workspace import Workspace
 
-NODES: list[Any] = [SimpleNamespace(id=number, trainer_ranks=(number,)) for number in range(4)]
+NODES: list[Any] = [SimpleNamespace(id=number, trainer_ranks=(number,), shard_copies=()) for number in range(4)]
 SHARDS = ("data-*",)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.common.run_spec import LeftOut
+from clusterctl.common.run_spec import LeftOut, ShardCopies
 from clusterctl.config import Host, from_values
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import build
@@ -106,3 +106,19 @@ def test_a_process_that_no_other_node_may_run_prevents_a_start_without_its_own()
 def test_trainers_with_shards_do_not_start_where_their_shards_are_missing() -> None:
     part = launch(ON_NODE_LOSS="move", SHARDS=["data/*"]).among([1, 3])
     assert placed(part, "trainer") == placed(part, "pserver") == [(1, 0), (3, 1)]
+
+
+def test_trainers_start_where_copies_of_their_shards_were_found() -> None:
+    def shards_in_specs(part: LaunchPlan) -> list[tuple[Any, Any]]:
+        facts: Any = {"job": "JOB", "run": "0001", "addresses": dict.fromkeys(range(4), "a"), "lead": None}
+        specs = [part.spec(node, **facts, machines=dict.fromkeys(range(4), "m")) for node in part.nodes]
+        return [(one.shard_copies, place.shards) for one, place in zip(specs, specs[0].places or (), strict=True)]
+
+    whole = launch(ON_NODE_LOSS="move", SHARDS=["data/*"], SHARD_COPIES=2)
+    part = whole.with_shard_copies({1: [0], 3: [2]}).among([1, 3])
+    assert placed(part, "trainer") == [(1, 0), (1, 1), (3, 2), (3, 3)]
+    patterns = ("data/*",)
+    assert shards_in_specs(part) == [(ShardCopies(patterns, (0,)), (0, 1)), (ShardCopies(patterns, (2,)), (2, 3))]
+    alone = whole.with_shard_copies({1: [], 3: [2]}).among([1, 3])  # node1 has none: it was dispatched to before
+    assert placed(alone, "trainer") == placed(alone, "pserver") == [(1, 0), (3, 1)]
+    assert shards_in_specs(alone) == [(None, (0,)), (None, (1,))]

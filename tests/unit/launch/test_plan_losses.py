@@ -35,6 +35,20 @@ def test_nothing_is_said_where_processes_do_not_move() -> None:
     assert losses("a", "b", ON_NODE_LOSS="fail") == []
 
 
-def test_trainers_with_shards_do_not_move() -> None:
+def test_trainers_move_only_to_copies_of_their_shards() -> None:
     (lost,) = losses("a", "b", SHARDS=["train.*"])
     assert lost == {"node": 1, "moves": {"pserver1": 0}, "gives_up": ["trainer1"]}
+    both = losses("a", "b", "c", SHARDS=["train.*"], SHARD_COPIES=2)
+    assert both == [
+        {"node": 1, "moves": {"pserver1": 2, "trainer1": 2}},
+        {"node": 2, "moves": {"pserver2": 0, "trainer2": 0}},
+    ]
+    gpus = [Host(name, gpus=1) for name in ("a", "b", "c")]
+    assert losses(*gpus, SHARDS=["train.*"], SHARD_COPIES=2, USE_GPU=True)[0]["gives_up"] == ["trainer1"]
+
+
+def test_copies_of_shards_are_on_the_next_machines_that_may_train() -> None:
+    hosts = [Host("a"), Host("b"), Host("c", roles=("pserver",)), Host("d", spare=True)]
+    settings = from_values({"HOSTS": hosts, "TRAINERS_PER_NODE": 2, "SHARDS": ["t*"], "SHARD_COPIES": 3})
+    assert [node.shard_copies for node in build(settings).nodes] == [(2, 3), (0, 1), (), (0, 1, 2, 3)]
+    assert not any(node.shard_copies for node in build(from_values({"HOSTS": hosts, "SHARD_COPIES": 2})).nodes)

@@ -91,20 +91,22 @@ class MovingWorld(World):
 
 
 POLICIES = st.builds(
-    lambda nodes, restarts, together, data_stays: (
+    lambda nodes, restarts, together, copies: (
         nodes,
         Policy(
             restarts={"pserver": restarts, "trainer": restarts},
             on_node_loss="move",
-            members=[MemberPlace(node=node, roles=BOTH) for node in range(nodes)],
+            members=[
+                MemberPlace(node=node, roles=BOTH, shards=copies and tuple((node - i) % nodes for i in range(copies)))
+                for node in range(nodes)
+            ],
             together=together,
-            data_stays=data_stays,
         ),
     ),
     st.integers(2, 5),
     st.integers(0, 3),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from([None, 1, 2]),
 )
 
 

@@ -16,6 +16,7 @@ from unit.agent.plays import NODE_GRACE_S, Play
 
 BOTH = ("pserver", "trainer")
 APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]
+ON_THEIR_OWN = [MemberPlace(node=node, roles=BOTH, shards=(node,)) for node in range(3)]
 NEXT = {0: [2], 1: [0], 2: [1]}  # whose pieces each node copies
 
 
@@ -25,12 +26,13 @@ def go(
     copies: Any = None,
     retention: CheckpointRetention | None = None,
     processes: Any = None,
+    nodes: int = 3,
     **more: Any,
 ) -> Play:
     members = members or [MemberPlace(node=node, roles=BOTH, cores=4) for node in range(3)]
     policy = Policy(on_node_loss="move", members=members, **more)
     copied = CopyPolicy(NEXT if copies is None else copies)
-    play = Play(nodes=3, processes=processes or APART, policy=policy, copies=copied, retention=retention)
+    play = Play(nodes=nodes, processes=processes or APART, policy=policy, copies=copied, retention=retention)
     return play.reach(phase)
 
 
@@ -85,7 +87,7 @@ def test_trainers_of_a_silent_node_start_elsewhere_and_nothing_is_rolled_back() 
 
 
 def test_trainers_whose_shards_are_on_the_lost_node_are_given_up_and_its_pserver_moves() -> None:
-    play = go(data_stays=True)
+    play = go(members=ON_THEIR_OWN)
     for node in range(3):
         play.says(node, "hello", new=True, pieces=f"host{node}:9")
     tag = save(play, 10)
@@ -96,11 +98,12 @@ def test_trainers_whose_shards_are_on_the_lost_node_are_given_up_and_its_pserver
     assert (again["recover"]["tag"], again["recover"]["left"]) == (tag, {"1": 0})
     assert sorted(again["attempts"]) == ["pserver0", "pserver1", "trainer0", "trainer2"]
     messages = [event["message"] for event in play.noted("warned")]
-    assert "the run continues without trainer1: with SHARDS, the data of each is on its own node only" in messages
+    lacking = "no node that is left has its shards (SHARDS) or a copy of them (SHARD_COPIES)"
+    assert f"the run continues without trainer1: {lacking}" in messages
 
 
 def test_a_node_of_trainers_with_shards_takes_nothing_with_it_but_its_trainers() -> None:
-    play = go(data_stays=True)
+    play = go(members=ON_THEIR_OWN)
     play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
     assert (play.noted("moved"), play.noted("rolled_back"), play.lead.phase) == ([], [], "running")
     assert orders(play, "shrink")[-1]["ranks"] == [2]
@@ -113,11 +116,19 @@ def test_a_node_of_trainers_with_shards_takes_nothing_with_it_but_its_trainers()
 
 @pytest.mark.parametrize(("whole", "processes"), [(True, APART), (False, [("pserver", 0, 0), ("trainer", 0, 2)])])
 def test_a_run_fails_that_cannot_do_without_trainers_whose_shards_are_lost(whole: bool, processes: Any) -> None:
-    play = go(data_stays=True, whole=whole, processes=processes)
+    members = [MemberPlace(node=node, roles=BOTH, shards=(0, 1, 2) if node == 2 else ()) for node in range(3)]
+    play = go(members=members, whole=whole, processes=processes)
     play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
     assert play.lead.phase == "stopping"
     (stop,) = [event for event in play.noted("phase") if event["phase"] == "stopping"]
-    assert re.search(r"the shards \(SHARDS\) of trainer\d are on node2 only", stop["cause"]["message"])
+    assert re.search(r"trainer\d cannot move: no node that is left has its shards", stop["cause"]["message"])
+
+
+def test_a_trainer_moves_to_the_node_that_has_copies_of_its_shards() -> None:
+    members = [MemberPlace(node=node, roles=BOTH, shards=(node, (node - 1) % 4)) for node in range(4)]
+    play = go(members=members, processes=[*APART, ("trainer", 3, 3)], nodes=4)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2, 3))
+    assert {(event["role"], event["node"]) for event in play.noted("moved")} == {("pserver", 2), ("trainer", 2)}
 
 
 def test_what_ended_with_its_supervisor_moves_when_its_guardian_must_be_done() -> None:
