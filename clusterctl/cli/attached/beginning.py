@@ -46,7 +46,9 @@ def _report_left_out(invocation: Invocation, cluster: Cluster, run: Launch) -> N
         invocation.console.warn(clean(line, keep_newlines=True))
     missing = whole.trainer_count - trainers
     if missing and cluster.settings.shards:
-        invocation.console.warn(f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}")
+        unread = f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}"
+        hint = "; SHARD_COPIES = 2 leaves each on another node, too" if cluster.settings.shard_copies == 1 else ""
+        invocation.console.warn(f"{unread}{hint}")
 
 
 def _counts(run: Launch) -> tuple[int, int]:

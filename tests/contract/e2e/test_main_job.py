@@ -203,11 +203,20 @@ def test_data_shards_go_only_to_the_nodes_of_their_trainers(site: Site) -> None:
     for number in range(6):
         (workspace / "data" / f"train.txt-{number:05d}").write_text(str(number))
     (workspace / "data" / "words.txt").write_text("all")
-    job = site.ok("dispatch", str(workspace), "--json").json()["job"]
-    listed = site.ok("exec", "--json", "--", f"cd clusterctl/{job}/data && ls").json()["nodes"]
-    numbers = [sorted(int(n[-1]) for n in node["stdout"].split() if n[-1].isdigit()) for node in listed]
-    assert numbers[-4:] == [[0, 4], [1, 5], [2], [3]]
-    assert all("words.txt" in node["stdout"] for node in listed)
+
+    def dispatched() -> list[int]:
+        """Dispatch, and check which shards programs find; return the number of files that were sent to each node."""
+        job = site.ok("dispatch", str(workspace), "--json").json()
+        listed = [sorted(path.name for path in site.job_dir(job["job"], node).rglob("*.txt*")) for node in range(4)]
+        shards = [[int(name[-1]) for name in names if name != "words.txt"] for names in listed]
+        assert shards == [[0, 4], [1, 5], [2], [3]]
+        assert all("words.txt" in names for names in listed)
+        return [node["files_sent"] for node in job["nodes"]]
+
+    dispatched()
+    site.conf(SHARDS=["data/*.txt-*"], SHARD_COPIES=3)
+    assert dispatched() == [2, 3, 4, 3]
+    assert dispatched() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("when", ["dispatch", "start"])

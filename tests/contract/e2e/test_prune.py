@@ -36,6 +36,8 @@ def test_prune_shows_asks_removes_and_keeps_running_jobs(site: Site) -> None:
     site.conf(ENGINE="none")
     done = site.start("print('done')", "--quiet")
     running = site.start(SLEEP)
+    view = site.job_dir(done, 0).parent / f".clusterctl/views/{done}/0001/trainer1"
+    view.mkdir(parents=True)
     before = jobs(site)
     assert {done, running} <= before.keys()
     shown = site.ok("prune", *OLD, "--plan")
@@ -52,6 +54,7 @@ def test_prune_shows_asks_removes_and_keeps_running_jobs(site: Site) -> None:
     assert document["bytes"] > 0
     assert set(jobs(site)) == {running}
     assert not site.job_dir(done, 0).exists()
+    assert not view.parent.parent.exists()
     assert site.status(running)["state"] == "running"
     site.ok("stop", running)
 
