@@ -66,22 +66,44 @@ class Lease:
             return
 
 
+class HeldLease:
+    """A guardian's side. `has_left` and `has_died` tell how the supervisor ended. Pure."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+        self._rest = b""
+        self.has_left = self.has_died = False
+
+    def receive(self, data: bytes) -> None:
+        """Handle what comes from the supervisor; nothing at its end."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.has_left = GOODBYE in lines
+        self.has_died = not data and not self.has_left
+        if not self.has_left:
+            known = [] if self._until is None else [self._until]
+            self._until = max([*known, *map(float, lines)], default=None)
+
+    def expired(self, now: float) -> bool:
+        return self._until is not None and now >= self._until
+
+    def next_look_s(self, now: float) -> float:
+        """Return the seconds until the next look at the clock."""
+        left_s = LOOK_S if self._until is None else min(LOOK_S, max(0.0, self._until - now))
+        return left_s or LOOK_S
+
+
 def losses(lifeline: int, clock: Callable[[], float] = since_boot) -> Iterator[str]:
-    """A guardian's side: yield "expired" every second while the lease is, and "died" at the end of the lifeline.
+    """Yield "expired" every second while the lease is, and "died" at the end of the lifeline.
 
     It ends without that when the supervisor has said goodbye.
     """
-    until, rest = None, b""
+    held = HeldLease()
     while True:
-        left_s = LOOK_S if until is None else min(LOOK_S, max(0.0, until - clock()))
-        if select.select([lifeline], [], [], left_s or LOOK_S)[0]:
-            data = os.read(lifeline, 1 << 16)
-            *lines, rest = (rest + data).split(b"\n")
-            if GOODBYE in lines:
-                return
-            if not data:
+        if select.select([lifeline], [], [], held.next_look_s(clock()))[0]:
+            held.receive(os.read(lifeline, 1 << 16))
+            if held.has_died:
                 yield "died"
+            if held.has_died or held.has_left:
                 return
-            until = max([*([] if until is None else [until]), *map(float, lines)], default=None)
-        if until is not None and clock() >= until:
+        if held.expired(clock()):
             yield "expired"

@@ -237,6 +237,7 @@ class AgainOrder(TypedDict):
 
 class RespawnOrder(Whereabouts):
     do: Literal["respawn"]
+    epoch: NotRequired[int]
     role: str
     rank: int
     attempt: int

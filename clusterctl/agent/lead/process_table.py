@@ -32,6 +32,7 @@ class ProcessTable:
         self.gone: set[int] = set()
         self.held: set[Key] = set()
         self.ended_well: dict[int, int] = {}  # trainers, with the number of their pushes
+        self.served: set[Key] = set()  # pservers that have ended well
         self.last_words: dict[int, ExitReport] = {}  # theirs
         self.endpoints: dict[str, str] = {}
         self.keys: dict[str, str] = {}  # the public keys of processes
@@ -56,6 +57,10 @@ class ProcessTable:
         """Return True if every trainer has finished."""
         return all(rank in self.ended_well for _, rank in self.of_role("trainer"))
 
+    def have_served(self) -> bool:
+        """Return True if every pserver has ended well, with its part of the last model saved."""
+        return self.served >= self.of_role("pserver")
+
     def whereabouts(self) -> Whereabouts:
         """The endpoints passed to started processes."""
         names = [name_of(key) for key in sorted(self.of_role("pserver"))]
@@ -77,11 +82,20 @@ class ProcessTable:
         self.attempts[key] += 1
         return self.attempts[key]
 
-    def respawn(self, key: Key, in_s: float) -> RespawnOrder:
+    def respawn(self, key: Key, in_s: float, epoch: int) -> RespawnOrder:
         """The order to restart one process, in its next attempt."""
         attempt = self.again(key)
         about = self.whereabouts()
-        return {"do": "respawn", "role": key[0], "rank": key[1], "attempt": attempt, "in_s": in_s, **about}
+        order: RespawnOrder = {
+            "do": "respawn",
+            "epoch": epoch,
+            "role": key[0],
+            "rank": key[1],
+            "attempt": attempt,
+            "in_s": in_s,
+            **about,
+        }
+        return order
 
     def on_node(self, key: Key) -> ProcessOnNode:
         return {"role": key[0], "rank": key[1], "node": self.node_of[key]}
@@ -113,6 +127,7 @@ class ProcessTable:
         for key in self.fresh:
             self.again(key)
             self.endpoints.pop(name_of(key), None)
+        self.served -= self.fresh
         self.began = dict(self.attempts)
         self.held.clear()
 

@@ -286,7 +286,8 @@ class Lead:
             left = [SendOrder({"do": "left", "ranks": [key[1]]})] if message.get("unsaid") else []
             return [*left, *self._saves.leave([key[1]]), *self._finish_if_trained()]
         if well and (self.phase == "finishing" or self._pservers_leave):
-            return []
+            self._table.served.add(key)
+            return self._end_if_idle(now)
         return self._forgive(key, messages.cause_of(message, "exit", node), now)
 
     def _finish_if_trained(self) -> list[Action]:
@@ -406,7 +407,7 @@ class Lead:
     def _respawn(self, key: Key, delay_s: float) -> SendOrder:
         self._detector.idle.discard(self._table.node_of[key])
         self._saves.come_back(key)
-        return SendOrder(self._table.respawn(key, delay_s), self._table.node_of[key])
+        return SendOrder(self._table.respawn(key, delay_s, self.epoch), self._table.node_of[key])
 
     @property
     def _restart_together(self) -> bool:
@@ -463,7 +464,7 @@ class Lead:
         return self._stop("failed", cause, now)
 
     def _stop(self, outcome: str, cause: EndCause, now: float) -> list[Action]:
-        if self.phase == "finishing" and self._detector.all_idle():  # only copies are missing
+        if self.phase == "finishing" and self._are_idle():  # only copies are missing
             return self._end()
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
@@ -472,11 +473,16 @@ class Lead:
         return [note, SendOrder({"do": "stop", "cause": cause}), *self._end_if_idle(now)]
 
     def _end_if_idle(self, now: float) -> list[Action]:
-        if self.phase not in ("stopping", "finishing") or not self._detector.all_idle():
+        if self.phase not in ("stopping", "finishing") or not self._are_idle():
             return []
         if self.phase == "finishing" and self._saves.copies.waits(now):
             return self._saves.copies.tell(now)
         return self._end()
+
+    def _are_idle(self) -> bool:
+        """True if no node has anything to do. A pserver of ours whose node was lost may not have saved the model."""
+        unsaved = self.phase == "finishing" and not self._policy.whole and not self._table.have_served()
+        return self._detector.all_idle() and not unsaved
 
     def _end(self) -> list[Action]:
         self.phase, self._stop_deadline = "ended", None

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
+from clusterctl.agent.lead.messages import RecoveryPoint
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.orphans import OrphanCleaner
 from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.common.run_spec import PieceSource, PieceSources, Recovery, RunSpec
 
 POLL_S = 0.05
+
+
+def recovery(spec: RunSpec, point: RecoveryPoint) -> Recovery:
+    """Return the entry of the spec for a point of recovery."""
+    known = Recovery(point["tag"], point["step"], point.get("left", {}))
+    if point["tag"] is None or "pieces" not in point:
+        return known
+    pieces = tuple(PieceSource.from_json(piece) for piece in point["pieces"])
+    return known.replace(sources=PieceSources(spec.job, spec.run, point["tag"], pieces))
 
 
 class Restart:

@@ -23,7 +23,6 @@ from clusterctl.agent.lead.messages import (
     FailureReport,
     HelloReport,
     Order,
-    RecoveryPoint,
     Report,
     RespawnOrder,
     lead_lost,
@@ -45,7 +44,7 @@ from clusterctl.agent.supervisor.launcher import Launcher, allow_open_files
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, reap_orphans
 from clusterctl.agent.supervisor.piece_server import PieceServerProcess
 from clusterctl.agent.supervisor.process_keys import ProcessKeys
-from clusterctl.agent.supervisor.restart import Restart
+from clusterctl.agent.supervisor.restart import Restart, recovery
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import LockWatch, Watchdog
 from clusterctl.common.curve_keys import peer_keys
@@ -53,7 +52,7 @@ from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES, adopt_orphans
-from clusterctl.common.run_spec import PieceSource, PieceSources, ProcessSpec, Recovery, RunSpec
+from clusterctl.common.run_spec import ProcessSpec, RunSpec
 from clusterctl.common.schema import typed
 
 FINISH_LIMIT_S = 300.0
@@ -146,6 +145,8 @@ class Supervisor:
     # Orders of the lead.
 
     def _on_order(self, order: Order) -> None:
+        if order["do"] == "respawn" or order["do"] == "finish":
+            self._enter(order.get("epoch", self._epoch))
         if order["do"] == "spawn" and not self.stopping:
             self._launcher.update_endpoints(order)
             self._learn_keys(order.get("keys", {}))
@@ -236,6 +237,13 @@ class Supervisor:
 
     # Restarts.
 
+    def _enter(self, epoch: int) -> None:
+        """Adopt an epoch that began while this node was away: the lead ignores reports from earlier ones."""
+        if epoch > self._epoch:
+            self._epoch = epoch
+            if self._cleared:
+                self._report_idle(stopping=self.stopping)
+
     def _roll_back(self, order: AgainOrder) -> None:
         """Enter a new epoch: some processes end here, and restart when every node is ready.
 
@@ -245,21 +253,13 @@ class Supervisor:
             return
         self._epoch = self._entered = order["epoch"]
         self._idle = self._cleared = False
-        spec = self.spec.replace(epoch=self._epoch, recover=self._recovery(order["recover"]))
+        spec = self.spec.replace(epoch=self._epoch, recover=recovery(self.spec, order["recover"]))
         if not self._adopt(spec.with_moved(order.get("moved", {})), order["attempts"]):
             return
         for child in self.children:
             if child.name not in order["attempts"]:
                 child.send({"cmd": "epoch", "epoch": self._epoch})
         self._restart(order["attempts"], order["in_s"], self._restarted)
-
-    def _recovery(self, point: RecoveryPoint) -> Recovery:
-        """Return the entry of the spec for a point of recovery."""
-        recovery = Recovery(point["tag"], point["step"], point.get("left", {}))
-        if point["tag"] is None or "pieces" not in point:
-            return recovery
-        pieces = tuple(PieceSource.from_json(piece) for piece in point["pieces"])
-        return recovery.replace(sources=PieceSources(self.spec.job, self.spec.run, point["tag"], pieces))
 
     def _adopt(self, spec: RunSpec, attempts: Mapping[str, int]) -> bool:
         """Write a changed spec, and expect the processes that have moved here. Return False if that fails."""
@@ -430,7 +430,7 @@ class Supervisor:
         if self.stopping:
             self._end_when_idle(STOPPED)
         else:
-            self._restart({child.name: child.attempt + 1 for child in self.children}, 0.0, self._become_spare)
+            self._restart({child.name: child.next_attempt + 1 for child in self.children}, 0.0, self._become_spare)
 
     def _become_spare(self) -> None:
         assert isinstance(self.lead, LeadClient)

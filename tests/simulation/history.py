@@ -1,0 +1,126 @@
+"""Histories: what happens to the machines of a run, drawn from a seed, until the run has ended."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from simulation.machine import Machine, SupervisorProcess
+from simulation.stand_ins import simulated
+from simulation.world import NODE_GRACE_S, World, specs
+
+CHAOS_S = 25.0
+END_S = 12 * NODE_GRACE_S + 120.0  # nodes look for a lost lead for 10 x NODE_GRACE_S
+
+
+class History:
+    """One run of 3 to 7 machines. `tells` is what happened to them."""
+
+    def __init__(self, seed: str) -> None:
+        self.lot = lot = random.Random(seed)
+        nodes = lot.randint(3, 7)
+        spares = lot.choice((0, 0, 1))
+        able = nodes - spares
+        run = specs(
+            nodes, lot.randint(1, able), lot.randint(1, able), spares, lot.choice((1, 2, 2, 3)), lot.choice((0, 3))
+        )
+        self.world = World(lot, run)
+        self.told: list[str] = []
+
+    def play(self) -> None:
+        """Play it to the end. Raises AssertionError if something does not hold."""
+        world, lot = self.world, self.lot
+        with simulated(world):
+            world.begin()
+            for _ in range(lot.choice((0, 1, 1, 2, 3, 5, 8))):
+                world.time.after(lot.uniform(0.0, CHAOS_S), self._happen)
+            world.time.pass_until(CHAOS_S)
+            self._mend()
+            while world.time.now < CHAOS_S + END_S and not self._is_over():
+                world.time.pass_until(world.time.now + 1.0)
+            assert self._is_over(), "the run does not end"
+            world.time.pass_until(world.time.now + 2 * NODE_GRACE_S)
+            world.check_end()
+
+    def _is_over(self) -> bool:
+        return all(machine.supervisor is None for machine in self.world.machines)
+
+    def _mend(self) -> None:
+        """Let nothing happen any more."""
+        self.world.network.cut.clear()
+        self.world.network.look()
+
+    def _happen(self) -> None:
+        machine = self.lot.choice(self.world.machines if self.lot.random() < 0.2 else self.world.machines[1:])
+        what = self.lot.choice(
+            (self._power_off, self._kill, self._kill, self._freeze, self._stop, self._cut, self._cut, self._part)
+        )
+        self._tell(what.__name__, machine.number)
+        what(machine)
+
+    def _tell(self, *words: Any) -> None:
+        event = {"event": "happens", "what": words}
+        self.world.events.append((self.world.time.now, int(words[1]), event))
+
+    def _power_off(self, machine: Machine) -> None:
+        machine.power_off(lose_disk=self.lot.random() < 0.5)
+        if self.lot.random() < 0.5:
+            self.world.time.after(self.lot.uniform(1.0, 20.0), lambda: self._boot(machine))
+
+    def _boot(self, machine: Machine) -> None:
+        """Switch it on again; perhaps somebody lets it rejoin."""
+        machine.power_on()
+        if machine.number and machine.disk.spec is not None and self.lot.random() < 0.7:
+            self.world.time.after(self.lot.uniform(0.5, 5.0), lambda: self._rejoin(machine))
+
+    def _rejoin(self, machine: Machine) -> None:
+        spec: Any = machine.disk.spec
+        if machine.is_on and spec is not None and machine.supervisor is None and not machine.everything:
+            if isinstance(spec, dict):
+                spec = type(self.world.specs[0]).from_json(spec)
+            self._tell("rejoin", machine.number)
+            SupervisorProcess(machine, spec, new=True)
+
+    def _kill(self, machine: Machine) -> None:
+        """Kill a process: the supervisor, its guardian, or a program."""
+        processes = [one for one in machine.everything if not machine.frozen]
+        if processes:
+            victim = self.lot.choice(processes)
+            self._tell("killed", machine.number, type(victim).__name__, getattr(victim, "key", ""))
+            if victim in machine.programs.values():
+                machine.exited(victim, -9)  # type: ignore[arg-type]
+            else:
+                victim.end()
+                if machine.supervisor is not None:
+                    machine.supervisor.child_ended()
+
+    def _freeze(self, machine: Machine) -> None:
+        machine.freeze(self.lot.uniform(0.5, 4 * NODE_GRACE_S), suspends=self.lot.random() < 0.5)
+
+    def _stop(self, machine: Machine) -> None:
+        if machine.supervisor is not None:
+            machine.stop(machine.supervisor, self.lot.uniform(0.5, 3 * NODE_GRACE_S))
+
+    def _cut(self, machine: Machine) -> None:
+        """Cut a machine off from another one or from all, in one direction or both."""
+        others = [one for one in self.world.machines if one is not machine]
+        some = others if self.lot.random() < 0.6 else [self.lot.choice(others)]
+        ways = self.lot.choice(("out", "in", "both", "both"))
+        out = {(machine.number, one.number) for one in some} if ways != "in" else set()
+        into = {(one.number, machine.number) for one in some} if ways != "out" else set()
+        self._interrupt(out | into)
+
+    def _part(self, machine: Machine) -> None:
+        side = {one.number for one in self.world.machines if self.lot.random() < 0.4} | {machine.number}
+        others = {one.number for one in self.world.machines} - side
+        self._interrupt({pair for a in side for b in others for pair in ((a, b), (b, a))})
+
+    def _interrupt(self, pairs: set[tuple[int, int]]) -> None:
+        network = self.world.network
+        network.cut |= pairs
+
+        def heal() -> None:
+            network.cut -= pairs
+            network.look()
+
+        self.world.time.after(self.lot.uniform(0.5, 3 * NODE_GRACE_S), heal)

@@ -1,0 +1,260 @@
+"""What the real supervisors and leads use of the system, simulated: see `World.make_supervisor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from clusterctl.agent.lead import client, lease, server
+from clusterctl.agent.lead.actions import DropManifests, WriteManifest
+from clusterctl.agent.supervisor import child_messages, fence, guardian, launcher, orphans, supervisor
+from clusterctl.agent.supervisor.child import Child
+from clusterctl.common.curve_keys import peer_keys
+from simulation.machine import GuardianProcess, Machine
+from simulation.network import Connection
+from simulation.program import Program, Pserver, Trainer
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+PIECES_PORT = 9000
+COPY_LIMIT_S = 5.0
+
+
+class SimulatedChild(Child):
+    """A child whose process is a program on the machine of its supervisor."""
+
+    _program: Program | None = None
+
+    def start(self, *_: Any) -> None:
+        loop: Any = self._loop
+        kind = Pserver if self.serves else Trainer
+        self._program = kind(loop.machine, loop.process, self)
+        loop.machine.world.spawned(self._program)
+        self.identity, self.state = self._program.identity(), "starting"
+
+    @property
+    def alive(self) -> bool:
+        return self._program is not None and self.exit_code is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._program.pid if self.alive and self._program else None
+
+    def poll(self) -> bool:
+        codes = self._loop.machine.codes  # type: ignore[attr-defined]
+        if self.pid is None or self.pid not in codes:
+            return False
+        self.exit_code = codes[self.pid]
+        return True
+
+    def signal(self, number: int) -> None:
+        if self.pid is not None:
+            self._loop.machine.signal(self.pid, number)  # type: ignore[attr-defined]
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        if self.alive and self._program is not None:
+            program = self._program
+            program.call(lambda: program.obey(message))
+
+
+class Keys:
+    """Stands in for `ProcessKeys`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def known(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self._machine.keys[name] for name in names if name in self._machine.keys}
+
+    def renew(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._machine.keys[name] = self._machine.world.new_key()
+
+    def complete(self, name: str, publics: Mapping[str, str]) -> None:
+        self._machine.allowed[name] = peer_keys(name, publics).get("allow", {})
+
+
+class Checkpoints:
+    """Stands in for `CheckpointKeeper`."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._machine: Machine = context.loop.machine
+
+    def change_manifests(self, action: Any) -> None:
+        disk = self._machine.disk
+        if isinstance(action, WriteManifest):
+            disk.manifests[action.tag] = list(action.receipts)
+            self._machine.world.wrote(action)
+            if action.checkpoint:
+                self._context.send({"do": "kept", "tag": action.tag, "step": action.receipts[0]["step"], "steps": []})
+            about = {"tag": action.tag, "checkpoint": action.checkpoint, "bytes": 1, "sha256": "0" * 64}
+            self._context.send({"do": "written", **about})
+        elif isinstance(action, DropManifests):
+            self._drop(disk.manifests, action.stay, action.newest, lambda tag: tag)
+
+    def carry_out(self, order: Mapping[str, Any]) -> None:
+        if order["do"] == "keep":
+            self._drop(self._machine.disk.pieces, order["tags"], order["newest"], lambda name: name[0])
+
+    @staticmethod
+    def _drop(files: dict[Any, Any], stay: Iterable[str], newest: str, tag_of: Any) -> None:
+        for name in list(files):
+            if tag_of(name).startswith("step-") and tag_of(name) not in stay and tag_of(name) < newest:
+                del files[name]
+
+    def complete_models(self) -> dict[str, int]:
+        return {}
+
+    def report(self, child: Child, event: Mapping[str, Any]) -> None:
+        raise AssertionError("no program reports cuts")
+
+    log = report
+
+
+class Pieces:
+    """Stands in for `PieceServerProcess`: it copies from disk to disk, where the network lets it."""
+
+    port = PIECES_PORT
+    pid = None
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._machine: Machine = context.loop.machine
+
+    def carry_out(self, order: Mapping[str, Any], waited_s: float = 0.0) -> None:
+        step_s = self._machine.world.lot.uniform(0.05, 0.6)
+        self._context.loop.after(step_s, lambda: self._try(order, waited_s + step_s))
+
+    def _try(self, order: Mapping[str, Any], waited_s: float) -> None:
+        found = self._find(order) if order["do"] == "copy" else {}
+        if found is None and waited_s < COPY_LIMIT_S:
+            self.carry_out(order, waited_s)
+            return
+        report = {"do": "copied", "tag": order["tag"], "of": order["do"], "bytes": len(found or ())}
+        if found is None:
+            report["message"] = "a piece was not reached"
+        self._machine.disk.pieces.update(found or {})
+        self._context.send(report)
+
+    def _find(self, order: Mapping[str, Any]) -> dict[tuple[str, str], str] | None:
+        world, tag = self._machine.world, order["tag"]
+        lead = world.network.machines[0]
+        if not self._reaches(lead) or tag not in lead.disk.manifests:
+            return None
+        manifest = lead.disk.manifests[tag]
+        self._machine.disk.manifests[tag] = manifest
+        found = {}
+        for writer, place in order["sources"].items():
+            holder = world.network.machines[int(place.partition(":")[0].removeprefix("host"))]
+            for name in [(tag, one["file"]) for one in manifest if one["node"] == int(writer)]:
+                if not self._reaches(holder) or name not in holder.disk.pieces:
+                    return None
+                found[name] = holder.disk.pieces[name]
+        return found
+
+    def _reaches(self, other: Machine) -> bool:
+        network = self._machine.world.network
+        return network.reaches(self._machine, other) and network.reaches(other, self._machine)
+
+    def poll(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Log:
+    """Stands in for `EventLog`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.warnings: list[Any] = []
+
+    def record(self, event: Mapping[str, Any], child: Child | None = None) -> None:
+        about = {"role": child.role, "rank": child.rank, "attempt": child.attempt} if child else {}
+        self._machine.world.recorded(self._machine, {**event, **about})
+
+    def forward(self, event: Mapping[str, Any], child: Child) -> None:
+        pass
+
+    heartbeat = write_state = take_over = count_killed = lambda self: None
+
+
+class Operating:
+    """Stands in for the modules `os` and `time` of the lease and the fence: lifelines are guardians."""
+
+    CLOCK_BOOTTIME = 7
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def set_blocking(self, fd: Any, flag: bool) -> None:
+        pass
+
+    def write(self, guardian: GuardianProcess, data: bytes) -> int:
+        if guardian.dead:
+            raise BrokenPipeError
+        guardian.call(lambda: guardian.receive(data))
+        return len(data)
+
+    def close(self, guardian: GuardianProcess) -> None:
+        pass
+
+    def clock_gettime(self, clock: int) -> float:
+        return self._world.here.boottime()
+
+    def time(self) -> float:
+        return self._world.time.now
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    """A part that does nothing."""
+    names = "look receive carry_out release close explain rmtree answer"
+    return SimpleNamespace(**dict.fromkeys(names.split(), lambda *_, **__: {}), ports={})
+
+
+@contextmanager
+def simulated(world: World) -> Iterator[None]:
+    """Put the simulations in place."""
+
+    def spawn_guardian(*arguments: Any, leased: bool) -> tuple[GuardianProcess, GuardianProcess]:
+        process = GuardianProcess(world.here, arguments[2])
+        return process, process
+
+    system = Operating(world)
+    context = SimpleNamespace(wrap_socket=lambda sock, **_: sock)
+    with ExitStack() as stack:
+        for module, name, stand_in in (
+            (supervisor, "Child", SimulatedChild),
+            (supervisor, "EventLog", lambda *_: Log(world.here)),
+            (supervisor, "CheckpointKeeper", Checkpoints),
+            (supervisor, "PieceServerProcess", Pieces),
+            (supervisor, "ProcessKeys", lambda *_: Keys(world.here)),
+            (supervisor, "Watchdog", _nothing),
+            (supervisor, "LockWatch", _nothing),
+            (supervisor, "ExitClassifier", _nothing),
+            (supervisor, "reap_orphans", lambda *_: None),
+            (supervisor, "remove_half_written", lambda *_: None),
+            (supervisor, "shutil", _nothing()),
+            (supervisor, "write_json", lambda path, content: setattr(world.here.disk, "spec", content)),
+            (launcher, "write_json", lambda *_, **__: None),
+            (launcher, "ReservedPorts", _nothing),
+            (guardian, "spawn", spawn_guardian),
+            (orphans, "find_by_environments", lambda environments: world.here.find(environments)),
+            (orphans, "descendants", lambda *_: {}),
+            (orphans, "send_signal", lambda process, number: world.here.signal(process.pid, number)),
+            *((module, "os", system) for module in (lease, fence)),
+            *((module, "time", system) for module in (lease, supervisor, child_messages, launcher)),
+            (client, "run_context", lambda *_, **__: context),
+            (server, "run_context", lambda *_, **__: context),
+            (client, "LeadConnection", Connection),
+            (server, "LeadConnection", Connection),
+            (server, "SaveDoor", _nothing),
+        ):
+            stack.enter_context(mock.patch.object(module, name, stand_in))
+        yield
