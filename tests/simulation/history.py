@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import signal
 from typing import Any
 
-from simulation.machine import Machine, SupervisorProcess
+from simulation.machine import GuardianProcess, Machine, SupervisorProcess
 from simulation.stand_ins import simulated
 from simulation.world import NODE_GRACE_S, World, specs
 
 CHAOS_S = 25.0
+STOPPED = 0.1  # the share of the runs that are stopped
+WAIT_S = 60.0
+#: ON_NODE_LOSS and ON_TRAINER_LOSS
+LOSSES = (*[("move", "fail")] * 6, ("move", "shrink"), ("wait", "fail"), ("fail", "fail"), ("fail", "shrink"))
 END_S = 12 * NODE_GRACE_S + 120.0  # nodes look for a lost lead for 10 x NODE_GRACE_S
 
 
@@ -19,11 +24,11 @@ class History:
     def __init__(self, seed: str) -> None:
         self.lot = lot = random.Random(seed)
         nodes = lot.randint(3, 7)
-        spares = lot.choice((0, 0, 1))
+        loss = lot.choice(LOSSES)
+        spares = lot.choice((0, 0, 1)) if loss[0] == "move" else 0
         able = nodes - spares
-        run = specs(
-            nodes, lot.randint(1, able), lot.randint(1, able), spares, lot.choice((1, 2, 2, 3)), lot.choice((0, 3))
-        )
+        counts = (lot.randint(1, able), lot.randint(1, able), spares)
+        run = specs(nodes, *counts, copies=lot.choice((1, 2, 2, 3)), restarts=lot.choice((0, 3)), loss=loss)
         self.world = World(lot, run)
         self.told: list[str] = []
 
@@ -34,8 +39,11 @@ class History:
             world.begin()
             for _ in range(lot.choice((0, 1, 1, 2, 3, 5, 8))):
                 world.time.after(lot.uniform(0.0, CHAOS_S), self._happen)
+            if lot.random() < STOPPED:
+                world.time.after(lot.uniform(0.0, CHAOS_S), self._stop_run)
             world.time.pass_until(CHAOS_S)
             self._mend()
+            world.time.after(WAIT_S, self._stop_run)  # what waits for a node waits for ever
             while world.time.now < CHAOS_S + END_S and not self._is_over():
                 world.time.pass_until(world.time.now + 1.0)
             assert self._is_over(), "the run does not end"
@@ -49,6 +57,14 @@ class History:
         """Let nothing happen any more."""
         self.world.network.cut.clear()
         self.world.network.look()
+
+    def _stop_run(self) -> None:
+        """`clusterctl stop`: TERM for every supervisor."""
+        self._tell("stop", 0)
+        for machine in self.world.machines:
+            process = machine.supervisor
+            if process is not None:
+                process.call(lambda process=process: process.supervisor._on_signal(signal.SIGTERM))
 
     def _happen(self) -> None:
         machine = self.lot.choice(self.world.machines if self.lot.random() < 0.2 else self.world.machines[1:])
@@ -91,6 +107,8 @@ class History:
                 machine.exited(victim, -9)  # type: ignore[arg-type]
             else:
                 victim.end()
+                if isinstance(victim, GuardianProcess):
+                    victim.was_killed = True
                 if machine.supervisor is not None:
                     machine.supervisor.child_ended()
 

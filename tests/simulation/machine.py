@@ -249,6 +249,7 @@ class GuardianProcess(Process):
     def __init__(self, machine: Machine, grace_s: float) -> None:
         super().__init__(machine)
         self.pid = machine.pid()
+        self.was_killed = False
         machine.guardian = self
         self._grace_s = grace_s
         self._lease = HeldLease()
@@ -275,7 +276,7 @@ class GuardianProcess(Process):
     def _look(self) -> None:
         if not (self._lease.has_left or self._lease.has_died):
             self._act()
-            self.after(self._lease.next_look_s(self.machine.boottime()), lambda: self._look())
+            self.after(self._lease.next_look_s(self.machine.boottime()), self._look)
 
     def _act(self) -> None:
         if self._lease.expired(self.machine.boottime()):

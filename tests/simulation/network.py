@@ -98,7 +98,7 @@ class Listener:
 
     def connected(self, socket: Socket, address: tuple[str, int]) -> None:
         self._waiting.append((socket, address))
-        self.process.call(lambda: self.on_connected())
+        self.process.call(self.on_connected)
 
     def accept(self) -> tuple[Socket, tuple[str, int]]:
         if not self._waiting:

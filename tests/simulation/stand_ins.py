@@ -10,7 +10,7 @@ from unittest import mock
 
 from clusterctl.agent.lead import client, lease, server
 from clusterctl.agent.lead.actions import DropManifests, WriteManifest
-from clusterctl.agent.supervisor import child_messages, fence, guardian, launcher, orphans, supervisor
+from clusterctl.agent.supervisor import child_messages, exits, fence, guardian, launcher, orphans, supervisor
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.common.curve_keys import peer_keys
 from simulation.machine import GuardianProcess, Machine
@@ -214,7 +214,7 @@ class Operating:
 
 def _nothing(*_: Any, **__: Any) -> Any:
     """A part that does nothing."""
-    names = "look receive carry_out release close explain rmtree answer"
+    names = "look receive carry_out release close claim rmtree answer"
     return SimpleNamespace(**dict.fromkeys(names.split(), lambda *_, **__: {}), ports={})
 
 
@@ -237,7 +237,9 @@ def simulated(world: World) -> Iterator[None]:
             (supervisor, "ProcessKeys", lambda *_: Keys(world.here)),
             (supervisor, "Watchdog", _nothing),
             (supervisor, "LockWatch", _nothing),
-            (supervisor, "ExitClassifier", _nothing),
+            (supervisor, "reason_to_stop", lambda *_: None),
+            (supervisor, "signal_from_outside", lambda *_: None),
+            (exits, "OomKills", _nothing),
             (supervisor, "reap_orphans", lambda *_: None),
             (supervisor, "remove_half_written", lambda *_: None),
             (supervisor, "shutil", _nothing()),
@@ -245,7 +247,7 @@ def simulated(world: World) -> Iterator[None]:
             (launcher, "write_json", lambda *_, **__: None),
             (launcher, "ReservedPorts", _nothing),
             (guardian, "spawn", spawn_guardian),
-            (orphans, "find_by_environments", lambda environments: world.here.find(environments)),
+            (orphans, "find_by_environments", lambda wanted: world.here.find(wanted)),  # noqa: PLW0108 - another machine each time
             (orphans, "descendants", lambda *_: {}),
             (orphans, "send_signal", lambda process, number: world.here.signal(process.pid, number)),
             *((module, "os", system) for module in (lease, fence)),

@@ -29,7 +29,10 @@ JOB = "JOB20261121-081530"
 
 
 @functools.cache
-def specs(nodes: int, pservers: int, trainers: int, spares: int, copies: int, restarts: int) -> tuple[RunSpec, ...]:
+def specs(
+    nodes: int, pservers: int, trainers: int, spares: int, copies: int, restarts: int, loss: tuple[str, str]
+) -> tuple[RunSpec, ...]:
+    """Return the specs of a run by node. `loss`: ON_NODE_LOSS and ON_TRAINER_LOSS."""
     hosts = [Host(f"host{number}", spare=number >= nodes - spares) for number in range(nodes)]
     settings = from_values(
         {
@@ -38,6 +41,8 @@ def specs(nodes: int, pservers: int, trainers: int, spares: int, copies: int, re
             "TRAINERS": trainers,
             "COPIES": copies,
             "RESTARTS": restarts,
+            "ON_NODE_LOSS": loss[0],
+            "ON_TRAINER_LOSS": loss[1],
             "NODE_GRACE_S": NODE_GRACE_S,
             "GRACE_S": GRACE_S,
             "HEARTBEAT_S": HEARTBEAT_S,
@@ -68,6 +73,9 @@ class World:
         self.result = ""  # the last model
         self.events: list[tuple[float, int, Mapping[str, Any]]] = []
         self.models: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {"": ("", ())}
+        self._kept: set[str] = set()  # the checkpoints that the lead knows to be complete, and
+        self._copied: set[str] = set()  # to be copied
+        self._may_shrink = run[0].failures.on_trainer_loss == "shrink"
         self._keys = itertools.count()
         self._newest: dict[tuple[int, int], int] = {}  # by pserver and trainer: the newest attempt that has counted
         self.machines = [Machine(self, number, lot.choice(RATES)) for number in range(len(run))]
@@ -108,7 +116,13 @@ class World:
     def recorded(self, machine: Machine, event: Mapping[str, Any]) -> None:
         self.events.append((self.time.now, machine.number, event))
         if event["event"] == "rolled_back":
-            self._check_recovery(event["tag"])
+            self._check_recovery(event["tag"] or "")
+        elif event["event"] == "saved" and event.get("checkpoint"):
+            self._kept.add(event["tag"])
+        elif event["event"] == "copied" and event.get("checkpoint"):
+            self._copied.add(event["tag"])
+        elif event["event"] == "phase" and "no node has" in str(event.get("cause")):
+            self._check_recovery("")
 
     def spawned(self, program: Program) -> None:
         """No process begins while another machine runs it still, unless no guardian there could have ended it."""
@@ -137,41 +151,40 @@ class World:
         return lead is not None and lead._table.attempts[server.key] == server.attempt
 
     def wrote(self, action: WriteManifest) -> None:
-        """All pieces of a complete save are of one model."""
+        """All pieces of a complete save are of one model, unless a trainer was given up between two pushes."""
         models = {receipt["sha256"] for receipt in action.receipts}
-        assert len(models) == 1, f"{action.tag} is of several models: {models}"
+        assert len(models) == 1 or self._may_shrink, f"{action.tag} is of several models: {models}"
         assert len({receipt["file"] for receipt in action.receipts}) == self.specs[0].training.pservers
         if action.tag == MODEL:
             self.result = action.receipts[0]["sha256"].lstrip("0").rjust(16, "0")
 
-    def _check_recovery(self, tag: str | None) -> None:
+    def _check_recovery(self, tag: str) -> None:
         """While a copy of each piece is on a live disk, the newest complete checkpoint is found."""
-        lead = self.lead
-        disks = [self.machines[node].disk for node in lead._detector.here - lead._detector.lost]
-        found = [known for known in self.machines[0].disk.manifests if known.startswith("step-")]
-        files = {one: {receipt["file"] for receipt in self.machines[0].disk.manifests[one]} for one in found}
-        whole = [one for one in found if all(any((one, file) in disk.pieces for disk in disks) for file in files[one])]
-        newest = max(whole, default=None)
-        self.events.append((self.time.now, 0, {"event": "whole", "tags": sorted(whole), "chosen": tag}))
-        if newest is not None:
-            assert (tag or "") >= self.known(newest), f"{tag} was chosen, and {newest} is whole"
+        detector = self.lead._detector
+        here = {node: self.machines[node].disk.pieces for node in detector.here - detector.lost}
 
-    def known(self, newest: str) -> str:
-        """The newest checkpoint that the lead can know of: copies that were not reported do not count."""
-        tracker = self.lead._saves.checkpoints
-        known = [one.tag for one in tracker._retention._known]
-        return max((tag for tag in known if tag <= newest), default="")
+        def is_there(receipt: Mapping[str, Any]) -> bool:
+            name = receipt["tag"], receipt["file"]
+            own = name in here.get(receipt["node"], ())
+            return own or (receipt["tag"] in self._copied and any(name in pieces for pieces in here.values()))
+
+        manifests = self.machines[0].disk.manifests
+        newest = max((one for one in self._kept & manifests.keys() if all(map(is_there, manifests[one]))), default="")
+        assert tag >= newest, f"{tag or 'none'} was chosen, and {newest} is whole"
+        self._kept = {one for one in self._kept if one <= tag}  # what came after it never happened
 
     def check_end(self) -> None:
         """After the end nothing runs, and a run that has succeeded has made the model of an undisturbed one."""
         ends = [event for _, number, event in self.events if number == 0 and event["event"] == "ended"]
         assert len(ends) <= 1
         for machine in self.machines:
+            if machine.guardian is not None and machine.guardian.was_killed:
+                continue
             assert not machine.programs, f"node{machine.number} runs {[one.key for one in machine.programs.values()]}"
         if ends and ends[0]["state"] == "succeeded":
             model, steps = self.result, 0
             while model:
                 before, attempts = self.models[model]
-                assert len(attempts) == self.specs[0].training.trainers, attempts
+                assert len(attempts) == self.specs[0].training.trainers or self._may_shrink, attempts
                 model, steps = before, steps + 1
             assert steps == STEPS

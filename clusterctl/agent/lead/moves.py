@@ -86,12 +86,14 @@ class Moves:
         left = give_up(trainers, self._table, self._saves, lambda key: lost[self._table.node_of[key]]["message"])
         return [*left, run_warning("trainers_left", message, min(lost))]
 
-    def move(self, keys: Collection[Key], lost: Mapping[int, EndCause], now: float) -> list[Action]:
-        """Put processes of `lost` nodes on others, and plan copies anew. Raises CannotMoveError."""
+    def move(self, keys: Collection[Key], lost: Mapping[int, EndCause], now: float, *, back: bool) -> list[Action]:
+        """Put processes of `lost` nodes on others, and plan copies anew. Raises CannotMoveError.
+
+        With `back` all go back to a checkpoint: the newest one of which the nodes that are left have all files.
+        """
         if self.too_few:
             raise CannotMoveError(self.too_few)
-        serve = any(role != "trainer" for role, _ in keys)
-        missing = self._saves.checkpoints.lose(self._detector.lost) if serve else []
+        missing = self._saves.checkpoints.lose(self._detector.lost) if back else []
         try:
             placed = place(keys, self._table.node_of, self._here, self._holders)
         except NoPlaceError as exc:

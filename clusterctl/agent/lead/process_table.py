@@ -32,7 +32,7 @@ class ProcessTable:
         self.gone: set[int] = set()
         self.held: set[Key] = set()
         self.ended_well: dict[int, int] = {}  # trainers, with the number of their pushes
-        self.served: set[Key] = set()  # pservers that have ended well
+        self.served: set[Key] = set()  # processes that had ended when their node was idle
         self.last_words: dict[int, ExitReport] = {}  # theirs
         self.endpoints: dict[str, str] = {}
         self.keys: dict[str, str] = {}  # the public keys of processes
@@ -56,10 +56,6 @@ class ProcessTable:
     def are_trained(self) -> bool:
         """Return True if every trainer has finished."""
         return all(rank in self.ended_well for _, rank in self.of_role("trainer"))
-
-    def have_served(self) -> bool:
-        """Return True if every pserver has ended well, with its part of the last model saved."""
-        return self.served >= self.of_role("pserver")
 
     def whereabouts(self) -> Whereabouts:
         """The endpoints passed to started processes."""

@@ -101,8 +101,7 @@ class Lead:
             did = self._saves.handle(node, message, now, self.phase)
             return self._warnings.take([*did, *self._end_if_idle(now)])
         handler = getattr(self, f"_on_{message['do']}", None)
-        actions: list[Action] = handler(node, message, now) if handler is not None else []
-        return self._warnings.take(actions)
+        return self._warnings.take(handler(node, message, now) if handler is not None else [])
 
     def processes_on(self, node: int) -> set[Key]:
         """The processes that a node has now."""
@@ -205,14 +204,14 @@ class Lead:
         keys -= {("trainer", rank) for rank in {*self._table.gone, *(() if again else self._table.ended_well)}}
         cause = next(iter(due.values()))
         stay = self._moves.stranded(keys)
+        keys -= stay.keys()
         try:
             left = self._moves.leave(stay, due) if stay else []
-            moved = self._moves.move(keys - stay.keys(), due, now)
+            moved = self._moves.move(keys, due, now, back=self._go_back_for(keys))
         except CannotMoveError as exc:
             return self._fail({**cause, "message": f"{cause['message']}; {exc}"}, now)
-        if keys - stay.keys():
-            return [*left, *moved, *self._restart_lost(keys - stay.keys())]
-        return [*left, *moved, *self._go_on(), *self._end_if_idle(now)]
+        rest = self._restart_lost(keys) if keys else [*self._go_on(), *self._end_if_idle(now)]
+        return [*left, *moved, *rest]
 
     # Reports of supervisors.
 
@@ -286,8 +285,7 @@ class Lead:
             left = [SendOrder({"do": "left", "ranks": [key[1]]})] if message.get("unsaid") else []
             return [*left, *self._saves.leave([key[1]]), *self._finish_if_trained()]
         if well and (self.phase == "finishing" or self._pservers_leave):
-            self._table.served.add(key)
-            return self._end_if_idle(now)
+            return []
         return self._forgive(key, messages.cause_of(message, "exit", node), now)
 
     def _finish_if_trained(self) -> list[Action]:
@@ -323,6 +321,7 @@ class Lead:
         actions = self._lose(node, "it had lost contact with the lead", now) if astray else []
         if node not in self._detector.awaited:
             self._detector.idle.add(node)
+            self._table.served |= self._table.on(node) if not message.get("stopping") else set()
         return [*actions, *self._end_if_idle(now)]
 
     # Failures that a restart may fix.
@@ -395,9 +394,13 @@ class Lead:
 
     def _restart_lost(self, keys: Collection[Key]) -> list[Action]:
         """Restart the processes of a lost node: where they are now, or when it returns; the orders are kept for it."""
-        if self._policy.whole or self.phase != "running" or some_serve(keys):
+        if self._go_back_for(keys):
             return self._roll_back(self._with_others(keys))
         return self._respawn_trainers(keys)
+
+    def _go_back_for(self, keys: Collection[Key]) -> bool:
+        """True if the loss of these processes leads to a roll back."""
+        return bool(keys) and (self._policy.whole or self.phase != "running" or some_serve(keys))
 
     def _respawn_trainers(self, keys: Collection[Key]) -> list[Action]:
         """Restart the trainers among `keys` that are neither done nor given up."""
@@ -459,9 +462,7 @@ class Lead:
     # Endings.
 
     def _fail(self, cause: EndCause, now: float) -> list[Action]:
-        if self.phase in ("stopping", "ended"):
-            return []
-        return self._stop("failed", cause, now)
+        return [] if self.phase in ("stopping", "ended") else self._stop("failed", cause, now)
 
     def _stop(self, outcome: str, cause: EndCause, now: float) -> list[Action]:
         if self.phase == "finishing" and self._are_idle():  # only copies are missing
@@ -480,9 +481,9 @@ class Lead:
         return self._end()
 
     def _are_idle(self) -> bool:
-        """True if no node has anything to do. A pserver of ours whose node was lost may not have saved the model."""
-        unsaved = self.phase == "finishing" and not self._policy.whole and not self._table.have_served()
-        return self._detector.all_idle() and not unsaved
+        """True if no node has anything to do. A pserver of a node that was lost has perhaps not saved the model."""
+        unsaved = self._table.of_role("pserver") - self._table.served if not self._policy.whole else ()
+        return self._detector.all_idle() and not (unsaved and self.phase == "finishing")
 
     def _end(self) -> list[Action]:
         self.phase, self._stop_deadline = "ended", None

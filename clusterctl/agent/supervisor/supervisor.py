@@ -265,10 +265,8 @@ class Supervisor:
         """Write a changed spec, and expect the processes that have moved here. Return False if that fails."""
         self.spec = spec
         self._launcher.adopt(spec)
-        known = {child.name for child in self.children}
-        self.children += [
-            self._new_child(plan, attempts[plan.name] - 1) for plan in spec.processes if plan.name not in known
-        ]
+        new = attempts.keys() - {child.name for child in self.children}  # not those that are done, or given up
+        self.children += [self._new_child(plan, attempts[plan.name] - 1) for plan in spec.processes if plan.name in new]
         try:
             write_json(self.run.spec, spec.to_json())
             if self._keys is not None:

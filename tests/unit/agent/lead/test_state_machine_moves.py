@@ -12,7 +12,7 @@ from clusterctl.agent.lead.saving.checkpoints import CheckpointRetention, Comple
 from clusterctl.agent.lead.saving.copies import CopyPolicy
 from clusterctl.common.run_spec import MemberPlace, PieceSource
 from unit.agent.lead.test_state_machine_recovery import keep, orders
-from unit.agent.plays import NODE_GRACE_S, Play
+from unit.agent.plays import NODE_GRACE_S, Play, one_each
 
 BOTH = ("pserver", "trainer")
 APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]
@@ -332,3 +332,44 @@ def test_the_restart_of_a_process_that_a_guardian_killed_is_not_counted() -> Non
     assert (event["in_s"], event["count"]) == (0.0, "not counted under RESTARTS")
     play.says(1, "exited", role="pserver", rank=1, attempt=1, **killed)
     assert play.lead.phase == "gathering"
+
+
+@pytest.mark.parametrize("policy", ["move", "fail"])
+def test_a_run_does_not_succeed_without_the_last_model_of_a_lost_pserver(policy: str) -> None:
+    play = go("finishing") if policy == "move" else Play(nodes=3, processes=APART).reach("finishing")
+    for node in (0, 2):
+        play.says(node, "idle")
+    play.lose(1)
+    assert policy == "fail" or play.noted("ended") == []
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    if policy == "move":
+        assert [(event["role"], event["rank"]) for event in play.noted("moved")] == [("pserver", 1), ("trainer", 1)]
+        assert play.lead.phase == "gathering"
+    else:
+        assert play.ended()["state"] == "failed"
+
+
+def test_a_node_that_missed_an_epoch_learns_its_number_with_the_process_that_moves_there() -> None:
+    roles: list[Any] = [BOTH, BOTH, ("trainer",)]
+    members = [MemberPlace(node=node, roles=roles[node]) for node in range(3)]
+    play = go(members=members, processes=[*one_each(2), ("trainer", 2, 2)])
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2))
+    start_again(play, 0, 2)
+    play.says(1, "hello", new=True, spare=True, pieces="host1:9")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert play.noted("moved")[-1]["node"] == 1
+    assert {order["epoch"] for order in orders(play, "respawn")} == {play.lead.epoch} == {1}
+
+
+def test_all_go_back_to_a_checkpoint_that_is_whole_also_if_only_trainers_were_lost() -> None:
+    """The copy of what node 1 wrote is on node 2."""
+    play = go(processes=[("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 2)], nodes=4, copies={2: [1], 3: [0]})
+    for node in range(4):
+        play.says(node, "hello", new=True, pieces=f"host{node}:9")
+    save(play, 10)
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 2, 3))
+    assert play.lead.phase == "gathering"
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 3))
+    assert play.lead.phase == "stopping"
+    (stop,) = [event for event in play.noted("phase") if event["phase"] == "stopping"]
+    assert "no node has pserver-00001.safetensors of step-000000010" in stop["cause"]["message"]
