@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.cluster import Cluster, NodeOutcome, combined, failures, fold_errors
-from clusterctl.common.shards import described
+from clusterctl.common.shards import described, is_directory_of_copies
 from clusterctl.config.scripts import scripts
 from clusterctl.dispatch import (
     Dispatched,
@@ -130,7 +130,7 @@ def _planned(node: NodeHead, planned: Planned) -> NodePlan:
         **node,
         "job": planned.job,
         "send": [{"path": described(entry.path), "bytes": entry.size} for entry in planned.send],
-        "delete": [described(path) for path in planned.delete],
+        "delete": [described(path) for path in planned.delete if not is_directory_of_copies(path)],
         "bytes": sum(entry.size for entry in planned.send),
     }
 

@@ -40,7 +40,8 @@ def copied(path: str) -> tuple[int, str] | None:
     if not path.startswith(f"{COPIED_SHARDS}/"):
         return None
     rank, _, text = path[len(COPIED_SHARDS) + 1 :].partition("/")
-    return int(rank), os.fsdecode(bytes.fromhex(text.replace("+/", "")))
+    is_file = text and not text.endswith("+")
+    return (int(rank), os.fsdecode(bytes.fromhex(text.replace("+/", "")))) if is_file else None
 
 
 def original(path: str) -> str:
@@ -53,3 +54,7 @@ def described(path: str) -> str:
     """Return the path of a file of a job for a reader."""
     copy = copied(path)
     return f"{copy[1]} (copy for trainer {copy[0]})" if copy else path
+
+
+def is_directory_of_copies(path: str) -> bool:
+    return (path == COPIED_SHARDS or path.startswith(f"{COPIED_SHARDS}/")) and copied(path) is None

@@ -73,6 +73,9 @@ class World:
         self.result = ""  # the last model
         self.events: list[tuple[float, int, Mapping[str, Any]]] = []
         self.models: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {"": ("", ())}
+        self.copies: dict[
+            tuple[str, str], set[int]
+        ] = {}  # who has copied a piece since it was last saved
         self._kept: set[str] = set()  # the checkpoints that the lead knows to be complete, and
         self._copied: set[str] = set()  # to be copied
         self._may_shrink = run[0].failures.on_trainer_loss == "shrink"
@@ -155,6 +158,8 @@ class World:
         models = {receipt["sha256"] for receipt in action.receipts}
         assert len(models) == 1 or self._may_shrink, f"{action.tag} is of several models: {models}"
         assert len({receipt["file"] for receipt in action.receipts}) == self.specs[0].training.pservers
+        self.copies.update({(action.tag, receipt["file"]): set() for receipt in action.receipts})
+        self._copied.discard(action.tag)
         if action.tag == MODEL:
             self.result = action.receipts[0]["sha256"].lstrip("0").rjust(16, "0")
 
@@ -165,8 +170,8 @@ class World:
 
         def is_there(receipt: Mapping[str, Any]) -> bool:
             name = receipt["tag"], receipt["file"]
-            own = name in here.get(receipt["node"], ())
-            return own or (receipt["tag"] in self._copied and any(name in pieces for pieces in here.values()))
+            holders = {receipt["node"], *(self.copies[name] if receipt["tag"] in self._copied else ())}
+            return any(name in here.get(node, ()) for node in holders)
 
         manifests = self.machines[0].disk.manifests
         newest = max((one for one in self._kept & manifests.keys() if all(map(is_there, manifests[one]))), default="")

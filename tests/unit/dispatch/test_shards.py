@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.common.seal import COPIED_SHARDS
-from clusterctl.common.shards import copied
+from clusterctl.common.shards import copied, described, is_directory_of_copies
 from clusterctl.common.tree import DIRECTORY, FILE, Entry, check, order
 from clusterctl.dispatch.shards import Shards, shard_number
 from clusterctl.errors import ConfigError
@@ -50,6 +50,8 @@ def test_copies_of_the_shards_of_other_trainers_have_names_that_match_no_pattern
     check(copies)
     found = {copied(one.path) for one in copies if one.kind == FILE}
     assert found == {(1, TREE[3]), (1, long), (3, TREE[5]), (3, TREE[-1])}
+    assert all(is_directory_of_copies(one.path) == (one.kind == DIRECTORY) for one in copies)
+    assert {described(one.path) for one in copies if one.kind == FILE} >= {f"{TREE[3]} (copy for trainer 1)"}
     assert not [one for one in copies if any(name in one.path for name in ("t-", "t.", "csv", "data"))]
     assert max(len(part) for one in copies for part in one.path.split("/")) <= 255
 
