@@ -108,7 +108,7 @@ def build(settings: Settings) -> Inventory:
     nodes = tuple(
         _node(settings, number, host, pservers[number], trainers[number]) for number, host in enumerate(settings.hosts)
     )
-    if settings.shards:
+    if settings.shards and node_loss == "move":
         nodes = with_shard_copies(nodes, _shard_copies(settings, nodes))
     return Inventory(nodes, places(settings, nodes) if node_loss == "move" else (), node_loss)
 

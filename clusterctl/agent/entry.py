@@ -1,4 +1,4 @@
-"""The programs that run on a node between SSH commands: `entry.py supervisor`, `guardian` or `piece-server`."""
+"""The programs that run on a node between SSH commands: `entry.py supervisor`, `guardian` and so on."""
 
 import gc
 import sys
@@ -17,6 +17,10 @@ if __name__ == "__main__":
                 guardian.end_run(job_dir, run_name, grace_s)
             else:
                 guardian.kill_run(job_dir, run_name)
+    elif sys.argv[1] == "trainer-in-view":
+        from clusterctl.agent.supervisor.trainer_in_view import main as begin_in_view
+
+        begin_in_view(*sys.argv[2:])
     elif sys.argv[1] == "piece-server":
         from clusterctl.agent.replication.process import main as serve_pieces
 

@@ -1,7 +1,7 @@
 """Data shards: which files are some, and where a node keeps copies of those of other nodes' trainers.
 
-A copy is below `.clusterctl/shards/RANK/` of the job directory, under a name that no program takes for data: the bytes
-of its path in hexadecimal, in parts of PART_CHARS, all but the last of which end in `+`.
+A copy is below `.clusterctl/shards/RANK/` of the job directory, under a name that hardly any program takes for data:
+the bytes of its path in hexadecimal, in parts of PART_CHARS, all but the last of which end in `+`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Callable
 
 from clusterctl.common.seal import COPIED_SHARDS
 
-PART_CHARS = 200
+PART_CHARS = 140  # some file systems allow no more
 
 
 def matcher(pattern: str) -> Callable[[str], object]:

@@ -125,6 +125,10 @@ class LaunchPlan:
                 raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
         return self._with_processes_of(part)
 
+    def lacking_copies(self, found: Mapping[int, Collection[int]]) -> list[int]:
+        """Return the nodes that do not have all the copies of shards that they should, of those that have answered."""
+        return [node.id for node in self.nodes if not {*node.shard_copies} <= {*found.get(node.id, node.shard_copies)}]
+
     def with_shard_copies(self, found: Mapping[int, Collection[int]]) -> LaunchPlan:
         """Return the plan, given the trainers of whose shards copies were found on each node."""
         here = {node.id: set(node.shard_copies).intersection(found.get(node.id, ())) for node in self.inventory.nodes}

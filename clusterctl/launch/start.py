@@ -161,9 +161,11 @@ def start(
         if ref is None:
             outcomes = _agree(cluster, outcomes, look_again)
         copies = {outcome.node.id: outcome.get()["shards"] for outcome in outcomes if outcome.ok}
+        lacking = launch.lacking_copies(copies)
         launch, left_out = _select_nodes(launch.with_shard_copies(copies), outcomes, failed or {}, allow_partial)
         looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
         run = _make_run(launch, looks, skews, left_out)
+        run = replace(run, findings=(*run.findings, *_lacking_copies(lacking)))
         _check_routes(cluster, calls, looks, run)
         if find_origin is not None:
             origin = find_origin(run.job, run.nodes, launch)
@@ -278,6 +280,11 @@ def _make_run(
     port, differ = choose_pserver_port(launch, looks)
     findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks), *check_gpus(launch, looks))
     return Launch(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port, name=launch.name)
+
+
+def _lacking_copies(nodes: Sequence[int]) -> list[Finding]:
+    message = "SHARD_COPIES: copies of shards are missing, so trainers cannot move here"
+    return [Finding("shard_copies", WARNS, tuple(nodes), message, "dispatch the workspace again")] if nodes else []
 
 
 def _check_routes(cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Launch) -> None:

@@ -23,6 +23,7 @@ MAY_PRINT = {
 MAY_EXIT = {
     "cli": "its exit codes are the contract",
     "agent.boot": "a program of its own",
+    "agent.supervisor.trainer_in_view": "the beginning of a trainer's process",
     "fake.server": "a program of its own",
     "runtime.pserver": "a program of its own: python -m clusterctl.runtime.pserver",
     "runtime.checkpoint.merge": "a program of its own: python -m clusterctl.runtime.checkpoint.merge",
@@ -61,6 +62,7 @@ MAY_NAME_JOBS = {
     "agent.dispatch.staging": "the one that it makes",
     "agent.supervisor.supervisor": "the one that `start` found",
     "agent.supervisor.guardian": "the one that `start` found",
+    "agent.supervisor.trainer_in_view": "the one of its supervisor",
     "runtime.environment": "its own",
     "runtime.checkpoint.remote": "one with pieces, of which it checks the owner",
     "agent.replication.process": "the one that `start` found",

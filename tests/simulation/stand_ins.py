@@ -29,7 +29,7 @@ class SimulatedChild(Child):
 
     _program: Program | None = None
 
-    def start(self, *_: Any) -> None:
+    def start(self, *_: Any, **__: Any) -> None:
         loop: Any = self._loop
         kind = Pserver if self.serves else Trainer
         self._program = kind(loop.machine, loop.process, self)

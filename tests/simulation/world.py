@@ -73,9 +73,7 @@ class World:
         self.result = ""  # the last model
         self.events: list[tuple[float, int, Mapping[str, Any]]] = []
         self.models: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {"": ("", ())}
-        self.copies: dict[
-            tuple[str, str], set[int]
-        ] = {}  # who has copied a piece since it was last saved
+        self.copies: dict[tuple[str, str], set[int]] = {}  # who has copied a piece since it was last saved
         self._kept: set[str] = set()  # the checkpoints that the lead knows to be complete, and
         self._copied: set[str] = set()  # to be copied
         self._may_shrink = run[0].failures.on_trainer_loss == "shrink"

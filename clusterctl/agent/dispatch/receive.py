@@ -43,6 +43,7 @@ from clusterctl.common.files import delete, digest_of, read_json, sync_directory
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.requests import DispatchRequest
 from clusterctl.common.safe_json import dumps, loads
+from clusterctl.common.shards import described
 from clusterctl.common.tree import FILE, ByteReader, Entry, content_of_json, decode, fold_rows, order, shortened
 
 
@@ -391,4 +392,4 @@ def check_lengths(root: Path, entries: Iterable[Entry], above: str) -> None:
             hint = "shorten the path, or set ROOT_DIR to a shorter one"
         else:
             continue
-        raise AgentError(f"the path {shortened(entry.path)!r} is too long: {problem}", hint=hint)
+        raise AgentError(f"the path {shortened(described(entry.path))!r} is too long: {problem}", hint=hint)

@@ -23,7 +23,7 @@ from clusterctl.common.paths import RunPaths
 from clusterctl.common.requests import ContentsRequest
 from clusterctl.common.requirements import normal
 from clusterctl.common.safe_json import dumps
-from clusterctl.common.shards import described
+from clusterctl.common.shards import copied
 from clusterctl.common.tree import DIRECTORY, LINK
 from clusterctl.common.wheels import Wheel
 
@@ -37,12 +37,12 @@ def contents(root: Path, request: ContentsRequest, peer: Peer) -> dict[str, Any]
     rows = read_manifest(job.dir)
     if rows is None:
         raise AgentError(f"the list of files of {job.dir.name} is missing or damaged", hint="dispatch the job again")
-    rows = [row for row in rows if row.entry.kind != DIRECTORY]
+    rows = [row for row in rows if row.entry.kind != DIRECTORY and copied(row.entry.path) is None]
     if len(rows) > MOST_FILES:
         raise AgentError(f"{job.dir.name} has more than {MOST_FILES:,} files, which are too many to compare")
     listed, changed = hashlib.sha256(), 0
     for batch in _batches(rows):
-        files = [[described(row.entry.path), row.entry.size, _contents(row)] for row in batch]
+        files = [[row.entry.path, row.entry.size, _contents(row)] for row in batch]
         listed.update(dumps(files))
         if request.get("list"):
             peer.send({"files": files})

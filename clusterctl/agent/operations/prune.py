@@ -38,6 +38,7 @@ def prune(root: Path, request: PruneRequest, peer: Peer) -> dict[str, Any]:
     wanted = request["remove"]
     with DispatchLock(root, {"by": "prune"}):
         kept = [*_remove_jobs(root, wanted["jobs"]), *_remove_content(root, wanted["content"])]
+        _remove_views(root)
     return {"kept": kept}
 
 
@@ -185,9 +186,17 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
         gone = incoming_dir(root) / f"removed-{job.dir.name}"
         delete(gone)  # an earlier job of this name
         job.dir.rename(gone)
-        return _why_not(gone) or _why_not(views_dir(job))
+        return _why_not(gone)
     finally:
         os.close(fd)
+
+
+def _remove_views(root: Path) -> None:
+    """Remove the working directories of trainers of jobs that are gone, whoever has removed these."""
+    with contextlib.suppress(FileNotFoundError):
+        for views in views_dir(JobPaths(root / "any")).parent.iterdir():
+            if not (root / views.name).exists():
+                _why_not(views)
 
 
 def _remove_content(root: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -124,17 +124,18 @@ class Child:
         make_env: Callable[[str], dict[str, str]],
         t: float,
         limit: Callable[[], None] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         """Start the command; raises OSError if that fails. `make_env` is called with the control descriptor.
 
-        `limit` is called in the new process before it becomes the command's.
+        `limit` is called in the new process before it becomes the command's; `before` is a command that becomes it.
         """
         self._log = LogWriter(log_dir, log_stem(self.role, self.plan.index))
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
             self._popen = subprocess.Popen(
-                [expand_program(self.plan.argv[0]), *self.plan.argv[1:]],
+                [*before, expand_program(self.plan.argv[0]), *self.plan.argv[1:]],
                 cwd=cwd,
                 env=make_env(str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,

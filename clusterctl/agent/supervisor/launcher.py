@@ -12,10 +12,10 @@ from typing import Callable
 
 from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
-from clusterctl.agent.node.shard_view import make_view
 from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import TIMED_OUT, system_error
 from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.agent.supervisor.trainer_in_view import command_before
 from clusterctl.common.engines import ENGINES, Endpoints, ports_of
 from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
@@ -87,11 +87,12 @@ class Launcher:
                 self._ports.release(name)
         try:
             child.start(
-                self._directory(child),
+                Path(self._spec.cwd) if self._spec.cwd else self._context.run.job.dir,
                 self._context.run.job.log,
                 lambda fd: self._environment(child, fd),
                 time.time(),
                 limiter(self._spec.limits),
+                self._before(child),
             )
         except OSError as exc:
             child.state = "failed"
@@ -109,14 +110,12 @@ class Launcher:
         else:
             self._context.loop.after(RUNNING_AFTER_S, lambda: self.running(child))
 
-    def _directory(self, child: Child) -> Path:
-        """Return the working directory of a process: of a trainer away from its shards, one with the copies."""
-        run, copies = self._context.run, self._spec.shard_copies
-        if self._spec.cwd:
-            return Path(self._spec.cwd)
-        if copies and child.role == "trainer" and child.plan.rank in copies.trainers:
-            return make_view(run, child.plan.rank, copies.patterns)
-        return run.job.dir
+    def _before(self, child: Child) -> list[str]:
+        """Return the command that begins a trainer away from its shards, in a directory with the copies."""
+        copies = self._spec.shard_copies
+        if self._spec.cwd or not copies or child.role != "trainer" or child.rank not in copies.trainers:
+            return []
+        return command_before(self._context.run, child.rank, copies.patterns)
 
     def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
         facts = LaunchFacts(

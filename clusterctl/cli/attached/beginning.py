@@ -47,7 +47,8 @@ def _report_left_out(invocation: Invocation, cluster: Cluster, run: Launch) -> N
     missing = whole.trainer_count - trainers
     if missing and cluster.settings.shards:
         unread = f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}"
-        hint = "; SHARD_COPIES = 2 leaves each on another node, too" if cluster.settings.shard_copies == 1 else ""
+        could_move = cluster.inventory.node_loss == "move" and cluster.settings.shard_copies == 1
+        hint = "; SHARD_COPIES = 2 leaves each on another node, too" if could_move else ""
         invocation.console.warn(f"{unread}{hint}")
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node import shard_view
 from clusterctl.agent.node.content import Row, lists_of, stamp_of, write_lists
 from clusterctl.agent.node.shard_view import make_view, trainers_with_copies
-from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.agent.supervisor.trainer_in_view import command_before
+from clusterctl.common.paths import META, JobPaths, RunPaths, views_dir
 from clusterctl.common.safe_json import dumps
 from clusterctl.common.shards import copy_of
 from clusterctl.common.tree import FILE, Entry
@@ -74,11 +77,35 @@ def test_it_is_made_once_and_whole(run: RunPaths) -> None:
     assert not (make_view(run, 5, ["data/part*"]) / "written by the trainer").exists()
 
 
-def test_without_hard_links_it_has_symbolic_ones(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*paths: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "link", refused)
+def test_a_program_that_looks_beside_itself_stays_in_it_and_no_file_of_the_job_is_touched(run: RunPaths) -> None:
+    stamps = {path: stamp_of(path.stat()) for path in run.job.dir.rglob("*") if path.is_file()}
     view = make_view(run, 1, ["part-*"])
-    assert (view / "data/part-00001").is_symlink()
-    assert (view / "data/part-00001").read_text() == "1"
+    module = (view / "lib/deep/module.py").resolve()
+    assert (module.parents[2] / "data/part-00001").read_text() == "1"
+    assert sorted(path.name for path in (view / "lib/deep/../../data").iterdir()) == ["first", "part-00001", "words"]
+    module.write_text("changed")
+    assert stamps == {path: stamp_of(path.stat()) for path in stamps}
+
+
+def test_larger_files_are_links(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_view, "COPIED_BYTES", 8)
+    view = make_view(run, 1, ["part-*"])
+    linked = {path.name for path in view.rglob("*") if path.is_symlink()}
+    assert linked == {"made-by-a-program.txt", "train.py", "first", "part-00001", "part-00003", "output"}
+
+
+@pytest.mark.parametrize("lost", [copy_of("data/part-00001", 1), f"{META}/manifest"])
+def test_what_is_missing_is_an_error_and_no_other_data(run: RunPaths, lost: str) -> None:
+    (run.job.dir / lost).unlink()
+    with pytest.raises(FileNotFoundError, match=r"data/part-00001 of trainer 1 is missing|the list of files"):
+        make_view(run, 1, ["part-*"])
+    assert not (views_dir(run.job) / "0001/trainer1").exists()
+
+
+def test_a_trainer_begins_in_it_or_says_in_its_log_why_it_cannot(run: RunPaths) -> None:
+    def begin(*command: str) -> subprocess.CompletedProcess[str]:
+        before = command_before(run, 1, ["part-*", "t*"])
+        return subprocess.run([*before, *command], cwd=run.job.dir, capture_output=True, text=True, check=False)
+
+    assert begin("ls", "data").stdout.split() == ["first", "part-00001", "words"]
+    assert "trainer 1 cannot begin in a directory with its shards: " in begin("no such program").stderr
