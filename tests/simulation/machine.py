@@ -230,6 +230,8 @@ class SupervisorProcess(Process):
         listener = Listener(self, LEAD_PORT) if spec.leads else None
         self.supervisor = self.machine.world.make_supervisor(self.machine, spec, self.loop, new=new)
         self.supervisor.begin(listener)
+        if spec.leads:
+            self.machine.world.watch(self.supervisor.lead._lead)
 
     def child_ended(self) -> None:
         self.call(lambda: self.supervisor._on_signal(signal.SIGCHLD))

@@ -139,8 +139,7 @@ class Pieces:
         if found is None:
             report["message"] = "a piece was not reached"
         self._machine.disk.pieces.update(found or {})
-        for name in found or ():
-            self._machine.world.copies[name].add(self._machine.number)
+        self._machine.world.copying[self._machine.number, order["tag"]] = list(found or ())
         self._context.send(report)
 
     def _find(self, order: Mapping[str, Any]) -> dict[tuple[str, str], str] | None:

@@ -73,7 +73,10 @@ class World:
         self.result = ""  # the last model
         self.events: list[tuple[float, int, Mapping[str, Any]]] = []
         self.models: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {"": ("", ())}
-        self.copies: dict[tuple[str, str], set[int]] = {}  # who has copied a piece since it was last saved
+        self.copies: dict[tuple[str, str], set[int]] = {}  # who has copied a piece, as the lead knows
+        self.copying: dict[
+            tuple[int, str], list[tuple[str, str]]
+        ] = {}  # by node and tag: the pieces that it copied last
         self._kept: set[str] = set()  # the checkpoints that the lead knows to be complete, and
         self._copied: set[str] = set()  # to be copied
         self._may_shrink = run[0].failures.on_trainer_loss == "shrink"
@@ -108,6 +111,18 @@ class World:
     def make_supervisor(self, machine: Machine, spec: RunSpec, loop: Loop, *, new: bool) -> Supervisor:
         run = JobPaths(Path(f"/simulated/{machine.number}/{JOB}")).run("0001")
         return Supervisor(run, spec, -1, loop, new=new)
+
+    def watch(self, lead: Any) -> None:
+        """Note which copies the lead hears of."""
+        handle = lead.handle
+
+        def watched(node: int, message: Mapping[str, Any], now: float) -> Any:
+            if message["do"] == "copied" and message["of"] == "copy" and "message" not in message:
+                for name in self.copying.get((node, message["tag"]), ()):
+                    self.copies[name].add(node)
+            return handle(node, message, now)
+
+        lead.handle = watched
 
     def story(self) -> str:
         return "\n".join(f"{t:8.3f} node{number} {event}" for t, number, event in self.events)
