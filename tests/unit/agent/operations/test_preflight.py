@@ -203,7 +203,8 @@ def test_only_processes_of_jobs_without_a_holder_are_leftovers(tmp_path: Path) -
         with JobLock(held):
             (left,) = facts.leftovers(tmp_path)
             assert (left["job"], left["pids"]) == (dead.dir.name, [children[1].pid])
-            assert left["commands"] == [f"{sys.executable} -S -c input()"]
+            (command,) = left["commands"]
+            assert f"{sys.executable} -S -c input()".startswith(command.rstrip("…"))  # a long one is cut
         assert is_free(held)
         assert len(facts.leftovers(tmp_path)) == 2
     finally:
