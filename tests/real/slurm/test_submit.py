@@ -108,6 +108,7 @@ def test_a_job_waits_runs_and_ends(login: Login) -> None:
     assert "waiting for free nodes" in login.output("logs", code=3)
     with login.popen("logs", "-f") as logs:  # from the queue to the end
         assert logs.stderr is not None
+        assert logs.stdout is not None
         assert "is queued" in logs.stderr.readline()
         login.lab.run("scancel", "--name=other")
         login.begun(3)
@@ -118,6 +119,7 @@ def test_a_job_waits_runs_and_ends(login: Login) -> None:
         assert "has been running" in login.output("why", status["job"])
         listed = json.loads(login.run("jobs", "--json").stdout)["jobs"]
         assert [(one["job"], one["state"]) for one in listed] == [(status["job"], "running")]
+        assert "begun" in logs.stdout.readline()  # it has found the run
         login.go()
         out, err = logs.communicate(timeout=120)
     assert logs.returncode == 0, (out, err)
