@@ -53,8 +53,8 @@ def incoming_dir(root: Path) -> Path:
     return root / META / "incoming"
 
 
-def views_dir(job: JobPaths) -> Path:
-    return job.dir.parent / META / "views" / job.dir.name
+def views_dir(root: Path) -> Path:
+    return root / META / "views"
 
 
 def interpreter_record(root: Path) -> Path:

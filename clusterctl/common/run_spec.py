@@ -138,8 +138,8 @@ class Program(Record):
 
 @dataclass(frozen=True)
 class MemberPlace(Record):
-    """What a member may run when another one is lost: its `roles`, as many trainers as it has `gpus`, if those use
-    them, and the trainers whose `shards` it has, if there are any. Nodes of one `machine` are lost together.
+    """What a member may run when another one is lost: the `roles` it allows; if trainers use GPUs, no more of them than
+    it has `gpus`; if data is sharded, only the trainers whose `shards` it has. Nodes on one `machine` fail together.
     """
 
     OMITTED = ("gpus", "machine", "shards")

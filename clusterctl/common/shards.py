@@ -36,7 +36,7 @@ def copy_of(path: str, rank: int) -> str:
 
 
 def copied(path: str) -> tuple[int, str] | None:
-    """Return the trainer and the path of the shard of which the file `path` is a copy; None if it is none."""
+    """Return the trainer and the original path of a copied shard; None if the file `path` is not a copy."""
     if not path.startswith(f"{COPIED_SHARDS}/"):
         return None
     rank, _, text = path[len(COPIED_SHARDS) + 1 :].partition("/")

@@ -6,6 +6,7 @@ import random
 import signal
 from typing import Any
 
+from clusterctl.common.run_spec import RunSpec
 from simulation.machine import GuardianProcess, Machine, SupervisorProcess
 from simulation.stand_ins import simulated
 from simulation.world import NODE_GRACE_S, World, specs
@@ -19,7 +20,7 @@ END_S = 12 * NODE_GRACE_S + 120.0  # nodes look for a lost lead for 10 x NODE_GR
 
 
 class History:
-    """One run of 3 to 7 machines. `tells` is what happened to them."""
+    """One run of 3 to 7 machines."""
 
     def __init__(self, seed: str) -> None:
         self.lot = lot = random.Random(seed)
@@ -30,7 +31,6 @@ class History:
         counts = (lot.randint(1, able), lot.randint(1, able), spares)
         run = specs(nodes, *counts, copies=lot.choice((1, 2, 2, 3)), restarts=lot.choice((0, 3)), loss=loss)
         self.world = World(lot, run)
-        self.told: list[str] = []
 
     def play(self) -> None:
         """Play it to the end. Raises AssertionError if something does not hold."""
@@ -93,7 +93,7 @@ class History:
         spec: Any = machine.disk.spec
         if machine.is_on and spec is not None and machine.supervisor is None and not machine.everything:
             if isinstance(spec, dict):
-                spec = type(self.world.specs[0]).from_json(spec)
+                spec = RunSpec.from_json(spec)
             self._tell("rejoin", machine.number)
             SupervisorProcess(machine, spec, new=True)
 

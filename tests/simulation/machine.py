@@ -109,7 +109,7 @@ class Loop(EventLoop):
 
 
 class Disk:
-    """What has been written and synced: pieces by (tag, file), manifests by tag, key files, and the spec of the run."""
+    """Everything that was synced: pieces by (tag, file), manifests by tag, and the spec of the run."""
 
     def __init__(self) -> None:
         self.pieces: dict[tuple[str, str], str] = {}
@@ -148,7 +148,7 @@ class Machine:
     def pid(self) -> int:
         return next(self._pids)
 
-    # What can happen to it.
+    # Faults.
 
     def power_off(self, *, lose_disk: bool) -> None:
         self.is_on = self.frozen = False
@@ -194,7 +194,7 @@ class Machine:
 
         self.world.time.after(seconds, go_on)
 
-    # What its processes see of each other.
+    # Processes of the run.
 
     def spawn(self, program: Program) -> None:
         self.programs[program.pid] = program

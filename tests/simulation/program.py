@@ -108,8 +108,8 @@ class Pserver(Program):
     def receive(self, push: Mapping[str, Any], answer: Answer) -> None:
         """Handle a push, or a question for the step if it has none. Who is not allowed gets no answer."""
         if push["public"] not in self.allow:
-            self.machine.world.refused += 1
-        elif push["step"] <= self.step:
+            return
+        if push["step"] <= self.step:
             answer(self.step)
         elif push["step"] == self.step + 1 and push["attempt"] >= self._pushes.get(push["rank"], (0, answer))[0]:
             self._pushes[push["rank"]] = (push["attempt"], answer)
@@ -133,16 +133,14 @@ class Pserver(Program):
 
         def written() -> None:
             self.machine.disk.pieces[tag, self.file] = content
+            name = content.rpartition(":")[2].rjust(64, "0")
             receipt = {"tag": tag, "file": self.file, "pass": 0, "step": step, "seed": 0, "mode": "sync", "bytes": 1}
-            more = {"pserver": rank, "pservers": self.spec.training.pservers, "tables": {}, "sha256": self.model_name()}
+            more = {"pserver": rank, "pservers": self.spec.training.pservers, "tables": {}, "sha256": name}
             kind = {"checkpoint": True, "trainers": self.spec.training.trainers, "steps": []} if checkpoint else {}
-            self.report("saved", **receipt, **{**more, "sha256": content.rpartition(":")[2].rjust(64, "0")}, **kind)
+            self.report("saved", **receipt, **more, **kind)
             then()
 
         self.after(self.machine.world.lot.uniform(0.0, 0.3), written)
-
-    def model_name(self) -> str:
-        return self.model.rjust(64, "0")
 
     def obey(self, command: Mapping[str, Any]) -> None:
         if command["cmd"] == "keys":

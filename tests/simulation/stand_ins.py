@@ -1,4 +1,4 @@
-"""What the real supervisors and leads use of the system, simulated: see `World.make_supervisor`."""
+"""Stand-ins for the parts of the operating system that supervisors and leads use."""
 
 from __future__ import annotations
 

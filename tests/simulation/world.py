@@ -69,14 +69,11 @@ class World:
         self.specs = run
         self.current: Machine | None = None
         self.servers: dict[str, Pserver] = {}
-        self.refused = 0  # pushes
         self.result = ""  # the last model
         self.events: list[tuple[float, int, Mapping[str, Any]]] = []
         self.models: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {"": ("", ())}
         self.copies: dict[tuple[str, str], set[int]] = {}  # who has copied a piece, as the lead knows
-        self.copying: dict[
-            tuple[int, str], list[tuple[str, str]]
-        ] = {}  # by node and tag: the pieces that it copied last
+        self.copying: dict[tuple[int, str], list[tuple[str, str]]] = {}  # the pieces last copied, by node and tag
         self._kept: set[str] = set()  # the checkpoints that the lead knows to be complete, and
         self._copied: set[str] = set()  # to be copied
         self._may_shrink = run[0].failures.on_trainer_loss == "shrink"
@@ -127,7 +124,7 @@ class World:
     def story(self) -> str:
         return "\n".join(f"{t:8.3f} node{number} {event}" for t, number, event in self.events)
 
-    # What must hold.
+    # Invariants.
 
     def recorded(self, machine: Machine, event: Mapping[str, Any]) -> None:
         self.events.append((self.time.now, machine.number, event))

@@ -82,16 +82,8 @@ class ProcessTable:
         """The order to restart one process, in its next attempt."""
         attempt = self.again(key)
         about = self.whereabouts()
-        order: RespawnOrder = {
-            "do": "respawn",
-            "epoch": epoch,
-            "role": key[0],
-            "rank": key[1],
-            "attempt": attempt,
-            "in_s": in_s,
-            **about,
-        }
-        return order
+        role, rank = key
+        return {"do": "respawn", "epoch": epoch, "role": role, "rank": rank, "attempt": attempt, "in_s": in_s, **about}
 
     def on_node(self, key: Key) -> ProcessOnNode:
         return {"role": key[0], "rank": key[1], "node": self.node_of[key]}

@@ -36,7 +36,7 @@ def make_view(run: RunPaths, rank: int, patterns: Collection[str]) -> Path:
 
     `patterns`: of all shards. Raises OSError if it cannot be made, or lacks a shard.
     """
-    view = views_dir(run.job) / run.run / f"trainer{rank}"
+    view = views_dir(run.job.dir.parent) / run.job.dir.name / run.run / f"trainer{rank}"
     if view.is_dir():
         return view
     new = view.with_name(f"{view.name}.new")

@@ -192,9 +192,9 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
 
 
 def _remove_views(root: Path) -> None:
-    """Remove the working directories of trainers of jobs that are gone, whoever has removed these."""
+    """Remove the working directories of trainers whose job no longer exists."""
     with contextlib.suppress(FileNotFoundError):
-        for views in views_dir(JobPaths(root / "any")).parent.iterdir():
+        for views in views_dir(root).iterdir():
             if not (root / views.name).exists():
                 _why_not(views)
 

@@ -99,7 +99,7 @@ def test_what_is_missing_is_an_error_and_no_other_data(run: RunPaths, lost: str)
     (run.job.dir / lost).unlink()
     with pytest.raises(FileNotFoundError, match=r"data/part-00001 of trainer 1 is missing|the list of files"):
         make_view(run, 1, ["part-*"])
-    assert not (views_dir(run.job) / "0001/trainer1").exists()
+    assert not (views_dir(run.job.dir.parent) / run.job.dir.name / "0001/trainer1").exists()
 
 
 def test_a_trainer_begins_in_it_or_says_in_its_log_why_it_cannot(run: RunPaths) -> None:
