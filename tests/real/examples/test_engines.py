@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from support.processes import kill_all, processes_with_environment, wait_until
 from support.site import Site
 
 pytestmark = pytest.mark.engines
+
+UNTRAINED = math.log(2)  # the loss of a model that calls every click as likely as not
 
 # The other trainers wait for rank 0 in the barrier. If it did not hold them, they would not find rank 0's file.
 COLLECTIVES = """
@@ -89,7 +92,8 @@ def test_a_click_through_model_learns_on_two_servers_and_two_trainers_with_paddl
     for trainer in range(2):
         every = losses(logs, f"trainer {trainer}")
         assert len(every) == 4
-        assert every[-1] < every[0] - 0.05
+        # The other trainer may have learnt before this one begins: the first pass is no measure.
+        assert every[-1] < UNTRAINED - 0.1
     site.assert_nothing_left(job)
 
 
