@@ -286,7 +286,8 @@ class Keeper:
         self.say(f"resuming it on {nodeset(node.id for node in here)}")
         spec = _spec_of(report)
         assert spec is not None, "else it is not ready"
-        saved = may_have_checkpoint(self.cluster, self.job, here)
+        with_lead = any(one.node == report.members.lead and one.answer.get("spec") for one in report.reports)
+        saved = may_have_checkpoint(self.cluster, self.job, here, with_lead=with_lead)
         with self.prepare(repeated_settings(spec.settings or {})) as ready:
             origin, launch = OriginOptions(resume=True), ready.launch
             if not saved:

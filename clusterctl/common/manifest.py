@@ -161,11 +161,16 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
     return path
 
 
+def manifest_bytes(directory: Path) -> bytes:
+    """The text of the manifest in `directory`. Raises FileNotFoundError if there is none."""
+    with (directory / NAME).open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
 def read_manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest in `directory`, or None. Raises ValueError if it is not of this version."""
     try:
-        with (directory / NAME).open("rb") as file:
-            data = parse(file.read(MOST_BYTES + 1))
+        data = parse(manifest_bytes(directory))
     except FileNotFoundError:
         return None
     if not isinstance(data, dict) or data.get("v") != VERSION or not isinstance(data.get("files"), list):

@@ -140,13 +140,14 @@ def has_checkpoint(cluster: Cluster, job: str) -> bool:
     return any(one.manifest is not None for one in find(cluster, "checkpoint", job, cluster.nodes)[1])
 
 
-def may_have_checkpoint(cluster: Cluster, job: str, nodes: Sequence[Node]) -> bool:
+def may_have_checkpoint(cluster: Cluster, job: str, nodes: Sequence[Node], *, with_lead: bool) -> bool:
     """Return False if a run of the job cannot have completed a checkpoint, as far as `nodes` know. Raises if one fails.
 
-    One that is incomplete there may have been the first one, which was being written.
+    The lead of the newest run, if it is among them, has the manifests of all that are complete. Without it, one that is
+    incomplete may have been the first one, which was being written.
     """
     found = find(cluster, "checkpoint", job, nodes)[1]
-    return len(found) > 1 or any(one.manifest is not None for one in found)
+    return any(one.manifest is not None for one in found) or (len(found) > 1 and not with_lead)
 
 
 def _without_states(found: FoundSave, launch: LaunchPlan) -> FoundSave:

@@ -28,8 +28,10 @@ def main(count: str, seed: str = "") -> int:
             print(f"to repeat it, in tests/: python -m simulation 1 {name}", flush=True)
             if failed >= 5:
                 break
-        states = [event["state"] for _, node, event in history.world.events if event["event"] == "ended" and node == 0]
-        ends[states[0] if states else "lost"] += 1
+        runs = history.world.runs
+        last = runs[max(runs)].ends
+        ends[last[0]["state"] if last else "lost"] += 1
+        ends["resumed"] += len(runs) - 1
     seconds = time.monotonic() - begin
     print(f"{number} histories in {seconds:.0f} s, {failed} failed: {dict(ends)}")
     return min(failed, 1)

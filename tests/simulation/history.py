@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-import signal
 from typing import Any
 
-from clusterctl.common.run_spec import RunSpec
+from simulation.agents import AgentProcess, Sshd
 from simulation.machine import GuardianProcess, Machine, SupervisorProcess
 from simulation.stand_ins import simulated
-from simulation.world import NODE_GRACE_S, World, specs
+from simulation.world import NODE_GRACE_S, World, planned
 
 CHAOS_S = 25.0
+EARLY_S = 8.0  # before the end of most runs
+LEAD_LOST = 0.7  # the share of the runs with keepers in which the first machine is hit, at least
 STOPPED = 0.1  # the share of the runs that are stopped
 WAIT_S = 60.0
 #: ON_NODE_LOSS and ON_TRAINER_LOSS
@@ -29,16 +30,22 @@ class History:
         spares = lot.choice((0, 0, 1)) if loss[0] == "move" else 0
         able = nodes - spares
         counts = (lot.randint(1, able), lot.randint(1, able), spares)
-        run = specs(nodes, *counts, copies=lot.choice((1, 2, 2, 3)), restarts=lot.choice((0, 3)), loss=loss)
-        self.world = World(lot, run)
+        job = planned(nodes, *counts, copies=lot.choice((1, 2, 2, 3)), restarts=lot.choice((0, 3)), loss=loss)
+        keepers = lot.choice((0, 0, 1, 1, 2, 3)) if loss[0] == "move" else 0
+        self.world = World(lot, *job, others=min(keepers, lot.choice((0, 1, 2))))
+        self._keepers = keepers
 
     def play(self) -> None:
         """Play it to the end. Raises AssertionError if something does not hold."""
         world, lot = self.world, self.lot
         with simulated(world):
             world.begin()
+            for machine in world.machines[-self._keepers :] if self._keepers else ():
+                world.keep(machine)
             for _ in range(lot.choice((0, 1, 1, 2, 3, 5, 8))):
                 world.time.after(lot.uniform(0.0, CHAOS_S), self._happen)
+            if self._keepers and lot.random() < LEAD_LOST:
+                world.time.after(lot.uniform(0.0, EARLY_S), lambda: self._happen(world.machines[0]))
             if lot.random() < STOPPED:
                 world.time.after(lot.uniform(0.0, CHAOS_S), self._stop_run)
             world.time.pass_until(CHAOS_S)
@@ -46,12 +53,15 @@ class History:
             world.time.after(WAIT_S, self._stop_run)  # what waits for a node waits for ever
             while world.time.now < CHAOS_S + END_S and not self._is_over():
                 world.time.pass_until(world.time.now + 1.0)
-            assert self._is_over(), "the run does not end"
+            assert world.is_over, "the run does not end"
             world.time.pass_until(world.time.now + 2 * NODE_GRACE_S)
             world.check_end()
+            world.close()
 
     def _is_over(self) -> bool:
-        return all(machine.supervisor is None for machine in self.world.machines)
+        """True if nobody does anything any more. A keeper that does not reach enough nodes waits for ever."""
+        keep = any(not (keeper.has_ended or keeper.dead) for keeper in self.world.keepers)
+        return self.world.is_over and not (keep and self.world.time.now < CHAOS_S + 2 * WAIT_S)
 
     def _mend(self) -> None:
         """Let nothing happen any more."""
@@ -59,18 +69,19 @@ class History:
         self.world.network.look()
 
     def _stop_run(self) -> None:
-        """`clusterctl stop`: TERM for every supervisor."""
+        """`clusterctl stop`, on every machine that is on."""
         self._tell("stop", 0)
-        for machine in self.world.machines:
-            process = machine.supervisor
-            if process is not None:
-                process.call(lambda process=process: process.supervisor._on_signal(signal.SIGTERM))
+        for machine in self.world.nodes:
+            if machine.is_on:
+                AgentProcess(machine, None, {"op": "stop"})
 
-    def _happen(self) -> None:
-        machine = self.lot.choice(self.world.machines if self.lot.random() < 0.2 else self.world.machines[1:])
-        what = self.lot.choice(
-            (self._power_off, self._kill, self._kill, self._freeze, self._stop, self._cut, self._cut, self._part)
-        )
+    def _happen(self, machine: Machine | None = None) -> None:
+        if machine is None:
+            machine = self.lot.choice(self.world.machines if self.lot.random() < 0.2 else self.world.machines[1:])
+            some = (self._power_off, self._kill, self._kill, self._freeze, self._stop, self._cut, self._cut, self._part)
+            what = self.lot.choice(some)
+        else:
+            what = self.lot.choice((self._power_off, self._power_off, self._freeze, self._stop, self._cut, self._part))
         self._tell(what.__name__, machine.number)
         what(machine)
 
@@ -86,20 +97,18 @@ class History:
     def _boot(self, machine: Machine) -> None:
         """Switch it on again; perhaps somebody lets it rejoin."""
         machine.power_on()
-        if machine.number and machine.disk.spec is not None and self.lot.random() < 0.7:
+        if self.lot.random() < 0.7:
             self.world.time.after(self.lot.uniform(0.5, 5.0), lambda: self._rejoin(machine))
 
     def _rejoin(self, machine: Machine) -> None:
-        spec: Any = machine.disk.spec
-        if machine.is_on and spec is not None and machine.supervisor is None and not machine.everything:
-            if isinstance(spec, dict):
-                spec = RunSpec.from_json(spec)
+        run = machine.disk.runs.get(machine.disk.newest)
+        if machine.is_on and run is not None and not run.spec.leads and not run.ended and not machine.is_locked:
             self._tell("rejoin", machine.number)
-            SupervisorProcess(machine, spec, new=True)
+            SupervisorProcess(machine, run.spec, new=True)
 
     def _kill(self, machine: Machine) -> None:
         """Kill a process: the supervisor, its guardian, or a program."""
-        processes = [one for one in machine.everything if not machine.frozen]
+        processes = [one for one in machine.everything if not (machine.frozen or isinstance(one, Sshd))]
         if processes:
             victim = self.lot.choice(processes)
             self._tell("killed", machine.number, type(victim).__name__, getattr(victim, "key", ""))

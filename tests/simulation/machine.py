@@ -12,6 +12,8 @@ from clusterctl.agent.event_loop import EventLoop, Timer
 from clusterctl.agent.lead.connection import GONE
 from clusterctl.agent.lead.lease import HeldLease
 from clusterctl.common.procfs import Identity
+from clusterctl.common.run_spec import RunSpec
+from simulation.disk import Disk
 from simulation.network import Connection, Listener, Network, Socket
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 LEAD_PORT = 7164
 END_POLL_S = 0.1
 TICK_S = 1e-6  # no call happens at once
+EPOCH = 1.8e9  # when it all begins
+SYNC_S = 5.0  # a kernel writes files to the disk after at most so long
 Key = tuple[str, int]
 
 
@@ -108,25 +112,19 @@ class Loop(EventLoop):
         self.process.end()
 
 
-class Disk:
-    """Everything that was synced: pieces by (tag, file), manifests by tag, and the spec of the run."""
-
-    def __init__(self) -> None:
-        self.pieces: dict[tuple[str, str], str] = {}
-        self.manifests: dict[str, list[Mapping[str, Any]]] = {}
-        self.spec: Any = None
-
-
 class Machine:
+    """Machine `number`; those of the nodes come first. Its clocks run at `rate`, in their seconds per second."""
+
     def __init__(self, world: World, number: int, rate: float) -> None:
         self.world = world
         self.number = number
-        self.rate = rate  # of its clocks, in their seconds per second
+        self.rate = rate
         self.is_on = True
         self.frozen = False
         self.boots = 0
         self.woken_t = -1e9
-        self.disk = Disk()
+        self.disk = Disk(dispatched=True)
+        self.lockers: set[Process] = set()  # who has opened the lock of the job
         self.everything: dict[Process, None] = {}  # in the order of their starts
         self.programs: dict[int, Program] = {}
         self.codes: dict[int, int] = {}
@@ -136,6 +134,7 @@ class Machine:
         self.supervisor: SupervisorProcess | None = None
         self.guardian: GuardianProcess | None = None
         self._offset = world.lot.uniform(0, 1e6)
+        self._ahead_s = world.lot.choice((0.0, 0.0, -3600.0, 3600.0))
         self._suspended_s = 0.0
         self._pids = itertools.count(100)
 
@@ -145,8 +144,17 @@ class Machine:
     def monotonic(self) -> float:
         return self.boottime() - self._suspended_s
 
+    def wall(self) -> float:
+        """The time of day by its clock, which nobody sets."""
+        return EPOCH + self._ahead_s + self.rate * self.world.time.now
+
     def pid(self) -> int:
         return next(self._pids)
+
+    @property
+    def is_locked(self) -> bool:
+        """True if a start, a supervisor or a guardian holds the lock of the job."""
+        return any(not process.dead for process in self.lockers)
 
     # Faults.
 
@@ -157,9 +165,12 @@ class Machine:
         self.everything.clear()
         self.programs.clear()
         self.listeners.clear()
+        self.lockers.clear()
         self.supervisor = None
+        for run in self.disk.runs.values():
+            run.lose_unsynced(self.wall() - self.world.lot.uniform(0, SYNC_S))
         if lose_disk:
-            self.disk, self.keys = Disk(), {}
+            self.disk, self.keys = Disk(dispatched=False), {}
 
     def power_on(self) -> None:
         if not self.is_on:
@@ -167,6 +178,7 @@ class Machine:
             self._offset -= self.boottime()
             self._suspended_s = 0.0
             self.world.network.look()
+            self.world.booted(self)
 
     def freeze(self, seconds: float, *, suspends: bool) -> None:
         """Stop everything on it, its kernel included; a monotonic clock does not count the time of a suspension."""
@@ -219,22 +231,28 @@ class Machine:
 class SupervisorProcess(Process):
     """A real supervisor. `new` if it replaces one that is gone."""
 
-    def __init__(self, machine: Machine, spec: Any, *, new: bool = False) -> None:
+    def __init__(self, machine: Machine, spec: RunSpec, *, new: bool = False) -> None:
         super().__init__(machine)
+        self.spec = spec
         self.loop = Loop(self, machine.world.network)
         self.supervisor: Any = None
+        assert machine.supervisor is None, "two supervisors"
         machine.supervisor = self
-        self.call(lambda: self._begin(spec, new))
+        machine.lockers.add(self)
+        self.call(lambda: self._begin(new))
 
-    def _begin(self, spec: Any, new: bool) -> None:
-        listener = Listener(self, LEAD_PORT) if spec.leads else None
-        self.supervisor = self.machine.world.make_supervisor(self.machine, spec, self.loop, new=new)
+    def _begin(self, new: bool) -> None:
+        listener = Listener(self, LEAD_PORT) if self.spec.leads else None
+        self.supervisor = self.machine.world.make_supervisor(self.machine, self.spec, self.loop, new=new)
         self.supervisor.begin(listener)
-        if spec.leads:
-            self.machine.world.watch(self.supervisor.lead._lead)
+        if self.spec.leads:
+            self.machine.world.runs[self.spec.run].watch(self.supervisor.lead._lead)
+
+    def signal(self, number: int) -> None:
+        self.call(lambda: self.supervisor._on_signal(number))
 
     def child_ended(self) -> None:
-        self.call(lambda: self.supervisor._on_signal(signal.SIGCHLD))
+        self.signal(signal.SIGCHLD)
 
     def end(self) -> None:
         super().end()
@@ -253,6 +271,9 @@ class GuardianProcess(Process):
         self.pid = machine.pid()
         self.was_killed = False
         machine.guardian = self
+        machine.lockers.add(self)
+        assert machine.supervisor is not None
+        self._lead = machine.supervisor.spec.lead
         self._grace_s = grace_s
         self._lease = HeldLease()
         self._look()
@@ -295,7 +316,7 @@ class GuardianProcess(Process):
             self.after(5.0, self.end)
 
     def _report_death(self) -> None:
-        if self.machine.number == 0:
+        if self._lead is None:
             return
         network = self.machine.world.network
 
@@ -304,4 +325,4 @@ class GuardianProcess(Process):
                 connection = Connection(Loop(self, network), sock, lambda connection, node: None, lambda frame: None)
                 connection.send(GONE)
 
-        network.connect(self, ("host0", LEAD_PORT), 5.0, connected)
+        network.connect(self, (self._lead.host, self._lead.port), 5.0, connected)

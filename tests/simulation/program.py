@@ -68,11 +68,13 @@ class Pserver(Program):
         super().__init__(machine, parent, child)
         self.step, self.model = 0, ""
         self.allow = set(machine.allowed.get(child.name, {}))
-        recover = self.spec.recover
+        self.stored = machine.disk.runs[self.spec.run]
+        recover, saving = self.spec.recover, self.spec.saving
         self._left = {int(rank) for rank in (recover.left or {})} if recover else set()
         self._pushes: dict[int, tuple[int, Answer]] = {}
         self._port = 10_000 + self.pid
-        self._tag = recover.tag if recover else None
+        self._tag = recover.tag if recover else saving.resume.tag if saving.resume else None
+        self._sources = recover.sources if recover else saving.sources
         self.after(machine.world.lot.uniform(0.02, 0.4), self._load)
 
     @property
@@ -96,13 +98,14 @@ class Pserver(Program):
         """Return the piece of the checkpoint, from this disk or from that of a node that the lead has named."""
         assert self._tag is not None
         name, network = (self._tag, self.file), self.machine.world.network
-        sources = self.spec.recover.sources
-        named = {node for one in (sources.pieces if sources else ()) if one.file == self.file for node in one.nodes}
+        pieces = self._sources.pieces if self._sources else ()
+        named = {node for one in pieces if one.file == self.file for node in one.nodes}
         for number in [self.machine.number, *sorted(named)]:
             other = network.machines[number]
             there_and_back = network.reaches(self.machine, other) and network.reaches(other, self.machine)
-            if there_and_back and name in other.disk.pieces:
-                return other.disk.pieces[name]
+            stored = other.disk.runs.get(self.spec.run)
+            if there_and_back and stored is not None and name in stored.pieces:
+                return stored.pieces[name]
         return None
 
     def receive(self, push: Mapping[str, Any], answer: Answer) -> None:
@@ -120,7 +123,7 @@ class Pserver(Program):
             return
         self.step += 1
         attempts = {rank: attempt for rank, (attempt, _) in sorted(self._pushes.items())}
-        self.model = self.machine.world.applied(self, attempts)
+        self.model = self.machine.world.runs[self.spec.run].applied(self, attempts)
         pending, self._pushes = self._pushes, {}
         if self.step % SAVE_EVERY == 0:
             self._save(checkpoint_tag(self.step), checkpoint=True)
@@ -132,7 +135,7 @@ class Pserver(Program):
         rank, step = self.key[1], self.step
 
         def written() -> None:
-            self.machine.disk.pieces[tag, self.file] = content
+            self.stored.pieces[tag, self.file] = content
             name = content.rpartition(":")[2].rjust(64, "0")
             receipt = {"tag": tag, "file": self.file, "pass": 0, "step": step, "seed": 0, "mode": "sync", "bytes": 1}
             more = {"pserver": rank, "pservers": self.spec.training.pservers, "tables": {}, "sha256": name}

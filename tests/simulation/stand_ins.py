@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,8 +12,14 @@ from unittest import mock
 from clusterctl.agent.lead import client, lease, server
 from clusterctl.agent.lead.actions import DropManifests, WriteManifest
 from clusterctl.agent.supervisor import child_messages, exits, fence, guardian, launcher, orphans, supervisor
-from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.child import Child, process_of
+from clusterctl.api import keep
 from clusterctl.common.curve_keys import peer_keys
+from clusterctl.common.manifest import build_manifest
+from clusterctl.common.paths import RunPaths
+from clusterctl.launch import keys as launch_keys
+from clusterctl.observe.why import report as why_report
+from simulation.keepers import await_end
 from simulation.machine import GuardianProcess, Machine
 from simulation.network import Connection
 from simulation.program import Program, Pserver, Trainer
@@ -84,22 +91,29 @@ class Checkpoints:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._machine: Machine = context.loop.machine
+        self._run = context.run.run
+        self._stored = self._machine.disk.runs[self._run]
 
     def change_manifests(self, action: Any) -> None:
-        disk = self._machine.disk
         if isinstance(action, WriteManifest):
-            disk.manifests[action.tag] = list(action.receipts)
-            self._machine.world.wrote(action)
+            manifest = build_manifest(self._machine.world.job, self._run, list(action.receipts))
+            assert manifest is not None, f"{action.tag} lacks pieces"
+            self._stored.manifests[action.tag] = manifest
+            self._machine.world.runs[self._run].wrote(action)
             if action.checkpoint:
                 self._context.send({"do": "kept", "tag": action.tag, "step": action.receipts[0]["step"], "steps": []})
             about = {"tag": action.tag, "checkpoint": action.checkpoint, "bytes": 1, "sha256": "0" * 64}
             self._context.send({"do": "written", **about})
         elif isinstance(action, DropManifests):
-            self._drop(disk.manifests, action.stay, action.newest, lambda tag: tag)
+            self._drop(self._stored.manifests, action.stay, action.newest, lambda tag: tag)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         if order["do"] == "keep":
-            self._drop(self._machine.disk.pieces, order["tags"], order["newest"], lambda name: name[0])
+            for files, tag_of in ((self._stored.pieces, lambda name: name[0]), (self._stored.copies, str)):
+                self._drop(files, order["tags"], order["newest"], tag_of)
+            for number, run in self._machine.disk.runs.items():
+                if order["alone"] and number < self._run:
+                    run.pieces, run.manifests, run.copies = {}, {}, {}
 
     @staticmethod
     def _drop(files: dict[Any, Any], stay: Iterable[str], newest: str, tag_of: Any) -> None:
@@ -125,6 +139,8 @@ class Pieces:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._machine: Machine = context.loop.machine
+        self._run = context.run.run
+        self._stored = self._machine.disk.runs[self._run]
 
     def carry_out(self, order: Mapping[str, Any], waited_s: float = 0.0) -> None:
         step_s = self._machine.world.lot.uniform(0.05, 0.6)
@@ -138,24 +154,26 @@ class Pieces:
         report = {"do": "copied", "tag": order["tag"], "of": order["do"], "bytes": len(found or ())}
         if found is None:
             report["message"] = "a piece was not reached"
-        self._machine.disk.pieces.update(found or {})
-        self._machine.world.copying[self._machine.number, order["tag"]] = list(found or ())
+        self._stored.pieces.update(found or {})
+        self._stored.copied.update(found or ())
+        self._machine.world.runs[self._run].copying[self._machine.number, order["tag"]] = list(found or ())
         self._context.send(report)
 
     def _find(self, order: Mapping[str, Any]) -> dict[tuple[str, str], str] | None:
         world, tag = self._machine.world, order["tag"]
-        lead = world.network.machines[0]
-        if not self._reaches(lead) or tag not in lead.disk.manifests:
+        lead = world.runs[self._run].lead_machine
+        manifests = lead.disk.runs[self._run].manifests if self._run in lead.disk.runs else {}
+        if not self._reaches(lead) or tag not in manifests:
             return None
-        manifest = lead.disk.manifests[tag]
-        self._machine.disk.manifests[tag] = manifest
+        self._stored.copies[tag] = manifests[tag]
         found = {}
         for writer, place in order["sources"].items():
             holder = world.network.machines[int(place.partition(":")[0].removeprefix("host"))]
-            for name in [(tag, one["file"]) for one in manifest if one["node"] == int(writer)]:
-                if not self._reaches(holder) or name not in holder.disk.pieces:
+            there = holder.disk.runs[self._run].pieces if self._run in holder.disk.runs else {}
+            for name in [(tag, one["file"]) for one in manifests[tag]["files"] if one["node"] == int(writer)]:
+                if not self._reaches(holder) or name not in there:
                     return None
-                found[name] = holder.disk.pieces[name]
+                found[name] = there[name]
         return found
 
     def _reaches(self, other: Machine) -> bool:
@@ -172,13 +190,18 @@ class Pieces:
 class Log:
     """Stands in for `EventLog`."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, run: RunPaths) -> None:
         self._machine = machine
+        self._run = run.run
         self.warnings: list[Any] = []
 
     def record(self, event: Mapping[str, Any], child: Child | None = None) -> None:
-        about = {"role": child.role, "rank": child.rank, "attempt": child.attempt} if child else {}
-        self._machine.world.recorded(self._machine, {**event, **about})
+        about = process_of(child) if child else {}
+        line = {"t": self._machine.wall(), "node": self._machine.number, **event, **about}
+        stored = self._machine.disk.runs[self._run]
+        stored.events.append(line)
+        stored.ended = line if event["event"] == "ended" else stored.ended
+        self._machine.world.runs[self._run].recorded(self._machine, line)
 
     def forward(self, event: Mapping[str, Any], child: Child) -> None:
         pass
@@ -187,7 +210,7 @@ class Log:
 
 
 class Operating:
-    """Stands in for the modules `os` and `time` of the lease and the fence: lifelines are guardians."""
+    """Stands in for the modules `os` and `time`: lifelines are guardians."""
 
     CLOCK_BOOTTIME = 7
 
@@ -210,7 +233,14 @@ class Operating:
         return self._world.here.boottime()
 
     def time(self) -> float:
-        return self._world.time.now
+        return self._world.here.wall()
+
+    def monotonic(self) -> float:
+        return self._world.here.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        assert self._world.thread is not None
+        self._world.thread.sleep(seconds)
 
 
 def _nothing(*_: Any, **__: Any) -> Any:
@@ -227,12 +257,12 @@ def simulated(world: World) -> Iterator[None]:
         process = GuardianProcess(world.here, arguments[2])
         return process, process
 
-    system = Operating(world)
+    system, launch_start = Operating(world), import_module("clusterctl.launch.start")
     context = SimpleNamespace(wrap_socket=lambda sock, **_: sock)
     with ExitStack() as stack:
         for module, name, stand_in in (
             (supervisor, "Child", SimulatedChild),
-            (supervisor, "EventLog", lambda *_: Log(world.here)),
+            (supervisor, "EventLog", lambda run, *_: Log(world.here, run)),
             (supervisor, "CheckpointKeeper", Checkpoints),
             (supervisor, "PieceServerProcess", Pieces),
             (supervisor, "ProcessKeys", lambda *_: Keys(world.here)),
@@ -244,7 +274,7 @@ def simulated(world: World) -> Iterator[None]:
             (supervisor, "reap_orphans", lambda *_: None),
             (supervisor, "remove_half_written", lambda *_: None),
             (supervisor, "shutil", _nothing()),
-            (supervisor, "write_json", lambda path, content: setattr(world.here.disk, "spec", content)),
+            (supervisor, "write_json", world.write_spec),
             (launcher, "write_json", lambda *_, **__: None),
             (launcher, "ReservedPorts", _nothing),
             (guardian, "spawn", spawn_guardian),
@@ -253,6 +283,13 @@ def simulated(world: World) -> Iterator[None]:
             (orphans, "send_signal", lambda process, number: world.here.signal(process.pid, number)),
             *((module, "os", system) for module in (lease, fence)),
             *((module, "time", system) for module in (lease, supervisor, child_messages, launcher)),
+            *((module, "time", system) for module in (keep, why_report, launch_start)),
+            (keep, "random", world.lot),
+            (keep, "await_end", await_end),
+            (keep, "explain", lambda *_: None),
+            (launch_start, "quick", lambda *_, **__: []),
+            (launch_keys, "make_keys", lambda launch: {node.id: {} for node in launch.nodes}),
+            (server, "manifest_bytes", world.manifest_bytes),
             (client, "run_context", lambda *_, **__: context),
             (server, "run_context", lambda *_, **__: context),
             (client, "LeadConnection", Connection),

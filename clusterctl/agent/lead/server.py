@@ -26,9 +26,10 @@ from clusterctl.agent.lead.saving.messages import WrittenReport
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.events import Event, RunWarning
-from clusterctl.common.manifest import NAME, all_files, read_manifest
+from clusterctl.common.manifest import all_files, manifest_bytes
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.safe_json import parse
 from clusterctl.transfer.tls import run_context
 
 SPARE_CONNECTIONS = 64  # besides two of each node, whose TLS handshake is not complete
@@ -48,9 +49,8 @@ def resumed_checkpoint(run: RunPaths, spec: RunSpec) -> ResumedCheckpoint | None
     resume, sources = spec.saving.resume, spec.saving.sources
     if resume is None or sources is None or spec.failures.node_loss != "move":
         return None
-    directory = run.checkpoints / resume.tag
-    manifest, data = read_manifest(directory), (directory / NAME).read_bytes()
-    writers = {file["file"]: int(file["node"]) for file in all_files(manifest or {"files": []}) if "node" in file}
+    data = manifest_bytes(run.checkpoints / resume.tag)
+    writers = {file["file"]: int(file["node"]) for file in all_files(parse(data)) if "node" in file}
     holders: dict[int, set[int]] = {}
     for piece in sources.pieces:
         if piece.file in writers:

@@ -14,7 +14,7 @@ from clusterctl.common.files import write_json
 from clusterctl.common.manifest import NAME, piece_name, write_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.errors import RefusedError, UsageError
-from clusterctl.launch import LaunchPlan, choose, plan, recorded_settings
+from clusterctl.launch import LaunchPlan, choose, may_have_checkpoint, plan, recorded_settings
 from clusterctl.launch.resume import Resume
 from unit.agent.nodes import PipeCluster
 
@@ -114,6 +114,16 @@ def test_without_a_good_checkpoint_a_resume_is_refused_and_all_problems_are_repo
         nodes.choose()
     with pytest.raises(RefusedError, match=r"skipped checkpoint .*: its manifest cannot be read"):
         nodes.choose()
+
+
+def test_incomplete_checkpoints_hide_no_complete_one_from_the_lead_that_would_have_its_manifest(nodes: Nodes) -> None:
+    def may_have(*, with_lead: bool) -> bool:
+        return may_have_checkpoint(nodes, JOB, nodes.nodes[1:], with_lead=with_lead)
+
+    nodes.save(900, complete=False)
+    assert (may_have(with_lead=True), may_have(with_lead=False)) == (False, False)
+    nodes.save(910, complete=False)
+    assert (may_have(with_lead=True), may_have(with_lead=False)) == (False, True)
 
 
 def test_a_different_seed_is_refused_and_a_different_mode_or_number_of_trainers_is_reported(tmp_path: Path) -> None:
