@@ -1,4 +1,7 @@
-"""Play histories: `python -m simulation COUNT|SECONDSs [SEED]`; a failure prints the seed that repeats it."""
+"""Play histories: `python -m simulation COUNT|SECONDSs [SEED [lead]]`; a failure prints the seed that repeats it.
+
+With `lead` the first machine is lost, and nothing else happens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import traceback
 from simulation.history import History
 
 
-def main(count: str, seed: str = "") -> int:
+def main(count: str, seed: str = "", *only: str) -> int:
     begin, limit_s = time.monotonic(), float(count[:-1]) if count.endswith("s") else None
     first = seed or f"{time.time():.0f}"
     ends: collections.Counter[str] = collections.Counter()
@@ -19,19 +22,17 @@ def main(count: str, seed: str = "") -> int:
     while number < int(count) if limit_s is None else time.monotonic() - begin < limit_s:
         name = seed if seed and count == "1" else f"{first}-{number}"
         number += 1
-        history = History(name)
+        history = History(name, only_lead=only == ("lead",))
         try:
             history.play()
         except Exception:  # noqa: BLE001 - any of them is a finding
             failed += 1
             print(f"\n{history.world.story() if count == '1' else ''}\n{traceback.format_exc()}")
-            print(f"to repeat it, in tests/: python -m simulation 1 {name}", flush=True)
+            print(f"to repeat it, in tests/: python -m simulation 1 {' '.join([name, *only])}", flush=True)
             if failed >= 5:
                 break
-        runs = history.world.runs
-        last = runs[max(runs)].ends
-        ends[last[0]["state"] if last else "lost"] += 1
-        ends["resumed"] += len(runs) - 1
+        ends[history.end] += 1
+        ends["resumed"] += len(history.world.runs) - 1
     seconds = time.monotonic() - begin
     print(f"{number} histories in {seconds:.0f} s, {failed} failed: {dict(ends)}")
     return min(failed, 1)

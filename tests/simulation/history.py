@@ -21,19 +21,26 @@ END_S = 12 * NODE_GRACE_S + 120.0  # nodes look for a lost lead for 10 x NODE_GR
 
 
 class History:
-    """One run of 3 to 7 machines."""
+    """One job of 3 to 7 machines. With `only_lead` nothing happens but a power cut on the first of them."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, *, only_lead: bool = False) -> None:
         self.lot = lot = random.Random(seed)
         nodes = lot.randint(3, 7)
-        loss = lot.choice(LOSSES)
+        loss = LOSSES[0] if only_lead else lot.choice(LOSSES)
         spares = lot.choice((0, 0, 1)) if loss[0] == "move" else 0
         able = nodes - spares
         counts = (lot.randint(1, able), lot.randint(1, able), spares)
-        job = planned(nodes, *counts, copies=lot.choice((1, 2, 2, 3)), restarts=lot.choice((0, 3)), loss=loss)
-        keepers = lot.choice((0, 0, 1, 1, 2, 3)) if loss[0] == "move" else 0
-        self.world = World(lot, *job, others=min(keepers, lot.choice((0, 1, 2))))
-        self._keepers = keepers
+        copies = lot.choice((2, 3) if only_lead else (1, 2, 2, 3))
+        job = planned(nodes, *counts, copies=copies, restarts=lot.choice((0, 3)), loss=loss)
+        self._keepers = lot.choice((0, 0, 1, 1, 2, 3)) if loss[0] == "move" and not only_lead else int(only_lead)
+        self._only_lead = only_lead
+        self.world = World(lot, *job, others=min(self._keepers, 1 if only_lead else lot.choice((0, 1, 2))))
+
+    @property
+    def end(self) -> str:
+        """The state in which the last run has ended; "lost" if it has lost its lead."""
+        ends = self.world.runs[max(self.world.runs)].ends
+        return str(ends[0]["state"]) if ends else "lost"
 
     def play(self) -> None:
         """Play it to the end. Raises AssertionError if something does not hold."""
@@ -42,12 +49,10 @@ class History:
             world.begin()
             for machine in world.machines[-self._keepers :] if self._keepers else ():
                 world.keep(machine)
-            for _ in range(lot.choice((0, 1, 1, 2, 3, 5, 8))):
-                world.time.after(lot.uniform(0.0, CHAOS_S), self._happen)
-            if self._keepers and lot.random() < LEAD_LOST:
-                world.time.after(lot.uniform(0.0, EARLY_S), lambda: self._happen(world.machines[0]))
-            if lot.random() < STOPPED:
-                world.time.after(lot.uniform(0.0, CHAOS_S), self._stop_run)
+            if self._only_lead:
+                world.time.after(lot.uniform(0.0, EARLY_S), lambda: self._power_off(world.machines[0]))
+            else:
+                self._draw()
             world.time.pass_until(CHAOS_S)
             self._mend()
             world.time.after(WAIT_S, self._stop_run)  # what waits for a node waits for ever
@@ -56,7 +61,24 @@ class History:
             assert world.is_over, "the run does not end"
             world.time.pass_until(world.time.now + 2 * NODE_GRACE_S)
             world.check_end()
+            if self._only_lead:
+                self._check_resumed()
             world.close()
+
+    def _check_resumed(self) -> None:
+        """The keeper has resumed the run, unless its only checkpoints were not copied yet."""
+        told = {event["event"] for _, _, event in self.world.events}
+        assert self.end == "succeeded" or ("saved" in told and "copied" not in told), "it was not resumed"
+
+    def _draw(self) -> None:
+        """Draw what happens."""
+        time, lot = self.world.time, self.lot
+        for _ in range(lot.choice((0, 1, 1, 2, 3, 5, 8))):
+            time.after(lot.uniform(0.0, CHAOS_S), self._happen)
+        if self._keepers and lot.random() < LEAD_LOST:
+            time.after(lot.uniform(0.0, EARLY_S), lambda: self._happen(self.world.machines[0]))
+        if lot.random() < STOPPED:
+            time.after(lot.uniform(0.0, CHAOS_S), self._stop_run)
 
     def _is_over(self) -> bool:
         """True if nobody does anything any more. A keeper that does not reach enough nodes waits for ever."""

@@ -173,12 +173,11 @@ class Socket:
         self.closed = True
 
     def arrive(self, item: Any) -> None:
-        """Take a packet; a connection that is not here any more is reset."""
-        if self.closed or self.process.dead or self.is_of_earlier_boot:
-            if item != END and self.out is not None:
-                self.out.network.time.after(self.network.latency_s(), self._reset)
-            return
-        self.process.call(lambda: self._read(item))
+        """Take a packet; a connection of an earlier boot is reset."""
+        if self.is_of_earlier_boot and item != END:
+            self.network.time.after(self.network.latency_s(), self._reset)
+        elif not (self.is_of_earlier_boot or self.closed or self.process.dead):
+            self.process.call(lambda: self._read(item))
 
     def _reset(self) -> None:
         assert self.out is not None

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 
-def played(count: str, seed: str) -> subprocess.CompletedProcess[str]:
+def played(count: str, seed: str, *only: str) -> subprocess.CompletedProcess[str]:
     """Play histories in a process of their own, whose hashes are the same each time."""
-    argv = [sys.executable, "-m", "simulation", count, seed]
+    argv = [sys.executable, "-m", "simulation", count, seed, *only]
     return subprocess.run(argv, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
 
 
@@ -20,6 +20,12 @@ def test_whatever_fails_no_process_counts_twice_the_newest_checkpoint_is_found_a
     done = played("150", "always the same")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("150 histories")
+
+
+def test_a_run_whose_first_machine_loses_power_is_resumed_by_its_keeper() -> None:
+    done = played("40", "always the same", "lead")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("40 histories")
 
 
 @pytest.mark.slow
