@@ -284,10 +284,14 @@ class Standstill(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Warned(Event):
-    """A warning of the run; `kind` is a name such as "tables_not_loaded"."""
+    """A warning of the run; `kind` is a name such as "tables_not_loaded".
+
+    About a node that was lost: `lost_s` is how long before it was last heard of, in seconds.
+    """
 
     kind: str
     message: str
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from clusterctl.common.events import RunWarning
 from clusterctl.errors import ClusterctlError
 from clusterctl.escape import clean
 from clusterctl.inventory import Inventory
+from clusterctl.observe.record.marks import warning_text
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.report import LAST_WORD_S, WhyReport, why
 from clusterctl.observe.why.report import headline as plain
@@ -46,7 +47,7 @@ def incident_line(report: WhyReport, one: Incident) -> str:
 
 def warning_lines(warnings: Sequence[RunWarning] | None) -> list[str]:
     """Return the lines for the warnings of a run."""
-    return [style.warning(f"warning: {clean(warning['message'])}") for warning in warnings or ()]
+    return [style.warning(f"warning: {clean(warning_text(warning))}") for warning in warnings or ()]
 
 
 def corrected_hint(job: str, role: str | None) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict, Union
 
-from clusterctl.common.schema import Count, NotRequired
+from clusterctl.common.schema import Count, Moment, NotRequired
 
 
 class ExitFacts(TypedDict, total=False):
@@ -312,10 +312,15 @@ class CopyingEvent(TypedDict):
 
 
 class RunWarning(TypedDict):
-    """A warning about a run, however it ends. `kind` is a name such as "no_push"."""
+    """A warning about a run, however it ends. `kind` is a name such as "no_push", `t` when it was recorded.
+
+    About a node that was lost: `lost_s` is how long before that it was last heard of, in seconds.
+    """
 
     kind: str
     message: str
+    t: NotRequired[Moment]
+    lost_s: NotRequired[Moment]
 
 
 class WarnedEvent(RunWarning):

@@ -162,15 +162,21 @@ class RunState(Generic[P]):
             self.cut_dropped = {**self.cut_dropped, "saves": missing} if missing else None
 
     def _on_warned(self, event: Event) -> None:
-        warning: RunWarning = {"kind": event["kind"], "message": event["message"]}
-        if warning not in self.warnings:
+        warning: RunWarning = {"kind": event["kind"], "message": event["message"], "t": event["t"]}
+        if "lost_s" in event:
+            warning["lost_s"] = event["lost_s"]
+        self._add_warning(warning)
+
+    def _add_warning(self, warning: RunWarning) -> None:
+        if all((one["kind"], one["message"]) != (warning["kind"], warning["message"]) for one in self.warnings):
             self.warnings = [*self.warnings, warning]
 
     def _on_ended(self, event: Event) -> None:
         """Take the end of the run. If there is a lead, the ends of other nodes are only those of their parts."""
         if self._lead is None or "not_heard_of" in event or event.get("node") == self._lead:
             self.ended = event
-            self.warnings = event.get("warnings") or self.warnings
+            for warning in event.get("warnings") or ():
+                self._add_warning(warning)
             self.waits_for, self.cut_dropped = [], None
 
 

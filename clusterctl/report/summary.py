@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from clusterctl.common.curves import Bucket
 from clusterctl.observe.record.compare import Metric, metrics
+from clusterctl.observe.record.marks import warning_text
 from clusterctl.observe.record.model import CauseRecord, RunRecord
 from clusterctl.report import formats
 from clusterctl.report.html import Html, element, shortened, table
@@ -121,7 +122,7 @@ def doubts(record: RunRecord) -> Iterator[str]:
     for left in record.members.left_out:
         yield f"node{left['node']} was left out of the run: {shortened(left['message'])}"
     for warning in record.warnings:
-        yield f"Warning: {shortened(warning['message'])}"
+        yield f"Warning: {shortened(warning_text(warning))}"
 
 
 def cause_card(record: RunRecord) -> Html | None:

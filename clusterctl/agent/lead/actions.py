@@ -100,11 +100,16 @@ MOST_CHARACTERS = 500
 MOST_OF_KIND = 40  # characters
 
 
-def run_warning(kind: str, message: str, node: int | None = None) -> RecordEvent:
-    """A warning of the run, about `node` if it is about one. `RunWarnings` drops one that is known already."""
+def run_warning(kind: str, message: str, node: int | None = None, lost_s: float | None = None) -> RecordEvent:
+    """A warning of the run, about `node` if it is about one, which was lost `lost_s` seconds ago if it was.
+
+    `RunWarnings` drops a warning that is known already.
+    """
     event: WarnedEvent = {"event": "warned", "kind": kind[:MOST_OF_KIND], "message": message[:MOST_CHARACTERS]}
     if node is not None:
         event["subject"] = node
+    if lost_s is not None:
+        event["lost_s"] = round(lost_s, 1)
     return RecordEvent(event)
 
 

@@ -61,6 +61,10 @@ class FailureDetector:
         """The time from which on no process of the run is left on a node that is lost."""
         return self._heard[node] + self._grace_s
 
+    def silent_s(self, node: int, now: float) -> float:
+        """The seconds since the last sign of life."""
+        return now - self._heard[node]
+
     def take_back(self, node: int, now: float) -> None:
         """Count a lost node among those that are here again, without processes."""
         self.lost.discard(node)

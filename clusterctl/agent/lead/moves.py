@@ -103,9 +103,9 @@ class Moves:
             raise CannotMoveError(f"no node has {named}, of the newest checkpoint that could be gone back to")
         events = self._table.move(placed)
         moved: list[Action] = [RecordEvent(event) for event in events]
-        moved += [
-            _warning(node, cause, [one for one in events if one["from_node"] == node]) for node, cause in lost.items()
-        ]
+        for node, cause in lost.items():
+            from_here = [one for one in events if one["from_node"] == node]
+            moved.append(_warning(node, cause, from_here, self._detector.silent_s(node, now)))
         self._saves.move({self._table.node_of[key] for key in self._table.of_role("pserver")})
         self._detector.idle -= set(placed.values())
         return [*moved, *self._plan_copies(now)]
@@ -135,8 +135,9 @@ def give_up(
     return [*losses, SendOrder({"do": "shrink", "ranks": sorted(table.gone)}), *saves.leave(table.gone)]
 
 
-def _warning(node: int, cause: EndCause, events: Sequence[MovedEvent]) -> RecordEvent:
+def _warning(node: int, cause: EndCause, events: Sequence[MovedEvent], lost_s: float) -> RecordEvent:
     """The warning that a run has survived the loss of a node."""
     names = names_by_node({name_of((event["role"], event["rank"])): event["node"] for event in events})
     moved = "; ".join(f"{some} moved to node{at}" for at, some in sorted(names.items()))
-    return run_warning("node_lost", f"node{node} was lost: {cause['why']}; {moved or 'no process had to move'}", node)
+    message = f"node{node} was lost: {cause['why']}; {moved or 'no process had to move'}"
+    return run_warning("node_lost", message, node, lost_s)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from clusterctl.cluster import Cluster, NodeOutcome, answers
 from clusterctl.cluster.answers import CurvesEnd
 from clusterctl.common.curves import Curve
-from clusterctl.common.events import RunWarning
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.run_state import Key
 from clusterctl.common.schema import SchemaError
@@ -161,7 +160,7 @@ def build(
             replace(mark, text=secrets.hide(mark.text)) for mark in marks(known.reports, has_pservers=has_pservers)
         ),
         cause=_cause(known, secrets),
-        warnings=[RunWarning(kind=one["kind"], message=secrets.hide(one["message"])) for one in known.warnings],
+        warnings=[{**one, "message": secrets.hide(one["message"])} for one in known.warnings],
         settings={name: secrets.hide(value) for name, value in settings_of(spec).items()} if spec else {},
         env=tuple(sorted({name for one in specs.values() for name in one.env})),
         arguments=secrets.arguments(spec.arguments) if spec else (),

@@ -17,7 +17,7 @@ from clusterctl.common.run_state import Event, RunState
 from clusterctl.common.schema import reader
 from clusterctl.inventory import Node
 from clusterctl.observe.record.curves import merged, summed
-from clusterctl.observe.record.marks import mark_of
+from clusterctl.observe.record.marks import mark_of, warning_text
 from clusterctl.observe.record.model import Mark, ProcessRecord, figure
 
 CURVE_POINTS = 4000
@@ -145,7 +145,7 @@ class LiveRecord(RunState[ProcessRecord]):
     @property
     def warning_messages(self) -> list[str]:
         """The warnings of the run so far."""
-        return list(dict.fromkeys(str(warning["message"]) for warning in self.warnings))
+        return list(dict.fromkeys(map(warning_text, self.warnings)))
 
     def take(self, event: Event) -> None:
         """Take an event. A process or a node may send malformed ones: they change nothing."""

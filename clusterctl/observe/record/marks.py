@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from clusterctl.common.events import RunWarning
 from clusterctl.common.run_state import Event
 from clusterctl.observe.record.model import Mark
 
@@ -28,6 +31,16 @@ def mark_of(event: Event, t: float, *, has_pservers: bool = True) -> Mark | None
     if event.get("role") is not None:
         return Mark(t, event["event"], text, int(event["node"]), str(event["role"]), int(event["rank"]))
     return Mark(t, event["event"], text, int(event["node"]))
+
+
+def warning_text(warning: RunWarning) -> str:
+    """Return the message of a warning. About a lost node it says when that was lost, and when its processes moved."""
+    message, t, lost_s = warning["message"], warning.get("t"), warning.get("lost_s")
+    if t is None or lost_s is None:
+        return message
+    lost, moved = (time.strftime("at %H:%M:%S", time.localtime(moment)) for moment in (max(0.0, t - lost_s), t))
+    text = message.replace(" was lost", f" was lost {lost}", 1)
+    return f"{text} {moved}" if " moved to " in message else text
 
 
 def _phase(event: Event) -> str | None:

@@ -67,7 +67,11 @@ def test_the_first_cause_and_the_newest_saves_are_kept() -> None:
 
 def test_a_warning_that_is_sent_again_and_again_is_kept_once() -> None:
     warned = {"event": "warned", "kind": "no_push", "message": "nobody pushed"}
-    assert folded(*[warned] * 100, {**warned, "kind": "other"}).warnings == [
-        {"kind": "no_push", "message": "nobody pushed"},
-        {"kind": "other", "message": "nobody pushed"},
+    run = folded(*({**warned, "t": t} for t in range(100)), {**warned, "kind": "node_lost", "t": 100.0, "lost_s": 37.0})
+    told = [
+        {"kind": "no_push", "message": "nobody pushed", "t": 0},
+        {"kind": "node_lost", "message": "nobody pushed", "t": 100.0, "lost_s": 37.0},
     ]
+    assert run.warnings == told
+    run.take({"event": "ended", "t": 101.0, "node": 0, "state": "succeeded", "warnings": [warned, {**warned, "kind": "older"}]})
+    assert run.warnings == [*told, {**warned, "kind": "older"}]

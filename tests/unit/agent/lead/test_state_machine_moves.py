@@ -314,6 +314,7 @@ def test_a_lost_node_that_had_nothing_left_to_do_is_not_moved_to() -> None:
     assert (play.noted("moved"), play.lead.phase) == ([], "running")
     (warned,) = play.noted("warned")
     assert warned["message"].endswith("no process had to move")
+    assert NODE_GRACE_S <= warned["lost_s"] <= NODE_GRACE_S + 1
 
 
 def test_a_lost_spare_is_not_waited_for() -> None:

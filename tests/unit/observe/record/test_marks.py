@@ -1,0 +1,43 @@
+"""What is told about a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.common.events import RunWarning
+from clusterctl.observe.record.marks import warning_text
+
+MOVED = "node2 was lost: no message from it for 30 s; pserver2, trainer2 moved to node0"
+STAYED = "node2 was lost: no message from it for 30 s; no process had to move"
+
+
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_utc")
+@pytest.mark.parametrize(
+    ("warning", "text"),
+    [
+        ({"kind": "node_lost", "message": MOVED}, MOVED),
+        ({"kind": "no_push", "message": MOVED, "t": 5.0}, MOVED),
+        (
+            {"kind": "node_lost", "message": MOVED, "t": 37904.0, "lost_s": 37.0},
+            "node2 was lost at 10:31:07: no message from it for 30 s; pserver2, trainer2 moved to node0 at 10:31:44",
+        ),
+        (
+            {"kind": "node_lost", "message": STAYED, "t": 37904.0, "lost_s": 37.0},
+            "node2 was lost at 10:31:07: no message from it for 30 s; no process had to move",
+        ),
+    ],
+)
+def test_a_warning_about_a_lost_node_says_when(warning: RunWarning, text: str) -> None:
+    assert warning_text(warning) == text
