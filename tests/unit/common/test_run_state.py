@@ -73,5 +73,6 @@ def test_a_warning_that_is_sent_again_and_again_is_kept_once() -> None:
         {"kind": "node_lost", "message": "nobody pushed", "t": 100.0, "lost_s": 37.0},
     ]
     assert run.warnings == told
-    run.take({"event": "ended", "t": 101.0, "node": 0, "state": "succeeded", "warnings": [warned, {**warned, "kind": "older"}]})
-    assert run.warnings == [*told, {**warned, "kind": "older"}]
+    older = {**warned, "kind": "older"}
+    run.take({"event": "ended", "t": 101.0, "node": 0, "state": "succeeded", "warnings": [warned, older]})
+    assert run.warnings == [*told, older]
