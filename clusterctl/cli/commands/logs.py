@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 
-from clusterctl.api.logs import check, final_state, parse_since, read, select
+from clusterctl.api.logs import RunLogs, check, final_state, parse_since, read, select
 from clusterctl.api.logs import follow as follow_lines
 from clusterctl.cli import style
 from clusterctl.cli.commands.scheduled import once_it_runs, tell_end
@@ -42,18 +42,16 @@ def logs(
     check(wanted)
     invocation.console.stream()
     wanted["since"] = parse_since(since)
-    show = partial(_show, invocation, job, follow=follow, fold=fold, wanted=wanted)
-    if follow:
-        once_it_runs(invocation, show)
-    else:
-        show()
+    with contextlib.ExitStack() as stack:
 
+        def find() -> tuple[Cluster, RunLogs]:
+            stack.close()
+            cluster = stack.enter_context(invocation.cluster_of(job))
+            named = invocation.run_of(cluster, job)
+            scheduled = invocation.scheduled if follow else None
+            return cluster, select(cluster, named, cluster.nodes, wanted, to_follow=scheduled)
 
-def _show(invocation: Invocation, job: str | None, *, follow: bool, fold: bool, wanted: LogSelection) -> None:
-    with invocation.cluster_of(job) as cluster:
-        named = invocation.run_of(cluster, job)
-        scheduled = invocation.scheduled if follow else None
-        chosen = select(cluster, named, cluster.nodes, wanted, to_follow=scheduled)
+        cluster, chosen = once_it_runs(invocation, find) if follow else find()
         printer = LinePrinter(invocation.console, cluster)
         if fold and not invocation.console.json:
             printer = FoldingPrinter(invocation.console, cluster, chosen.process_counts)

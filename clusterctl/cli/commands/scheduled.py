@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from clusterctl.api.scheduled import cancel, printed_last, status_json, stop_json, was_ended, why_json
 from clusterctl.cli import style
 from clusterctl.cli.invocation import Invocation
+from clusterctl.errors import NodeError
 from clusterctl.escape import clean
 from clusterctl.schedulers import NoRunError, ScheduledJob
 
+T = TypeVar("T")
 POLL_S = 5.0  # between questions to a controller that has others to answer
 
 
@@ -25,22 +28,26 @@ def tell_end(invocation: Invocation) -> bool:
     return was_ended(job)
 
 
-def once_it_runs(invocation: Invocation, show: Callable[[], None]) -> None:
-    """Call `show`, again and again while the job of a scheduler has no run yet. Say what it waits for.
+def once_it_runs(invocation: Invocation, find: Callable[[], T]) -> T:
+    """Call `find` until the job of a scheduler has a run, and return what it returns. Say what the job waits for.
 
-    Raises NoRunError if it ends without a run.
+    A job that ends meanwhile is looked for once more, among the files that it has left. Raises NoRunError if it ends
+    without a run.
     """
-    told = ""
+    told, has_ended = "", False
     while True:
         try:
-            show()
-            return
+            return find()
         except NoRunError as none:
             if none.job.stage == "ended":
                 raise
             if told != (told := none.message):
                 invocation.console.note(told)
-        time.sleep(POLL_S)
+            time.sleep(POLL_S)
+        except NodeError:
+            if has_ended or invocation.scheduled is None or invocation.scheduled.again().stage != "ended":
+                raise
+            has_ended = True
 
 
 def show_status(invocation: Invocation, job: ScheduledJob) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from clusterctl.runtime import load_model
 from real.faults import storms
 from real.faults.figures import Figures
 from real.faults.laboratory import Laboratory, laboratory
@@ -68,24 +69,48 @@ class Round:
         self.lab, self.storm, self.figures = lab, storm, figures
         for node, machine in enumerate(lab.machines):
             machine.set_clock(3600 * storm.clock[1] if storm.clock and storm.clock[0] == node else 0)
-        conf(lab, MODE=storm.mode, ON_TRAINER_LOSS="wait" if storm.patient else "fail", **SETTINGS)
+        loss = "wait" if storm.patient else "move" if storm.moment else "fail"
+        conf(lab, MODE=storm.mode, ON_NODE_LOSS=loss, COPIES=2 if storm.moment else 1, **SETTINGS)
         self.run = begin(lab, lab.dispatch(TRAIN), passes=PASSES, burdened=storm.burdened)
         self.run.open_gate()
         self._times: list[tuple[Fault, float]] = []
 
     def pass_through(self) -> None:
-        self.run.reach(FIRST_STEP)
-        before = descriptors(self.lab)
+        if self.storm.moment != "starting":
+            self.run.reach(FIRST_STEP)
+            before = descriptors(self.lab)
         for fault in self.storm.faults:
             if fault is self.storm.ending:
                 self._compare_descriptors(before)
+            if self.storm.moment and fault is self.storm.faults[-1]:
+                self._await_moment()
             at = storms.inject(self.run, fault)
             if at is None:
                 return
             self._times.append((fault, at))
             self.figures.count(fault)
-        if self.storm.ending is None:
+        if self.storm.ending is None and not self.storm.moment:
             self._compare_descriptors(before)
+
+    def _await_moment(self) -> None:
+        """Wait until a node is to be lost, or the run is over."""
+        run, moment = self.run, self.storm.moment
+        if moment != "starting":
+            run.event("copied", node=0)
+        known = len(self.lab.all_events(run.job))
+        if moment == "rolling back":
+            storms.inject(run, Fault("kill", "pserver1", 0.0))
+
+        def has_come() -> bool:
+            if moment == "starting":
+                return any(event["phase"] == "pservers" for event in run.events("phase"))
+            if moment == "finishing":
+                return any(event["phase"] == "finishing" for event in run.events("phase"))
+            name = {"training": "step", "rolling back": "rolled_back"}.get(moment, "saved")
+            new = [event for event in self.lab.all_events(run.job)[known:] if event["event"] == name]
+            return any(moment != "copying" or event.get("complete") for event in new)
+
+        assert wait_until(lambda: storms.is_over(run) or has_come(), LONGEST_RUN_S), f"not {moment}"
 
     def _compare_descriptors(self, before: dict[str, int]) -> None:
         """Assert that all processes are back and soon have no more descriptors than before, unless the run ends."""
@@ -106,13 +131,16 @@ class Round:
 
     def end(self, expected: Model) -> None:
         """Check everything that must hold afterwards."""
+        if self.storm.moment:  # it may be resumed, by the attached start
+            self.run.starting.communicate(timeout=2 * LONGEST_RUN_S)
         self.lab.wait_for_end(self.run.job, LONGEST_RUN_S)
         self._measure(time.time())
         self.lab.heal_network()
         self.lab.boot()
         self.run.starting.communicate(timeout=180)
         ended_by = self.storm.ending if self._times and self._times[-1][0] is self.storm.ending else None
-        self.lab.assert_nothing_remains(half_written=ended_by is None or ended_by.name != "power-off")
+        off = any(fault.name in ("power-off", "lose-disk") for fault, _ in self._times)
+        self.lab.assert_nothing_remains(half_written=not off)
         state = self.lab.status(self.run.job)["state"]
         self.figures.runs[state] += 1
         assert state in (storms.KINDS[ended_by.name].ends if ended_by else {"succeeded"}), state
@@ -140,7 +168,8 @@ class Round:
             reported = {f"{one['role']}{one['rank']}" for one in why["before"] if one["role"]}
             restarted = {f"{event['role']}{event['rank']}" for event in self.run.events("restarting")}
             killed = {fault.target for fault, _ in self._times if fault.name in ("kill", "kill-two")} & restarted
-            assert killed <= reported, f"{killed} were killed, and why reports {reported}"
+            is_known = int(why["run"]) == 1 and all(fault.name != "lose-disk" for fault, _ in self._times)
+            assert killed <= reported or not is_known, f"{killed} were killed, and why reports {reported}"
 
     def _resume(self) -> None:
         self.lab.run("stop", self.run.job)
@@ -148,7 +177,10 @@ class Round:
         again.ends("succeeded", 0, LONGEST_RUN_S)
 
     def _check_model(self, expected: Model) -> None:
-        model = model_of(self.lab, self.run.job)
+        home = f"home-{self.run.job}"
+        collected = self.lab.run("collect", self.run.job, "-o", home)
+        assert collected.code in (0, 3), collected.err  # logs of disks that were lost are missing
+        model = load_model(self.lab.directory / home / "model")
         if self.storm.mode == "sync":
             assert_same(model, expected)
         else:

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from real.faults.laboratory import EVERYBODY
 from real.faults.runs import Run
@@ -21,8 +21,11 @@ GUARDIANS = ("guardian0", "guardian1", "guardian2", "guardian3")
 NODE_GRACE_S = 10
 SURVIVED_S = 5.0  # well below NODE_GRACE_S
 MOST_FAULTS = 4
-PATIENT = 0.3  # of all runs wait for lost nodes
-FATAL = 0.35  # of the other runs have a last fault that may end them
+PATIENT = 0.25  # of all runs wait for lost nodes
+MOVING = 0.6  # of the other runs have a last fault that loses a node, and outlive it
+FATAL = 0.35  # of the rest have a last fault that may end them
+#: When a node is lost that a run outlives.
+MOMENTS = ("starting", "training", "saving", "copying", "rolling back", "finishing")
 OFF = 0.2  # of all runs have a machine with a wrong clock
 BURDENED = 0.3  # of all runs have trainers that end slowly and have helpers in sessions of their own
 
@@ -74,7 +77,8 @@ def number_of(target: str) -> int:
 class Storm:
     """The faults of a run. `clock`: a machine and the hours its clock is ahead. `patient`: it waits for lost nodes.
 
-    `burdened`: its trainers take a second to end, and have helpers in sessions of their own.
+    `burdened`: its trainers take a second to end, and have helpers in sessions of their own. `moment`: when the last
+    fault loses a node, which the run outlives, on other nodes or resumed on them; "" if it need not.
     """
 
     mode: str
@@ -82,15 +86,17 @@ class Storm:
     clock: tuple[int, int] | None
     faults: tuple[Fault, ...]
     burdened: bool = False
+    moment: str = ""
 
     @property
     def ending(self) -> Fault | None:
         last = self.faults[-1]
-        return last if last.name in ENDING else None
+        return last if last.name in ENDING and not self.moment else None
 
     def __str__(self) -> str:
         clock = [f"node{self.clock[0]} is {self.clock[1]:+} h off"] if self.clock else []
         about = self.mode + ", waits" * self.patient + ", with helpers" * self.burdened
+        about += f", a node is lost while {self.moment}" * bool(self.moment)
         return "; ".join([about, *clock, *map(str, self.faults)])
 
 
@@ -178,6 +184,11 @@ def kill_control(run: Run, fault: Fault) -> None:
 
 def power_off(run: Run, fault: Fault) -> None:
     run.lab.machines[fault.number].power_off()
+
+
+def lose_disk(run: Run, fault: Fault) -> None:
+    power_off(run, fault)
+    run.lab.machines[fault.number].empty_disk()
 
 
 def fill_disk(run: Run, fault: Fault) -> None:
@@ -318,7 +329,15 @@ ENDING: dict[str, Kind] = {
     ),
     "stop": Kind(stop, ("all",), ends=frozenset({"stopped"})),
 }
-KINDS = {**SURVIVED, **WAITED, **ENDING}
+#: Faults that lose a node for good, or for so long that its processes run elsewhere.
+LOSING: dict[str, Kind] = {
+    "kill-supervisor": Kind(kill, SUPERVISORS),
+    "pause-for-long": Kind(pause, SUPERVISORS, lambda chance: {"for_s": NODE_GRACE_S + 6.0}),
+    "cut-for-long": Kind(cut, NODES),
+    "power-off": Kind(power_off, NODES, weight=2),
+    "lose-disk": Kind(lose_disk, NODES, weight=2),
+}
+KINDS = {**SURVIVED, **WAITED, **LOSING, **ENDING}
 
 
 def draw(seed: str) -> Storm:
@@ -326,6 +345,12 @@ def draw(seed: str) -> Storm:
     chance = random.Random(seed)
     mode, patient = chance.choice(["sync", "async"]), chance.random() < PATIENT
     clock = (chance.randrange(len(NODES)), chance.choice([-1, 1])) if chance.random() < OFF else None
+    if not patient and chance.random() < MOVING:
+        moment = chance.choice(MOMENTS)
+        kept = {name: kind for name, kind in SURVIVED.items() if name != "kill-control"}  # that is the keeper
+        before = [_draw_one(chance, kept) for _ in range(0 if moment == "starting" else chance.randint(0, 2))]
+        loss = replace(_draw_one(chance, LOSING), after_s=chance.uniform(0.0, 0.3))
+        return Storm(mode, patient, clock, (*before, loss), chance.random() < BURDENED, moment)
     faults = [_draw_one(chance, SURVIVED) for _ in range(chance.randint(1, MOST_FAULTS))]
     if patient:
         faults.insert(chance.randint(0, len(faults)), _draw_one(chance, WAITED))
