@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.runtime import load_model
-from real.faults.laboratory import Laboratory
+from real.faults.laboratory import CONTROL, Laboratory
 from real.faults.runs import Model, Run, assert_same, begin, dispatch
 
 pytestmark = pytest.mark.faults
@@ -64,3 +64,23 @@ def test_a_run_outlives_its_first_machine_and_the_next_one_and_of_two_keepers_on
     assert "resuming it on node[2,3]" in said
     assert "the run has 2 of 2 pservers and 3 of 3 trainers" in said
     assert "made with" not in said
+
+
+def test_a_keeper_on_the_wrong_side_of_a_cut_resumes_nothing_until_it_is_healed(
+    lab: Laboratory, expected: Model
+) -> None:
+    """The first node and the keepers, one of which is the attached start, are cut off from the others."""
+    run = start(lab)
+    keeper = lab.popen("keep", run.job)
+    assert keeper.stdout is not None
+    for node in ("node1", "node2", "node3"):
+        for one in ("node0", CONTROL):
+            lab.rule(one, node, loss=1)
+            lab.rule(node, one, loss=1)
+    assert "only 1 of 4 nodes are left" in run.cause()["message"]
+    assert any("1 of its 4 nodes answer; more than half are needed" in line for line in keeper.stdout)
+    lab.heal_network()
+    said = finish(run, lab, expected)
+    assert "resuming it on node[0-3]" in said + keeper.communicate(timeout=180)[0]
+    runs = lab.job_dir(run.job, 2) / ".clusterctl/runs"
+    assert sorted(path.name for path in runs.iterdir()) == ["0001", "0002"]
