@@ -6,10 +6,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import nn, optim
@@ -190,6 +192,8 @@ def processes() -> Iterator[Any]:
     """Yield a context whose processes are forked from one that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):  # else it cannot import that
+        forkserver.ensure_running()
     try:
         yield context
     finally:
