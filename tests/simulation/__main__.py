@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -14,27 +15,31 @@ import traceback
 from simulation.history import History
 
 
-def main(count: str, seed: str = "", *only: str) -> int:
+def main(count: str, seed: str = "", only: str = "") -> int:
+    if only not in ("", "lead"):
+        raise SystemExit(__doc__)
     begin, limit_s = time.monotonic(), float(count[:-1]) if count.endswith("s") else None
     first = seed or f"{time.time():.0f}"
     ends: collections.Counter[str] = collections.Counter()
-    number = failed = 0
+    number = failed = resumed = 0
     while number < int(count) if limit_s is None else time.monotonic() - begin < limit_s:
         name = seed if seed and count == "1" else f"{first}-{number}"
         number += 1
-        history = History(name, only_lead=only == ("lead",))
+        history = History(name, only_lead=only == "lead")
         try:
             history.play()
         except Exception:  # noqa: BLE001 - any of them is a finding
             failed += 1
             print(f"\n{history.world.story() if count == '1' else ''}\n{traceback.format_exc()}")
-            print(f"to repeat it, in tests/: python -m simulation 1 {' '.join([name, *only])}", flush=True)
+            print(
+                f"to repeat it, in tests/: python -m simulation 1 {shlex.join(filter(None, [name, only]))}", flush=True
+            )
             if failed >= 5:
                 break
         ends[history.end] += 1
-        ends["resumed"] += len(history.world.runs) - 1
+        resumed += len(history.world.runs) - 1
     seconds = time.monotonic() - begin
-    print(f"{number} histories in {seconds:.0f} s, {failed} failed: {dict(ends)}")
+    print(f"{number} histories in {seconds:.0f} s, {failed} failed, {resumed} runs resumed: {dict(ends)}")
     return min(failed, 1)
 
 

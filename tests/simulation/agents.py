@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterctl.agent.lead.connection import HANDSHAKE_S
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.run_spec import RunSpec
 from simulation.blocking import Blocking
@@ -24,6 +23,7 @@ POLL_S = 0.1
 LOCK_S = 0.5
 ENDING_S = 15.0
 START_S = 20.0
+FAILS = 0.01  # of the starts on a node
 BEAT = "beat"
 DISPATCHED_AS = {"workspace": "w", "content": "0", "files": 1, "bytes": 1, "t": 1.0}
 
@@ -88,7 +88,8 @@ class AgentProcess(Process):
         return self._inbox.popleft()
 
     def look(self) -> None:
-        if self._gone or self.machine.monotonic() - self._arrived > SILENCE_S:
+        """Raise Gone if the other side is gone, or silent for too long."""
+        if self._sock is not None and (self._gone or self.machine.monotonic() - self._arrived > SILENCE_S):
             raise Gone
 
     def sleep(self, seconds: float) -> None:
@@ -106,6 +107,7 @@ class AgentProcess(Process):
         """Wait until something is so. Return False if it is not within `limit_s`."""
         limit = self.machine.monotonic() + limit_s
         while not is_so():
+            self.look()
             if self.machine.monotonic() >= limit:
                 return False
             self.sleep(POLL_S)
@@ -178,8 +180,10 @@ def find_checkpoints(agent: AgentProcess, request: Mapping[str, Any]) -> dict[st
 def verify_checkpoint(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
     _need_job(agent.machine)
     run = agent.machine.disk.runs.get(request["run"])
-    here = run.pieces.keys() if run is not None else ()
-    return {"pieces": {one["file"]: None for one in request["files"] if (request["tag"], one["file"]) in here}}
+    if run is None:
+        return {"pieces": {}}
+    found = [one for one in request["files"] if (request["tag"], one["file"]) in run.pieces]
+    return {"pieces": {one["file"]: None if run.has(request["tag"], one) else "is damaged" for one in found}}
 
 
 def start(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,16 +224,15 @@ def start(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
     if "spec" not in go:
         raise AgentError("the start was cancelled")
     spec = RunSpec.from_json(go["spec"]).replace(t=machine.wall())
-    previous = machine.disk.newest
+    if machine.world.lot.random() < FAILS:
+        raise AgentError("the supervisor did not start")
     run = machine.disk.runs[spec.run] = StoredRun(spec)
     if "resume" in go:
         before, tag = machine.disk.runs.get(go["resume"]["run"]), go["resume"]["tag"]
         run.manifests[tag] = go["resume"]["manifest"]
         run.pieces = {(tag, file): before.pieces[tag, file] for file in go["resume"]["files"]} if before else {}
-    machine.world.begins(machine, spec, previous)
+    machine.world.begins(machine, spec)
     SupervisorProcess(machine, spec)
-    if not agent.await_(lambda: machine.supervisor is None or machine.supervisor.supervisor is not None, HANDSHAKE_S):
-        raise AgentError("the supervisor did not start")
     return {"dir": "/job", "t": spec.t, "port": LEAD_PORT if spec.leads else None}
 
 
@@ -274,13 +277,9 @@ def stop(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
     for program in list(machine.programs.values()):
         machine.exited(program, -signal.SIGKILL)
     if run is not None and run.ended is None:
-        run.ended = {
-            "event": "ended",
-            "state": "stopped",
-            "cause": {"kind": "stopped"},
-            "late": True,
-            "t": machine.wall(),
-        }
+        end = {"event": "ended", "state": "stopped", "cause": {"kind": "stopped"}, "late": True}
+        run.ended = {**end, "t": machine.wall(), "node": machine.number}
+        run.events.append(run.ended)
     nothing: dict[str, Any] = {"killed": 0, "survivors": 0, "leftovers": 0, "left": [], "ports_busy": [], "holders": []}
     return {**_describe(machine, run), "was": "running", **nothing}
 

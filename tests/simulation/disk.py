@@ -8,6 +8,11 @@ from typing import Any
 from clusterctl.common.run_spec import RunSpec
 
 
+def digest_of(piece: str) -> str:
+    """Return what stands for the sha256 of a piece, which is `STEP:MODEL`."""
+    return piece.rpartition(":")[2].rjust(64, "0")
+
+
 class StoredRun:
     """The directory of a run. Pieces and manifests are synced; the last seconds of its events are not."""
 
@@ -26,6 +31,10 @@ class StoredRun:
     @property
     def phase(self) -> str | None:
         return next((str(event["phase"]) for event in reversed(self.events) if event["event"] == "phase"), None)
+
+    def has(self, tag: str, file: Mapping[str, Any]) -> bool:
+        """True if a piece is here as an entry of a manifest describes it."""
+        return digest_of(self.pieces.get((tag, file["file"]), "")) == file["sha256"]
 
     @property
     def is_final(self) -> bool:

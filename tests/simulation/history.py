@@ -44,26 +44,31 @@ class History:
 
     def play(self) -> None:
         """Play it to the end. Raises AssertionError if something does not hold."""
+        with simulated(self.world):
+            try:
+                self._play()
+            finally:
+                self.world.close()
+
+    def _play(self) -> None:
         world, lot = self.world, self.lot
-        with simulated(world):
-            world.begin()
-            for machine in world.machines[-self._keepers :] if self._keepers else ():
-                world.keep(machine)
-            if self._only_lead:
-                world.time.after(lot.uniform(0.0, EARLY_S), lambda: self._power_off(world.machines[0]))
-            else:
-                self._draw()
-            world.time.pass_until(CHAOS_S)
-            self._mend()
-            world.time.after(WAIT_S, self._stop_run)  # what waits for a node waits for ever
-            while world.time.now < CHAOS_S + END_S and not self._is_over():
-                world.time.pass_until(world.time.now + 1.0)
-            assert world.is_over, "the run does not end"
-            world.time.pass_until(world.time.now + 2 * NODE_GRACE_S)
-            world.check_end()
-            if self._only_lead:
-                self._check_resumed()
-            world.close()
+        world.begin()
+        for machine in world.machines[-self._keepers :] if self._keepers else ():
+            world.keep(machine)
+        if self._only_lead:
+            world.time.after(lot.uniform(0.0, EARLY_S), lambda: self._power_off(world.machines[0]))
+        else:
+            self._draw()
+        world.time.pass_until(CHAOS_S)
+        self._mend()
+        world.time.after(WAIT_S, self._stop_run)  # what waits for a node waits for ever
+        while world.time.now < CHAOS_S + END_S and not self._is_over():
+            world.time.pass_until(world.time.now + 1.0)
+        assert world.is_over, "the run does not end"
+        world.time.pass_until(world.time.now + 2 * NODE_GRACE_S)
+        world.check_end()
+        if self._only_lead:
+            self._check_resumed()
 
     def _check_resumed(self) -> None:
         """The keeper has resumed the run, unless its only checkpoints were not copied yet."""

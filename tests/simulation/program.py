@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.common.manifest import checkpoint_tag, piece_name
 from clusterctl.common.procfs import Identity
+from simulation.disk import digest_of
 from simulation.machine import Key, Machine, Process, SupervisorProcess
 
 if TYPE_CHECKING:
@@ -136,9 +137,14 @@ class Pserver(Program):
 
         def written() -> None:
             self.stored.pieces[tag, self.file] = content
-            name = content.rpartition(":")[2].rjust(64, "0")
+            self.stored.copied.discard((tag, self.file))
             receipt = {"tag": tag, "file": self.file, "pass": 0, "step": step, "seed": 0, "mode": "sync", "bytes": 1}
-            more = {"pserver": rank, "pservers": self.spec.training.pservers, "tables": {}, "sha256": name}
+            more = {
+                "pserver": rank,
+                "pservers": self.spec.training.pservers,
+                "tables": {},
+                "sha256": digest_of(content),
+            }
             kind = {"checkpoint": True, "trainers": self.spec.training.trainers, "steps": []} if checkpoint else {}
             self.report("saved", **receipt, **more, **kind)
             then()

@@ -27,6 +27,10 @@ class SimulatedRun:
         self.copying: dict[tuple[int, str], list[tuple[str, str]]] = {}  # the pieces last copied, by node and tag
         self._kept: set[str] = set()  # the checkpoints that the lead knows to be complete, and
         self._copied: set[str] = set()  # to be copied
+        if spec.saving.resume is not None and spec.saving.sources is not None:
+            tag = spec.saving.resume.tag
+            self._kept, self._copied = {tag}, {tag}
+            self.copies = {(tag, piece.file): {*piece.nodes} for piece in spec.saving.sources.pieces}
         self._may_shrink = spec.failures.on_trainer_loss == "shrink"
         self._newest: dict[tuple[int, int], int] = {}  # by pserver and trainer: the newest attempt that has counted
 

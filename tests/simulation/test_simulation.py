@@ -16,16 +16,23 @@ def played(count: str, seed: str, *only: str) -> subprocess.CompletedProcess[str
     return subprocess.run(argv, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
 
 
+def resumed(output: str) -> int:
+    """Return how many runs keepers have resumed."""
+    return int(output.partition(" runs resumed")[0].rpartition(" ")[2])
+
+
 def test_whatever_fails_no_process_counts_twice_the_newest_checkpoint_is_found_and_the_run_ends() -> None:
     done = played("150", "always the same")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("150 histories")
+    assert resumed(done.stdout) > 10
 
 
 def test_a_run_whose_first_machine_loses_power_is_resumed_by_its_keeper() -> None:
     done = played("40", "always the same", "lead")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("40 histories")
+    assert resumed(done.stdout) > 20
 
 
 @pytest.mark.slow

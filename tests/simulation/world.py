@@ -112,34 +112,33 @@ class World:
         for machine, spec in zip(self.nodes, self.specs, strict=True):
             machine.disk.runs[spec.run] = StoredRun(spec)
             self.booted(machine)
-            self.begins(machine, spec, "")
+            self.begins(machine, spec)
         for machine, spec in zip(self.nodes, self.specs, strict=True):
             SupervisorProcess(machine, spec)
 
-    def begins(self, machine: Machine, spec: RunSpec, previous: str) -> None:
+    def begins(self, machine: Machine, spec: RunSpec) -> None:
         """Prepare a machine for its part of a run."""
         if spec.leads:
             assert spec.run not in self.runs, f"run {spec.run} has begun twice"
-            self._check_resume(spec, previous)
+            self._check_resume(spec)
             self.runs[spec.run] = SimulatedRun(self, spec)
-            self.tell(machine, {"event": "run", "run": spec.run, "after": previous})
+            self.tell(machine, {"event": "run", "run": spec.run})
         machine.keys = {process.name: self.new_key() for process in spec.processes}
 
-    def _check_resume(self, spec: RunSpec, previous: str) -> None:
+    def _check_resume(self, spec: RunSpec) -> None:
         """No run continues one of which most nodes know that it has succeeded, has failed, or was stopped.
 
         It goes on from the newest complete checkpoint of which its nodes have a copy of each piece.
         """
-        stored = [machine.disk.runs[previous] for machine in self.nodes if previous in machine.disk.runs]
-        final = sum(one.is_final for one in stored)
-        assert 2 * final <= len(self.nodes), f"run {previous} is resumed, which is over on {final} nodes"
+        for run in self.runs:
+            final = sum(machine.disk.runs[run].is_final for machine in self.nodes if run in machine.disk.runs)
+            assert 2 * final <= len(self.nodes), f"run {spec.run} continues {run}, which is over on {final} nodes"
         chosen = (spec.saving.resume.run, spec.saving.resume.tag) if spec.saving.resume else ("", "")
         disks = [self.machines[node].disk for node in spec.members]
         for run in self.runs:
             there = [disk.runs[run] for disk in disks if run in disk.runs]
-            pieces = {name for one in there for name in one.pieces}
             for manifest in (known for one in there for known in (*one.manifests.values(), *one.copies.values())):
-                is_whole = all((manifest["tag"], file["file"]) in pieces for file in manifest["files"])
+                is_whole = all(any(one.has(manifest["tag"], file) for one in there) for file in manifest["files"])
                 if manifest.get("checkpoint") and is_whole:
                     newest = (run, manifest["tag"])
                     assert chosen >= newest, f"run {spec.run} resumes from {chosen}, and {newest} is whole"
