@@ -286,7 +286,7 @@ class Standstill(Event):
 class Warned(Event):
     """A warning of the run; `kind` is a name such as "tables_not_loaded".
 
-    About a node that was lost: `lost_s` is how long before it was last heard of, in seconds.
+    `lost_s`: of a node that was lost, the seconds between its last message and `t`.
     """
 
     kind: str

@@ -312,9 +312,10 @@ class CopyingEvent(TypedDict):
 
 
 class RunWarning(TypedDict):
-    """A warning about a run, however it ends. `kind` is a name such as "no_push", `t` when it was recorded.
+    """A warning about a run, however it ends. `kind` is a name such as "no_push".
 
-    About a node that was lost: `lost_s` is how long before that it was last heard of, in seconds.
+    `t`: when it was recorded, if that was while the run lived. `lost_s`: of a node that was lost, the seconds between
+    its last message and `t`.
     """
 
     kind: str

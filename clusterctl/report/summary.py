@@ -122,7 +122,7 @@ def doubts(record: RunRecord) -> Iterator[str]:
     for left in record.members.left_out:
         yield f"node{left['node']} was left out of the run: {shortened(left['message'])}"
     for warning in record.warnings:
-        yield f"Warning: {shortened(warning_text(warning))}"
+        yield f"Warning: {shortened(warning_text(warning, dated=True))}"
 
 
 def cause_card(record: RunRecord) -> Html | None:

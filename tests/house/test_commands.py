@@ -41,6 +41,7 @@ VALUES = (
     "cluster.raise_failures",
     "launch.Resume",
     "observe.follow.is_passing",
+    "observe.record.marks.by_our_clock",
     "observe.record.marks.warning_text",
     "observe.record.references.Reference",
     "observe.record.references.run_title",

@@ -101,9 +101,9 @@ MOST_OF_KIND = 40  # characters
 
 
 def run_warning(kind: str, message: str, node: int | None = None, lost_s: float | None = None) -> RecordEvent:
-    """A warning of the run, about `node` if it is about one, which was lost `lost_s` seconds ago if it was.
+    """A warning of the run. `RunWarnings` drops one that is known already.
 
-    `RunWarnings` drops a warning that is known already.
+    `node`: the node that it is about, if any. `lost_s`: of a node that was lost, the seconds since its last message.
     """
     event: WarnedEvent = {"event": "warned", "kind": kind[:MOST_OF_KIND], "message": message[:MOST_CHARACTERS]}
     if node is not None:

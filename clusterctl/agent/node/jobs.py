@@ -9,6 +9,7 @@ from typing import Any
 
 from clusterctl.common.answers import RanJob
 from clusterctl.common.errors import AgentError
+from clusterctl.common.events import RunWarning
 from clusterctl.common.files import is_locked, read_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, is_job_id, job_directories
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
@@ -112,9 +113,9 @@ def processes_now(state: dict[str, Any], lost: bool, *, over: bool = False) -> l
     return checked
 
 
-def warnings_of(state: dict[str, Any]) -> list[dict[str, str]]:
+def warnings_of(state: dict[str, Any]) -> list[RunWarning]:
     """Return the warnings of a run so far. Older versions only recorded them in the event of its end."""
-    warnings: list[dict[str, str]] = state.get("warnings") or (state.get("ended") or {}).get("warnings") or []
+    warnings: list[RunWarning] = state.get("warnings") or (state.get("ended") or {}).get("warnings") or []
     return warnings
 
 

@@ -98,7 +98,7 @@ def collect(root: Path, request: CollectRequest, peer: Peer) -> CollectEnd:
         "more": max(0, len(left) - MOST_LEFT),
     }
     if run is not None and (warnings := warnings_of(read_state(run))):
-        end["warnings"] = [{"kind": one["kind"], "message": one["message"]} for one in warnings]
+        end["warnings"] = warnings
     return end
 
 

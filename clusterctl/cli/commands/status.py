@@ -27,6 +27,7 @@ from clusterctl.common.schema import typed
 from clusterctl.documents.jobs import RunningJobs
 from clusterctl.errors import ClusterctlError, JobFailedError
 from clusterctl.inventory import nodeset
+from clusterctl.observe.record.marks import by_our_clock
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.model import ProcessRecord
 from clusterctl.observe.record.references import run_title
@@ -123,7 +124,7 @@ def _show(invocation: Invocation, cluster: Cluster, current: JobStatus, *, clear
     cause = ended["cause"] if ended and not explained else None
     for line in first_cause_lines(cluster, current.job, current.run, cause):
         console.output(line)
-    for line in warning_lines(current.warnings):
+    for line in warning_lines(by_our_clock(current.warnings, current.offset_s)):
         console.warn(line)
 
 

@@ -14,6 +14,7 @@ from clusterctl.observe.follow import Follower, News
 from clusterctl.observe.record.curves import shifted
 from clusterctl.observe.record.history import NodeCurves, read_curves
 from clusterctl.observe.record.live import LiveRecord
+from clusterctl.observe.record.marks import by_our_clock
 from clusterctl.observe.record.status import JobStatus
 
 BUCKETS = 200
@@ -54,7 +55,8 @@ def _record(current: JobStatus, known: Mapping[int, NodeCurves]) -> LiveRecord:
     dropped, lead = current.cut_dropped, known.get(current.members.lead)
     if dropped is not None and lead is not None:
         dropped = {**dropped, "t": dropped["t"] + lead.offset_s}
-    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves, dropped, current.warnings)
+    warnings = by_our_clock(current.warnings, lead.offset_s) if lead is not None else current.warnings
+    record.begin_from(current.processes, (current.lead or {}).get("phase"), curves, dropped, warnings)
     return record
 
 

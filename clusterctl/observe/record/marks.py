@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from clusterctl.common.events import RunWarning
 from clusterctl.common.run_state import Event
@@ -33,14 +34,27 @@ def mark_of(event: Event, t: float, *, has_pservers: bool = True) -> Mark | None
     return Mark(t, event["event"], text, int(event["node"]))
 
 
-def warning_text(warning: RunWarning) -> str:
-    """Return the message of a warning. About a lost node it says when that was lost, and when its processes moved."""
+def by_our_clock(warnings: Iterable[RunWarning], offset_s: float) -> list[RunWarning]:
+    """Return warnings with times of our clock. `offset_s` is our clock minus that of the lead, which recorded them."""
+    return [{**one, "t": max(0.0, one["t"] + offset_s)} if "t" in one else one for one in warnings]
+
+
+def warning_text(warning: RunWarning, *, dated: bool = False) -> str:
+    """Return the message of a warning. About a lost node it says when that was lost, and when its processes moved.
+
+    The times have a date if they are not of today, or with `dated`.
+    """
     message, t, lost_s = warning["message"], warning.get("t"), warning.get("lost_s")
     if t is None or lost_s is None:
         return message
-    lost, moved = (time.strftime("at %H:%M:%S", time.localtime(moment)) for moment in (max(0.0, t - lost_s), t))
-    text = message.replace(" was lost", f" was lost {lost}", 1)
-    return f"{text} {moved}" if " moved to " in message else text
+    reason, sep, moved = message.partition("; ")
+    text = reason.replace(" was lost", f" was lost at {_moment(max(0.0, t - lost_s), dated=dated)}", 1)
+    return f"{text}; at {_moment(t, dated=dated)} {moved}" if " moved to " in moved else f"{text}{sep}{moved}"
+
+
+def _moment(t: float, *, dated: bool) -> str:
+    is_today = time.localtime(t)[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if is_today and not dated else "%m-%d %H:%M:%S", time.localtime(t))
 
 
 def _phase(event: Event) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -20,6 +21,7 @@ from clusterctl.observe.record.model import ProcessRecord
 DISPATCHED, LOST, UNKNOWN = "dispatched", "lost", "unknown"
 WORST_FIRST = STATES
 LIVE = ("starting", "running")
+ANSWERED_S = 15.0
 
 
 class StatusNode(TypedDict):
@@ -39,7 +41,8 @@ class StatusNode(TypedDict):
 class JobStatus:
     """One job as seen from all nodes; `nodes` have the form of `status --json`.
 
-    `errors`: of nodes that should have answered but did not.
+    `errors`: of nodes that should have answered but did not. `offset_s` is our clock minus the lead's, 0 if they agree
+    as far as an answer can tell.
     """
 
     job: str
@@ -49,6 +52,7 @@ class JobStatus:
     nodes: list[StatusNode]
     errors: list[ClusterctlError]
     lead: StatusFacts | None
+    offset_s: float = 0.0
 
     @property
     def run(self) -> str | None:
@@ -86,7 +90,15 @@ def status(
         [_node_view(outcome, members) for outcome in outcomes],
         members.errors(outcomes),
         lead if lead and lead["run"] == members.run else None,
+        _offset_s(lead),
     )
+
+
+def _offset_s(lead: StatusFacts | None) -> float:
+    """Return our clock minus the lead's. Its answer has just arrived, after seconds at most."""
+    now = (lead or {}).get("now")
+    offset_s = time.time() - now if now is not None else 0.0
+    return offset_s if abs(offset_s) > ANSWERED_S else 0.0
 
 
 def _same_job_everywhere(

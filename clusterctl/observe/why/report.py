@@ -12,6 +12,7 @@ from clusterctl.common.events import RunWarning
 from clusterctl.common.schema import Moment, fits
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
+from clusterctl.observe.record.marks import by_our_clock
 from clusterctl.observe.record.members import Members
 from clusterctl.observe.record.status import DISPATCHED, JobStatus, status
 from clusterctl.observe.why.clocks import clock_offset
@@ -82,7 +83,7 @@ def why(
         errors,
         first.at(first.answer["started"]) if first and first.answer.get("started") else None,
         first.at(end["t"]) if first and end else explanation.ended_t,
-        seen.warnings,
+        seen.warnings if lead is None else by_our_clock(seen.warnings, lead.offset_s),
     )
 
 

@@ -26,8 +26,11 @@ class Figures:
     def count(self, fault: Fault) -> None:
         self.injected[_kind(fault)] += 1
 
-    def measure(self, fault: Fault, at: float, events: Sequence[Event], over: float) -> None:
-        """Add the times of one fault; `events` are sorted by time, and the last process ended at `over`."""
+    def measure(self, fault: Fault, at: float, events: Sequence[Event], over: float, *, ends: bool) -> None:
+        """Add the times of one fault, which `ends` the run or not.
+
+        `events` are sorted by time, and the last process ended at `over`.
+        """
         later = [event for event in events if event["at"] > at]
         if fault.name == "kill":
             self._add(fault, *_restart_times(fault, at, later))
@@ -35,9 +38,9 @@ class Figures:
             lost, back = _at(later, _about("lost", fault)), _at(later, _about("rejoined", fault))
             step = back and _at(later, lambda event: event["event"] == "step" and event["at"] > back)
             self._add(fault, lost and lost - at, step and step - at)
-        elif fault.name in storms.ENDING:
+        elif fault.name in (*storms.ENDING, *storms.LOSING):
             noticed = _at(later, lambda event: event["event"] in ("lost", "ended") or event.get("level") == "error")
-            self._add(fault, noticed and noticed - at, over - at)
+            self._add(fault, noticed and noticed - at, over - at if ends else None)
 
     def _add(self, fault: Fault, noticed_s: float | None, recovered_s: float | None) -> None:
         for table, value in ((self.noticed_s, noticed_s), (self.recovered_s, recovered_s)):

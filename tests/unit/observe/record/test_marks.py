@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.common.events import RunWarning
-from clusterctl.observe.record.marks import warning_text
+from clusterctl.observe.record.marks import by_our_clock, warning_text
 
 MOVED = "node2 was lost: no message from it for 30 s; pserver2, trainer2 moved to node0"
 STAYED = "node2 was lost: no message from it for 30 s; no process had to move"
@@ -31,13 +31,26 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"kind": "no_push", "message": MOVED, "t": 5.0}, MOVED),
         (
             {"kind": "node_lost", "message": MOVED, "t": 37904.0, "lost_s": 37.0},
-            "node2 was lost at 10:31:07: no message from it for 30 s; pserver2, trainer2 moved to node0 at 10:31:44",
+            "node2 was lost at 01-01 10:31:07: no message from it for 30 s; "
+            "at 01-01 10:31:44 pserver2, trainer2 moved to node0",
         ),
         (
             {"kind": "node_lost", "message": STAYED, "t": 37904.0, "lost_s": 37.0},
-            "node2 was lost at 10:31:07: no message from it for 30 s; no process had to move",
+            "node2 was lost at 01-01 10:31:07: no message from it for 30 s; no process had to move",
         ),
     ],
 )
 def test_a_warning_about_a_lost_node_says_when(warning: RunWarning, text: str) -> None:
     assert warning_text(warning) == text
+
+
+@pytest.mark.usefixtures("in_utc")
+def test_times_of_today_have_no_date() -> None:
+    now = time.time()
+    text = warning_text({"kind": "node_lost", "message": STAYED, "t": now, "lost_s": 0.0})
+    assert text.startswith(f"node2 was lost at {time.strftime('%H:%M:%S', time.gmtime(now))}: ")
+
+
+def test_warnings_are_shown_by_our_clock() -> None:
+    warnings: list[RunWarning] = [{"kind": "a", "message": "b", "t": 5.0}, {"kind": "a", "message": "c"}]
+    assert by_our_clock(warnings, 3.0) == [{"kind": "a", "message": "b", "t": 8.0}, warnings[1]]
