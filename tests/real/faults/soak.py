@@ -1,6 +1,7 @@
 """Runs under random faults for a while: `python -m real.faults.soak SECONDS SEED [ROUND]` in `tests`, as root.
 
-Each round is one run and one storm, drawn from the seed and the number of the round. At its end: in sync mode the model
+Each round is one run and one storm, drawn from the seed and the number of the round; with `losses` for SECONDS, each
+kind of node loses power once in each phase of a run, with and without its disk. At its end: in sync mode the model
 is that of an undisturbed run, bit for bit; nothing is left on any machine; no process has more open descriptors than
 before; `why` names the faults, whether the run survived them or ended because of them; and a run that has ended
 continues with `--resume`.
@@ -33,6 +34,7 @@ PASSES = 12
 LONGEST_RUN_S = 150
 SETTINGS: dict[str, Any] = {"NODE_GRACE_S": storms.NODE_GRACE_S, "RESTARTS": 20}
 FIRST_STEP = 10
+LOSSES = "losses"
 SETTLED_S = 6.0  # a process that has just started is still opening files
 WATCHED = (*storms.SUPERVISORS, *storms.PSERVERS, *storms.TRAINERS)
 
@@ -199,15 +201,16 @@ def undisturbed(lab: Laboratory) -> Model:
     return model_of(lab, run.job)
 
 
-def soak(seconds: float, seed: str, first: int, directory: Path) -> Figures:
+def soak(seconds: str, seed: str, first: int, directory: Path) -> Figures:
     """Raise AssertionError with the story of a round that failed and the command that repeats it."""
     figures = Figures()
     with laboratory(directory, len(storms.NODES), seed) as lab:
         lab.directory = directory / "work"
         expected = undisturbed(lab)
-        end, number = time.monotonic() + seconds, first
-        while time.monotonic() < end or number == first:
-            storm = storms.draw(f"{seed}/{number}")
+        losses = storms.losses() if seconds == LOSSES else []
+        end, number = time.monotonic() + (0.0 if losses else float(seconds)), first
+        while number < len(losses) or time.monotonic() < end or number == first:
+            storm = losses[number] if losses else storms.draw(f"{seed}/{number}")
             say(f"round {number}: {storm}")
             lab.boot()
             one = Round(lab, storm, figures)
@@ -217,7 +220,8 @@ def soak(seconds: float, seed: str, first: int, directory: Path) -> Figures:
             except Exception as exc:
                 say("\n".join(figures.lines()))
                 story = f"{one.story()}\nround {number} of seed {seed} failed: {exc!r}"
-                raise AssertionError(f"{story}\nrepeat it: make soak SECONDS=1 SEED={seed} ROUND={number}") from exc
+                again = f"SECONDS={LOSSES if losses else 1} SEED={seed} ROUND={number}"
+                raise AssertionError(f"{story}\nrepeat it: make soak {again}") from exc
             lab.end_everything()
             lab.ok("prune", "--keep", "0", "--older-than", "0h", "--yes")  # the disks have room for a hundred jobs
             number += 1
@@ -236,7 +240,7 @@ def main(seconds: str = "60", seed: str = "", first: str = "0") -> None:
     say(f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="clusterctl-soak-") as directory:
         try:
-            figures = soak(float(seconds), seed, int(first), Path(directory))
+            figures = soak(seconds, seed, int(first), Path(directory))
         except AssertionError as exc:
             sys.exit(str(exc))
     say("\n".join(figures.lines()))

@@ -359,6 +359,12 @@ def draw(seed: str) -> Storm:
     return Storm(mode, patient, clock, tuple(faults), chance.random() < BURDENED)
 
 
+def losses() -> list[Storm]:
+    """Return a storm for each moment and each kind of node that loses power then, with and without its disk."""
+    faults = [Fault(name, node, 0.0) for name in ("power-off", "lose-disk") for node in NODES[:3]]
+    return [Storm("sync", False, None, (fault,), moment=moment) for moment in MOMENTS for fault in faults]
+
+
 def _draw_one(chance: random.Random, table: dict[str, Kind]) -> Fault:
     name = chance.choice([name for name in sorted(table) for _ in range(table[name].weight)])
     kind = table[name]
