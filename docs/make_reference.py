@@ -313,6 +313,7 @@ JSON_TYPES = {
     "str": "string",
     "int": "integer",
     "Count": "integer",
+    "Moment": "number",
     "float": "number",
     "bool": "boolean",
     "None": "null",
