@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 
+from clusterctl.cluster import NONSENSE
 from clusterctl.common.events import RunWarning
 from clusterctl.common.run_state import Event
 from clusterctl.observe.record.model import Mark
@@ -42,14 +44,16 @@ def by_our_clock(warnings: Iterable[RunWarning], offset_s: float) -> list[RunWar
 def warning_text(warning: RunWarning, *, dated: bool = False) -> str:
     """Return the message of a warning. About a lost node it says when that was lost, and when its processes moved.
 
-    The times have a date if they are not of today, or with `dated`.
+    The times have a date if they are not of today, or with `dated`. There are none if a node reports nonsense.
     """
-    message, t, lost_s = warning["message"], warning.get("t"), warning.get("lost_s")
+    message, t, lost_s = str(warning["message"]), warning.get("t"), warning.get("lost_s")
     if t is None or lost_s is None:
         return message
-    reason, sep, moved = message.partition("; ")
-    text = reason.replace(" was lost", f" was lost at {_moment(max(0.0, t - lost_s), dated=dated)}", 1)
-    return f"{text}; at {_moment(t, dated=dated)} {moved}" if " moved to " in moved else f"{text}{sep}{moved}"
+    with contextlib.suppress(*NONSENSE, OSError):
+        reason, sep, moved = message.partition("; ")
+        text = reason.replace(" was lost", f" was lost at {_moment(t - lost_s, dated=dated)}", 1)
+        return f"{text}; at {_moment(t, dated=dated)} {moved}" if " moved to " in moved else f"{text}{sep}{moved}"
+    return message
 
 
 def _moment(t: float, *, dated: bool) -> str:

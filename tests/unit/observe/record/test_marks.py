@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,11 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_a_warning_about_a_lost_node_says_when(warning: RunWarning, text: str) -> None:
     assert warning_text(warning) == text
+
+
+@pytest.mark.parametrize(("t", "lost_s"), [(1e300, 1.0), (5.0, "long"), (float("nan"), 0.0), (5.0, float("inf"))])
+def test_nonsense_of_a_node_leaves_the_message(t: Any, lost_s: Any) -> None:
+    assert warning_text({"kind": "node_lost", "message": MOVED, "t": t, "lost_s": lost_s}) == MOVED
 
 
 @pytest.mark.usefixtures("in_utc")
