@@ -162,7 +162,7 @@ def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
 
 
 def manifest_bytes(directory: Path) -> bytes:
-    """The text of the manifest in `directory`. Raises FileNotFoundError if there is none."""
+    """Return the manifest in `directory` as it is on the disk. Raises FileNotFoundError if there is none."""
     with (directory / NAME).open("rb") as file:
         return file.read(MOST_BYTES + 1)
 

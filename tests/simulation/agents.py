@@ -159,8 +159,8 @@ def diagnose(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
     answer = {**_describe(agent.machine, run), "events": [], "outputs": []}
     if run is None:
         return answer
-    told = {"stop_asked": run.stop_asked, "start_failed": run.undone}
-    return {**answer, **told, "events": list(run.events), "spec": run.spec.to_json()}
+    stopped = {"stop_asked": run.stop_asked, "start_failed": run.undone}
+    return {**answer, **stopped, "events": list(run.events), "spec": run.spec.to_json()}
 
 
 def find_checkpoints(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,8 +254,7 @@ def _await_earlier_run(agent: AgentProcess, request: Mapping[str, Any]) -> None:
 
 def _probe(machine: Machine, other: int) -> str:
     network = machine.world.network
-    there = network.machines[other]
-    return "ok" if network.reaches(machine, there) and network.reaches(there, machine) else "silent"
+    return "ok" if network.answers(machine, network.machines[other]) else "silent"
 
 
 def stop(agent: AgentProcess, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a simulated disk has of a job: its runs, with what is below their directories."""
+"""The run directories of a job on a simulated disk."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ class Disk:
 
     @property
     def newest(self) -> str:
-        """The newest run; "" if there is none."""
+        """The name of the newest run, empty if there is none."""
         return max(self.runs, default="")

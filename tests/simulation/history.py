@@ -72,8 +72,8 @@ class History:
 
     def _check_resumed(self) -> None:
         """The keeper has resumed the run, unless its only checkpoints were not copied yet."""
-        told = {event["event"] for _, _, event in self.world.events}
-        assert self.end == "succeeded" or ("saved" in told and "copied" not in told), "it was not resumed"
+        seen = {event["event"] for _, _, event in self.world.events}
+        assert self.end == "succeeded" or ("saved" in seen and "copied" not in seen), "it was not resumed"
 
     def _draw(self) -> None:
         """Draw what happens."""

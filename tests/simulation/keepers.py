@@ -39,7 +39,7 @@ class KeeperProcess(Process):
         Blocking(self, self._keep)
 
     def _keep(self) -> None:
-        run = Launch(self.machine.world.job, "0001", self._cluster.nodes, {})
+        run = Launch(self.machine.world.job, min(self.machine.world.runs), self._cluster.nodes, {})
         keeper = Keeper(
             self._cluster,
             run.job,

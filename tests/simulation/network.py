@@ -40,6 +40,10 @@ class Network:
         linked = source is target or (source.number, target.number) not in self.cut
         return linked and target.is_on and not target.frozen
 
+    def answers(self, source: Machine, target: Machine) -> bool:
+        """True if a packet arrives now, and so does its answer."""
+        return self.reaches(source, target) and self.reaches(target, source)
+
     def look(self) -> None:
         """Let kernels try again, soon, what did not get through: something may be better now."""
         for wire in list(self.blocked):

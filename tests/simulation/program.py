@@ -103,9 +103,8 @@ class Pserver(Program):
         named = {node for one in pieces if one.file == self.file for node in one.nodes}
         for number in [self.machine.number, *sorted(named)]:
             other = network.machines[number]
-            there_and_back = network.reaches(self.machine, other) and network.reaches(other, self.machine)
             stored = other.disk.runs.get(self.spec.run)
-            if there_and_back and stored is not None and name in stored.pieces:
+            if network.answers(self.machine, other) and stored is not None and name in stored.pieces:
                 return stored.pieces[name]
         return None
 

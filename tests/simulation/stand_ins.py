@@ -177,8 +177,7 @@ class Pieces:
         return found
 
     def _reaches(self, other: Machine) -> bool:
-        network = self._machine.world.network
-        return network.reaches(self._machine, other) and network.reaches(other, self._machine)
+        return self._machine.world.network.answers(self._machine, other)
 
     def poll(self) -> None:
         pass

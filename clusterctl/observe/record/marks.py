@@ -44,7 +44,7 @@ def by_our_clock(warnings: Iterable[RunWarning], offset_s: float) -> list[RunWar
 def warning_text(warning: RunWarning, *, dated: bool = False) -> str:
     """Return the message of a warning. About a lost node it says when that was lost, and when its processes moved.
 
-    The times have a date if they are not of today, or with `dated`. There are none if a node reports nonsense.
+    Times from before today include the date; with `dated`, all do. If a node reports nonsense, there are no times.
     """
     message, t, lost_s = str(warning["message"]), warning.get("t"), warning.get("lost_s")
     if t is None or lost_s is None:
